@@ -40,6 +40,8 @@ SCHEMA_LEASE_NAME = "@schema"
 does the maintenance that is done once for the whole schema."""
 USER_LEASE_NAME_PREFIX = "s:"
 """In the table of leases, the names of leases of user code start with this prefix."""
+DOMAIN_LEASE_NAME_PREFIX = "d:"
+"""In the table of leases, the names of the leases of domains start with this prefix."""
 
 _QUEUE_PATTERN = re.compile(r"[a-z0-9]+(?:[_|\-][a-z0-9]+)*")
 _QUEUE_RULE = "must have lower-case letters and digits, in groups joined by a single '_' or '-'"
@@ -71,7 +73,7 @@ def validate_lease_name(name: str) -> None:
 
 def domain_lease_name(domain: str) -> str:
     """Return the name of the lease of a domain's leader. `domain` must not be `default`."""
-    return f"d:{domain}"
+    return f"{DOMAIN_LEASE_NAME_PREFIX}{domain}"
 
 
 def validate_kind(kind: str, subject: str = "a job kind") -> None:

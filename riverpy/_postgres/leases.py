@@ -10,7 +10,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._postgres.sql_files import milliseconds, query
+from riverpy._postgres.sql_files import milliseconds, query, query_with
 from riverpy._postgres.transactions import savepoint_error
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ class LeaseRow(NamedTuple):
     """When the lease expires. None: the lease was released."""
     seconds_until_expiry: float | None
     """Seconds until the lease expires. Negative: it has expired. None: it was released."""
+    is_held: bool
+    """Whether the lease has a holder. False: any process may acquire it."""
 
 
 async def lease_acquire(
@@ -195,14 +197,48 @@ def _sql_literal(value: object) -> str:
     return f"E'{text}'"
 
 
-async def lease_list(connection: Transaction, schema: str | None) -> list[LeaseRow]:
-    """Return all leases, ordered by name."""
-    rows = await query(_SQL_FILE, "lease_list", schema).fetch(connection)
-    return [LeaseRow(*row) for row in rows]
+async def lease_list(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    prefix: str | None = None,
+    limit: int | None = None,
+) -> list[LeaseRow]:
+    """Return leases, ordered by name.
+
+    Args:
+        prefix: return only the leases whose names start with it; None: all leases.
+        limit: the maximum number of leases; None: no limit.
+    """
+    return await _read_leases(connection, schema, {"prefix": prefix, "limit": limit})
 
 
-async def lease_request_resign(connection: Transaction, schema: str | None, *, name: str) -> bool:
+async def lease_get(connection: Transaction, schema: str | None, *, name: str) -> LeaseRow | None:
+    """Return a lease, or None if no process has acquired it yet."""
+    rows = await _read_leases(connection, schema, {"name": name})
+    return rows[0] if rows else None
+
+
+async def _read_leases(
+    connection: Transaction, schema: str | None, conditions: dict[str, object]
+) -> list[LeaseRow]:
+    """Return the leases for which the conditions that are not None are true."""
+    values = {name: value for name, value in conditions.items() if value is not None}
+    statement = query_with(_SQL_FILE, "lease_list", schema, frozenset(values))
+    return [LeaseRow(*row) for row in await statement.fetch(connection, **values)]
+
+
+async def lease_request_resign(
+    connection: Transaction, schema: str | None, *, name: str, epoch: int | None = None
+) -> bool:
     """Request that the holder releases the lease. The holder is notified at the commit. Return
-    False if the lease has no holder."""
-    statement = query(_SQL_FILE, "lease_request_resign", schema)
-    return await statement.fetchrow(connection, name=name) is not None
+    False if the lease has no holder.
+
+    Args:
+        name: the name of the lease in the table.
+        epoch: request it only from the holder of this term, and return False if the term has ended;
+            None: from any holder.
+    """
+    values = {"name": name} if epoch is None else {"name": name, "epoch": epoch}
+    statement = query_with(_SQL_FILE, "lease_request_resign", schema, frozenset(values))
+    return await statement.fetchrow(connection, **values) is not None

@@ -28,6 +28,7 @@ _COMMANDS = {
     "insert": "Insert one job with JSON args.",
     "job": "List, show, retry, cancel and delete jobs.",
     "leader": "Show the leader, and request that it resigns.",
+    "lease": "List leases and singletons, and request that a holder releases one.",
     "migrate": "Create, update and check the tables of River and riverpy.",
     "periodic": "List periodic jobs, show their next times, run, pause and resume them.",
     "queue": "List, pause and resume queues.",

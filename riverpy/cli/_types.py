@@ -11,7 +11,7 @@ import click
 
 from riverpy._dsn import mask_passwords, validate_url
 from riverpy._duration import parse_duration
-from riverpy._names import validate_domain, validate_queue
+from riverpy._names import validate_domain, validate_lease_name, validate_queue
 from riverpy.config import MAX_WORKERS_MAX
 
 if TYPE_CHECKING:
@@ -152,6 +152,7 @@ TEXT = make_validated_type("text", _validate_utf8_text)
 NAME = make_validated_type("text", _validate_nonempty_text)
 QUEUE = make_validated_type("queue", validate_queue)
 DOMAIN = make_validated_type("domain", validate_domain)
+LEASE = make_validated_type("lease", validate_lease_name)
 URL = make_validated_type("url", validate_url)
 DURATION = ParsedType("duration", parse_duration)
 SIZE = ParsedType("size", parse_size)

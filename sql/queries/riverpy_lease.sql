@@ -153,16 +153,24 @@ from held;
 
 
 -- name: lease_list
--- Return all leases by name, with their times and the seconds until they expire (null if the lease was released).
+-- Return leases by name: all leases, those whose names start with a prefix, or one. With their times, the seconds until
+-- they expire (null if the lease was released), and whether they have a holder by the rule of `lease_acquire`.
 select
   name, epoch, holder, ttl, /* finite */ (acquired_at), /* finite */ (nullif(expires_at, '-infinity')) as expires_at,
-  extract(epoch from /* finite */ (nullif(expires_at, '-infinity')) - now())::float8 as remaining
+  extract(epoch from /* finite */ (nullif(expires_at, '-infinity')) - now())::float8 as remaining,
+  expires_at >= now() and expires_at <= now() + 2 * ttl as is_held
 from /* schema */ riverpy_lease
-order by name;
+where true
+-- when name: and name = @name::text
+-- when prefix: and starts_with(name, @prefix::text)
+order by name
+-- when limit: limit @limit::bigint
+;
 
 
 -- name: lease_request_resign
--- Notify the holder of a lease at the commit that it should release the lease.
+-- Notify the holder of a lease at the commit that it should release the lease. With an epoch, only the
+-- holder of this term is notified. Returns no row if the lease has no such holder.
 select case
   when (select pg_notification_queue_usage() < 0.9)
   then pg_notify(
@@ -171,4 +179,6 @@ select case
   )
 end
 from /* schema */ riverpy_lease
-where name = @name::text and expires_at >= now();
+where name = @name::text and expires_at >= now()
+-- when epoch: and epoch = @epoch::bigint
+;

@@ -1,0 +1,323 @@
+"""`riverpy lease`: list and show leases and singletons, and request that a holder releases one."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Literal
+
+import anyio
+import click
+import msgspec
+
+from riverpy._duration import format_duration
+from riverpy._names import (
+    DOMAIN_LEASE_NAME_PREFIX,
+    SCHEMA_LEASE_NAME,
+    USER_LEASE_NAME_PREFIX,
+    domain_lease_name,
+)
+from riverpy._postgres.leases import lease_get, lease_list, lease_request_resign
+from riverpy._postgres.schema import LEASES_VERSION
+from riverpy._tools.text import format_seconds
+from riverpy.cli._connected import open_connection, wait_for_statement
+from riverpy.cli._options import ROW_LIMIT_MAX, database_options, json_option, limit_option
+from riverpy.cli._output import (
+    format_time,
+    make_printable,
+    print_json,
+    print_note,
+    print_table,
+    print_text,
+)
+from riverpy.cli._run import EXIT_FAILURE, run_async
+from riverpy.cli._types import DURATION, LEASE
+from riverpy.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from riverpy._postgres.leases import LeaseRow
+    from riverpy.cli._connected import CommandConnection
+    from riverpy.cli._options import DatabaseSettings
+
+LeaseScope = Literal["user", "domain", "schema", "other"]
+LeaseState = Literal["held", "expired", "released"]
+
+RELEASE_WAIT_DEFAULT = timedelta(seconds=10)
+LEASE_READ_INTERVAL = 0.1
+"""Seconds between two reads of the lease's row after the request to release it."""
+
+_name_argument = click.argument("name", metavar="NAME", type=LEASE)
+
+
+class LeaseOutput(msgspec.Struct, frozen=True):
+    """A lease in `--json` output."""
+
+    name: str
+    scope: LeaseScope
+    """`user`: a lease or singleton of user code. `domain`: the lease of a domain's leader.
+    `schema`: the lease for the maintenance of the whole schema. `other`: riverpy does not know the
+    name."""
+    state: LeaseState
+    """`held`: the lease has a holder. `expired`, `released`: any process may acquire the lease."""
+    holder: str
+    """The holder. If the state is not `held`: the last holder."""
+    epoch: int
+    """The number of the term, which is the time from acquiring the lease to its end."""
+    acquired_at: datetime
+    expires_at: datetime | None
+    """When the lease expires, unless its holder renews it. None: it was released."""
+    expires_in: float | None
+    """The time until the lease expires, in seconds by the server's clock. Negative after the
+    expiry. None: it was released."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the lease has a holder."""
+        return self.state == "held"
+
+    def is_same_held_term(self, other: LeaseOutput | None) -> bool:
+        """Whether `other` shows the same term, and the term has not ended."""
+        return other is not None and other.is_held and other.epoch == self.epoch
+
+
+@click.group
+def lease() -> None:
+    """List leases and singletons, and request that a holder releases one.
+
+    Leases and singletons are names that one process at a time holds.
+    """
+
+
+@lease.command("list")
+@click.option(
+    "--all",
+    "with_internal",
+    is_flag=True,
+    help="List also the leases of leader domains and of the schema.",
+)
+@limit_option
+@json_option
+@database_options
+def list_(database: DatabaseSettings, *, with_internal: bool, limit: int, as_json: bool) -> None:
+    """List the leases and singletons of your code by name. Times are UTC.
+
+    HOLDER is the client or LeaseManager that holds the lease, or held it last. EPOCH is the number
+    of this term, and rises with each holder. SINCE is the start of the term. LEASE says, by the
+    server's clock, whether the lease is held, has expired or was released. After the last two, any
+    process may acquire the lease. A lease is listed after a process has acquired it once.
+
+    The leader of the domain default has no row here: see riverpy leader show.
+    """
+    found = run_async(_list_leases, database, with_internal, limit + 1)
+    leases = found[:limit]
+    if as_json:
+        print_json({"leases": leases})
+    elif leases:
+        _print_leases(leases, with_scope=with_internal)
+    else:
+        print_text("there is no lease: one exists after a process has acquired it")
+    if len(found) > limit:
+        print_note(f"there are more than {limit:,} leases: raise --limit")
+
+
+@lease.command
+@_name_argument
+@json_option
+@database_options
+def show(database: DatabaseSettings, *, name: str, as_json: bool) -> None:
+    """Show the holder, the epoch and the times of one lease or singleton. Times are UTC.
+
+    The exit code is 1 if no process has acquired a lease of this name yet.
+    """
+    found = run_async(_get_lease, database, name)
+    if as_json:
+        print_json({"lease": found})
+    else:
+        _print_leases([found], with_scope=False)
+
+
+@lease.command
+@_name_argument
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option(
+    "--wait",
+    type=DURATION,
+    default=format_duration(RELEASE_WAIT_DEFAULT),
+    show_default=True,
+    help="How long to wait until the holder's term has ended.",
+)
+@json_option
+@database_options
+def resign(
+    database: DatabaseSettings, *, name: str, yes: bool, wait: timedelta, as_json: bool
+) -> None:
+    """Request that the holder of a lease or singleton releases it.
+
+    The holder cancels the code that runs under the lease, and releases the lease when this code has
+    ended. Then another process can acquire the lease. The old holder tries again after a renewal
+    interval (5 seconds by default). The command waits until the lease has no holder, or another
+    one.
+
+    The exit code is 1 if the lease is unknown, if it has no holder, or if the holder still has it
+    after --wait. Running clients that listen receive the request. A LeaseManager, and a client that
+    only polls, do not receive it.
+
+    \b
+    riverpy lease resign projection:totals
+    riverpy lease resign projection:totals --yes --wait 30s --json
+    """
+    if not yes and not sys.stdin.isatty():
+        raise click.UsageError(
+            "this cancels code that runs under the lease, and there is no terminal to ask for "
+            "confirmation: add --yes"
+        )
+    before = after = run_async(_get_lease, database, name)
+    if before.is_held:
+        if not yes:
+            question = f"Ask {before.holder} to release the lease {name!r}, and cancel its code?"
+            click.confirm(make_printable(question), abort=True, err=True)
+        after = run_async(_request_release_and_wait, database, before, wait.total_seconds())
+    is_term_ended = before.is_held and not before.is_same_held_term(after)
+    if as_json:
+        print_json({"resigned": is_term_ended, "before": before, "after": after})
+    else:
+        print_text(make_printable(_describe_release(before, after, wait)))
+    if not is_term_ended:
+        raise click.exceptions.Exit(EXIT_FAILURE)
+
+
+async def _list_leases(
+    database: DatabaseSettings, with_internal: bool, limit: int
+) -> list[LeaseOutput]:
+    async with open_connection(database) as found:
+        _expect_lease_table(found)
+        prefix = None if with_internal else USER_LEASE_NAME_PREFIX
+        rows = await found.run_read(lease_list, prefix=prefix, limit=limit)
+        return [_make_lease_output(row) for row in rows]
+
+
+async def _get_lease(database: DatabaseSettings, name: str) -> LeaseOutput:
+    """Return a lease of user code. Raises NotFoundError if no process has acquired it yet."""
+    async with open_connection(database) as found:
+        _expect_lease_table(found)
+        lease = await _read_lease(found, name)
+        return lease if lease is not None else await _raise_not_found(found, name)
+
+
+async def _request_release_and_wait(
+    database: DatabaseSettings, lease: LeaseOutput, wait: float
+) -> LeaseOutput | None:
+    """Request that the holder of this term releases the lease, and wait for the end of the term.
+    Return the lease at the end, or None if its row was deleted."""
+    async with open_connection(database) as found:
+        request = lease_request_resign(
+            found.connection,
+            found.schema,
+            name=USER_LEASE_NAME_PREFIX + lease.name,
+            epoch=lease.epoch,
+        )
+        await wait_for_statement("requesting a release", request)
+        after = await _read_lease(found, lease.name)
+        with anyio.move_on_after(wait):
+            while lease.is_same_held_term(after):
+                await anyio.sleep(LEASE_READ_INTERVAL)
+                with anyio.CancelScope(shield=True):  # a read has a timeout: do not interrupt it
+                    after = await _read_lease(found, lease.name)
+        return after
+
+
+def _expect_lease_table(database: CommandConnection) -> None:
+    database.expect_riverpy_version(LEASES_VERSION, "table of leases")
+
+
+async def _read_lease(database: CommandConnection, name: str) -> LeaseOutput | None:
+    row = await database.run_read(lease_get, name=USER_LEASE_NAME_PREFIX + name)
+    return None if row is None else _make_lease_output(row)
+
+
+async def _raise_not_found(database: CommandConnection, name: str) -> LeaseOutput:
+    """Raise NotFoundError with similar names, or with the command for the lease of a domain."""
+    if await database.run_read(lease_get, name=domain_lease_name(name)):
+        raise NotFoundError(
+            f"{name!r} is the lease of a domain, not of your code: use `riverpy leader show "
+            f"--domain {name}` or `riverpy leader resign --domain {name}`"
+        )
+    rows = await database.run_read(lease_list, prefix=USER_LEASE_NAME_PREFIX, limit=ROW_LIMIT_MAX)
+    alike = get_close_matches(name, [row.name.removeprefix(USER_LEASE_NAME_PREFIX) for row in rows])
+    hint = f"; did you mean {' or '.join(map(repr, alike))}?" if alike else ""
+    raise NotFoundError(
+        f"no process has acquired a lease with the name {name!r}{hint} (see `riverpy lease list`)"
+    )
+
+
+def _make_lease_output(row: LeaseRow) -> LeaseOutput:
+    name, scope = _split_table_name(row.name)
+    state: LeaseState = "held" if row.is_held else "expired"
+    seconds = row.seconds_until_expiry
+    return LeaseOutput(
+        name,
+        scope,
+        "released" if seconds is None else state,
+        row.holder,
+        row.epoch,
+        row.acquired_at,
+        row.expires_at,
+        None if seconds is None else round(seconds, 3),
+    )
+
+
+def _split_table_name(name: str) -> tuple[str, LeaseScope]:
+    """Return the name that users know, and the scope, for the name of a lease in the table."""
+    if name.startswith(USER_LEASE_NAME_PREFIX):
+        return name.removeprefix(USER_LEASE_NAME_PREFIX), "user"
+    if name.startswith(DOMAIN_LEASE_NAME_PREFIX):
+        return name.removeprefix(DOMAIN_LEASE_NAME_PREFIX), "domain"
+    return name, "schema" if name == SCHEMA_LEASE_NAME else "other"
+
+
+def _print_leases(leases: list[LeaseOutput], *, with_scope: bool) -> None:
+    print_table(
+        ("NAME", *(("SCOPE",) if with_scope else ()), "HOLDER", "EPOCH", "SINCE", "LEASE"),
+        [
+            (
+                one.name,
+                *((one.scope,) if with_scope else ()),
+                one.holder,
+                one.epoch,
+                format_time(one.acquired_at),
+                _describe_state(one),
+            )
+            for one in leases
+        ],
+    )
+
+
+def _describe_state(lease: LeaseOutput) -> str:
+    if lease.expires_in is None:
+        return "released"
+    if lease.is_held:
+        return f"held: expires in {format_seconds(lease.expires_in)}, unless renewed"
+    if lease.expires_in < 0:
+        return f"expired {format_seconds(-lease.expires_in)} ago"
+    return "expired: the server's clock was set back"
+
+
+def _describe_release(before: LeaseOutput, after: LeaseOutput | None, wait: timedelta) -> str:
+    name, holder = before.name, before.holder
+    if not before.is_held:
+        return f"the lease {name!r} has no holder: {holder} held it last ({before.state})"
+    if before.is_same_held_term(after):
+        return (
+            f"{holder} still holds the lease {name!r} after {format_duration(wait)}: its code "
+            "under the lease has not ended yet, or it did not receive the request, because it is a "
+            "LeaseManager or a client that only polls or does not run"
+        )
+    if after is None or not after.is_held:
+        how = "" if after is None else f" ({after.state})"
+        return f"{holder} does not hold the lease {name!r} any more{how}; it has no holder yet"
+    if after.holder == holder:
+        return f"{holder} released the lease {name!r} and acquired it again"
+    return f"{holder} does not hold the lease {name!r} any more; {after.holder} holds it now"
