@@ -126,7 +126,7 @@ def list_(
 @json_option
 @database_options
 def show(database: DatabaseSettings, *, job_id: int, shows_log: bool, as_json: bool) -> None:
-    """Show one job, with its progress and the tracebacks of its failed attempts.
+    """Show one job, with its progress and the errors of its attempts.
 
     With --log, show what each attempt has logged, if the worker or River in Go stores logs. With
     --json, the output is then the list of the entries.

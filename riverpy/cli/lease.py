@@ -128,7 +128,9 @@ def list_(database: DatabaseSettings, *, with_internal: bool, limit: int, as_jso
 @json_option
 @database_options
 def show(database: DatabaseSettings, *, name: str, as_json: bool) -> None:
-    """Show the holder, the epoch and the times of one lease or singleton. Times are UTC.
+    """Show one lease or singleton: its holder, epoch and times.
+
+    Times are UTC.
 
     The exit code is 1 if no process has acquired a lease of this name yet.
     """
