@@ -80,7 +80,7 @@ class JobLog:
         finally:
             text = log.close()
             if text:
-                entries = _append_entry(job.metadata_text, job.attempt, text)
+                entries = append_entry(job.metadata_text, job.attempt, text)
                 job.merge_metadata(LOG_KEY, entries)
 
 
@@ -157,7 +157,7 @@ def _format_trace(exc_info: Any) -> str:
     return traceback.format_exc()
 
 
-def _append_entry(metadata_text: str, attempt: int, text: str) -> str:
+def append_entry(metadata_text: str, attempt: int, text: str) -> str:
     """Return the log in the metadata with a new entry, as JSON text. A value that is not a list is
     replaced. The oldest entries are removed until all entries fit into `TOTAL_SIZE_MAX`."""
     entry = msgspec.json.encode({"attempt": attempt, "log": text})

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import threading
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+import msgspec
 import pytest
+import structlog
 
-from riverpy import InsertOpts, Job, JobCancel, JobSnooze
-from riverpy.joblog import JobLog, JobLogHandler
+from riverpy import (
+    AttemptLog,
+    ClientStateError,
+    ConfigError,
+    EventKind,
+    InsertOpts,
+    Job,
+    JobCancel,
+    JobSnooze,
+)
+from riverpy.joblog import JobLog, JobLogHandler, append_entry, record_event
+from tests._database import connected
 from tests.work.rig import Rig, Task, metadata_of
 
 if TYPE_CHECKING:
@@ -71,3 +85,115 @@ async def test_each_attempt(rig: Rig, logger: logging.Logger) -> None:
     ]
     assert found[LOG] == [before, *entries]
     assert found["mine"] == 1
+
+
+async def test_jobs_beside_each_other(rig: Rig, logger: logging.Logger) -> None:
+    """Lines of jobs that run at the same time are not mixed, in threads of blocking jobs and with
+    structlog too. A job that logs nothing stores nothing, and without JobLog `job.log` says what to
+    do."""
+    log = structlog.wrap_logger(None, processors=[record_event, _drop])
+    both = threading.Barrier(2)
+
+    @rig.job(executor="thread")
+    def work(job: Job[Task]) -> None:
+        for number in range(3):
+            both.wait(30)
+            logger.info("line %d of %d", number, job.args.n)
+        try:
+            raise ValueError(job.args.n)
+        except ValueError:
+            log.exception("caught", number=job.args.n)
+            job.log.exception("said %s", job.args.n)
+        log.debug("too low")
+        job.log.debug("too low")
+
+    @rig.job(args=Quiet)
+    async def quiet(job: Job[Quiet]) -> None:
+        assert job.has_log is (job.args.n == 0)
+        if job.args.n:
+            with pytest.raises(ClientStateError, match=r"middleware=\[riverpy.joblog.JobLog\(\)\]"):
+                job.log.info("no")
+
+    async with rig.working(middleware=[JobLog()]) as client:
+        for args in (Task(1), Task(2), Quiet(0)):
+            await client.insert(args)
+        ends = await rig.take(3)
+    assert {event.kind for event in ends} == {EventKind.JOB_COMPLETED}
+    for job in (event.job for event in ends):
+        if job.kind == "quiet":
+            assert job.metadata == {}
+            continue
+        n = json.loads(job.encoded_args)["n"]
+        ((_, text),) = [entry.values() for entry in job.metadata[LOG]]
+        lines = [line for line in text.splitlines() if not line.startswith((" ", "Traceback"))]
+        assert lines[:3] == [f"INFO line {number} of {n}" for number in range(3)]
+        assert [line.partition(" ")[2] for line in lines[3:]] == [
+            f"ERROR caught number={n}",
+            f"{n}",
+            f"ERROR said {n}",
+            f"{n}",
+        ]
+    async with rig.working() as client:
+        await client.insert(Quiet(1))
+        assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+
+
+async def test_completed_in_a_transaction(rig: Rig) -> None:
+    """The log and the progress of a job that completes itself in a transaction are stored."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        job.log.info("before")
+        job.progress(1)
+        async with connected(rig.url) as connection, connection.transaction():
+            await job.complete_tx(connection)
+        job.log.info("after")
+
+    async with rig.working(middleware=[JobLog()]) as client:
+        job_id = (await client.insert(Task())).job.id
+        await rig.take(1)
+    found = metadata_of(await rig.row(job_id))
+    assert found["riverpy:progress"]["done"] == 1
+    assert [line.split()[-1] for line in found[LOG][0]["log"].splitlines()] == ["before", "after"]
+
+
+def test_limits() -> None:
+    """The first bytes are kept, without a part of a character, and the rest is counted. Later lines
+    are not kept even if they would fit. A closed log ignores lines. The oldest entries go first,
+    and the newest stays."""
+    log = AttemptLog(max_bytes=6)
+    log.append("ab")
+    log.append("éé\ud800")
+    log.append("")
+    assert log.close() == (
+        "ab\né\n… 5 more bytes were logged: the limit is 6 bytes for each attempt\n"
+    )
+    log.append("late")
+    assert log.close().startswith("… 5 more")
+    old = [{"attempt": n, "log": "x" * 3_000_000} for n in (1, 2, 3)]
+    kept = json.loads(append_entry(json.dumps({LOG: old}), 4, "y" * 2_000_000))
+    assert [entry["attempt"] for entry in kept] == [2, 3, 4]
+    (newest,) = json.loads(append_entry("{}", 5, "\0" * 2_000_000))
+    assert newest["attempt"] == 5
+    for odd in ('{"river:log": 5}', '["river:log"]', '{"mine": "river:log"}'):
+        assert json.loads(append_entry(odd, 1, "a")) == [{"attempt": 1, "log": "a"}]
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_bytes": 0}, {"max_bytes": 2**21 + 1}, {"level": "LOUD"}, {"level": None}]
+)
+def test_refused_settings(options: dict[str, Any]) -> None:
+    """Settings without a meaning are refused."""
+    with pytest.raises(ConfigError, match=f"JobLog: {next(iter(options))} must be"):
+        JobLog(**options)
+
+
+def _drop(*_: object) -> NoReturn:
+    raise structlog.DropEvent
+
+
+class Quiet(msgspec.Struct):
+    """The args of a job that logs nothing."""
+
+    kind: ClassVar[str] = "quiet"
+    n: int

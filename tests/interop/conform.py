@@ -147,7 +147,8 @@ class ConformWorker(Worker[Conform]):
                 async with self._connect() as connection, connection.transaction():
                     await job.complete_tx(connection)
             case "log":
-                pass  # riverpy has no job log
+                if job.has_log:
+                    job.log.info(job.args.message)
             case "reserved":
                 job.set_metadata("river:mine", 1)
             case "output":

@@ -249,8 +249,8 @@ async def test_attempted_by(callers: Callers, fleet: Fleet, schema: Schema) -> N
 
 
 async def test_job_log(callers: Callers, fleet: Fleet, schema: Schema) -> None:
-    """Entries of Go's job log stay in their order, whatever a Python attempt between them adds to
-    the metadata (CF-108)."""
+    """A Python attempt between two of Go adds its entry to Go's job log, and all stay in their
+    order beside its other metadata (CF-108)."""
     metadata = {"retry_ms": 3_600_000, "mine": [1.5]}
     job = await callers["python"].insert(
         conform("log output fail", message="said", pending=True, metadata=metadata)
@@ -272,5 +272,6 @@ async def test_job_log(callers: Callers, fleet: Fleet, schema: Schema) -> None:
     assert found.pop("output") == {"n": 1}
     log = found.pop("river:log")
     assert found == metadata
-    assert [entry["attempt"] for entry in log] == [1, 3]
-    assert all("msg=said" in entry["log"] for entry in log)
+    assert [list(entry) for entry in log] == [["log", "attempt"]] * 3
+    assert [entry["attempt"] for entry in log] == [1, 2, 3]
+    assert all("said" in entry["log"] for entry in log)

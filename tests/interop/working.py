@@ -24,6 +24,7 @@ from riverpy import (
     RiverError,
     Workers,
 )
+from riverpy.joblog import JobLog
 from riverpy.periodic import PeriodicJob
 from riverpy.schedules import cron, every
 from tests.interop.conform import KIND, ConformWorker
@@ -133,6 +134,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             for name, value in msgspec.structs.asdict(self.retention).items()
         }
         return Config(
+            middleware=[JobLog()],
             schema=schema,
             id=self.id,
             candidate=self.candidate,
