@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.sql_files import QueueFilter
 
-RUN_INTERVAL_MIN = 30.0
+RUN_INTERVAL_MIN = 600.0
 """The shortest time between two runs, in seconds."""
 INTERVAL_PER_READ_SECOND = 50.0
 """The interval is at least this many times the time of the longest read. So reads take at most two

@@ -159,9 +159,9 @@ with locked as (
   select job.id, given.progress
   from /* schema */ river_job as job
   join unnest(@id::bigint[], @attempt::smallint[], @attempted_at::bigint[], @progress::text[])
-    as given (id, attempt, attempted_at, progress) on job.id = given.id
+    as given (id, attempt, claim_time, progress) on job.id = given.id
   where job.id = any(@id::bigint[]) and job.state = 'running' and job.attempt = given.attempt
-    and job.attempted_at = timestamptz '2000-01-01 00:00:00+00' + given.attempted_at * interval '1 microsecond'
+    and job.attempted_at = timestamptz '2000-01-01 00:00:00+00' + given.claim_time * interval '1 microsecond'
   for no key update of job skip locked
 ), stored as (
   update /* schema */ river_job as job

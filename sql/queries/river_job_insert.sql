@@ -116,7 +116,7 @@ with replacements as materialized (
     cross join lateral (
       select least(
         excluded.scheduled_at,
-        job.created_at + (chosen.names ->> 'max_wait')::bigint * interval '1 microsecond'
+        /* finite */ (job.created_at) + (chosen.names ->> 'max_wait')::bigint * interval '1 microsecond'
       ) as at
     ) as due
   )

@@ -120,7 +120,8 @@ BOOLEAN_SETTINGS = sorted(
         setting.name
         for _, option in flags_of(main)
         for setting in SETTINGS
-        if setting.parameter_name in {option.name, option.opts[0].strip("-").replace("-", "_")}
+        if setting.type is click.BOOL
+        and setting.parameter_name in {option.name, option.opts[0].strip("-").replace("-", "_")}
     }
 )
 """The settings that an option without a value sets, found among all commands."""

@@ -100,6 +100,7 @@ CALLS = {
     "periodic_run": ClientCall(
         lambda c, name, tx: c.periodic_run(name, tx=tx), True, NotFoundError
     ),
+    "request_resign": ClientCall(lambda c, _, tx: c.request_resign(tx=tx)),
     "run_once": ClientCall(lambda c, name, tx: c.run_once(name, _effect, wait=SHORT, tx=tx), True),
 }
 

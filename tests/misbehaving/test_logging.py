@@ -174,13 +174,13 @@ class Cycle:
 
 
 def write(data):
-    stream._write_at_once = write_at_once
+    stream._write_nonblocking = write_at_once
     Cycle()
     return write_at_once(data)
 
 
 stream = configure_logging("json", "info")
-write_at_once, stream._write_at_once = stream._write_at_once, write
+write_at_once, stream._write_nonblocking = stream._write_nonblocking, write
 structlog.get_logger("riverpy").info("the line")
 """
 

@@ -32,7 +32,9 @@ async def test_row_of_another_run(schema: Schema) -> None:
     run = {"client_id": "me", "registered_at": 1}
     name = schema.name
     async with schema.connected() as connection:
-        await client_set_slot_counts(connection, name, **run, slot_counts=[1], stuck_job_ids=[2])
+        await client_set_slot_counts(
+            connection, name, **run, queues=["q"], slot_counts=[1], stuck_job_ids=[2]
+        )
         aside = [SkippedRowReport("claim", "1", "full", 2, 0.0)]
         await client_set_state(
             connection,

@@ -10,6 +10,7 @@ import pytest
 
 import riverpy._work.run
 from riverpy import Job, JobSnooze, QueueConfig
+from riverpy._work import run_queues
 from tests.kit.proxy import proxied
 from tests.work.rig import PATIENCE, Task
 
@@ -128,7 +129,7 @@ async def test_job_that_ends_while_the_queues_are_read(
     """The queues are read only when no job runs and no result waits. Otherwise a job that fails and
     is stored during the read would be missed (LD-16)."""
     monkeypatch.setattr(riverpy._work.run, "DRAIN_POLL_INTERVAL", 0.0)
-    look, busy = riverpy._work.run.job_is_any_available, []
+    look, busy = run_queues.job_is_any_available, []
     client = rig.client()
 
     async def looking(*args: Any, **kwargs: Any) -> bool:
@@ -136,7 +137,7 @@ async def test_job_that_ends_while_the_queues_are_read(
         busy.append(client._run._is_busy)
         return await look(*args, **kwargs)
 
-    monkeypatch.setattr(riverpy._work.run, "job_is_any_available", looking)
+    monkeypatch.setattr(run_queues, "job_is_any_available", looking)
 
     @rig.job
     async def work(job: Job[Task]) -> None:

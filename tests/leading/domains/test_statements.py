@@ -32,6 +32,7 @@ SENT = {
     "index_lock",
     "job_claim",
     "job_due",
+    "job_expired",
     "job_running_of",
     "job_states_to_clean",
     "job_stuck",
