@@ -72,7 +72,8 @@ async def test_locked_and_odd_rows(rig: Rig, writes: list[list[int]]) -> None:
     async def work(job: Job[Task]) -> None:
         async with connected(rig.url) as connection, connection.transaction():
             if job.args.n == 1:
-                await connection.execute("SELECT FROM river_job WHERE id = $1 FOR UPDATE", job.id)
+                locked_job = f'SELECT FROM "{rig.schema.name}".river_job WHERE id = $1 FOR UPDATE'
+                await connection.execute(locked_job, job.id)
             job.progress(job.args.n)
             started.release()
             await other_is_written.wait()
