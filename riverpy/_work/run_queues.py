@@ -130,7 +130,7 @@ class RunQueues:
         is_started = False
         try:
             await self._prepare(name)
-            group = self._expect_group()  # the run may have stopped meanwhile
+            group = self._expect_group()  # the run may have stopped during the wait
             self._configs[name] = config
             group.start_soon(producer)
             is_started = True
