@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 from riverpy._calls.base import ClientMethods
 from riverpy._calls.batched_change import BatchedChange
@@ -18,9 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from riverpy._calls.batched_change import BatchStatement
-    from riverpy._calls.job_filters import CheckedFilters
     from riverpy._postgres.driver import Transaction
     from riverpy.job_list import JobChanges, JobFilters
+
+
+class BatchCall(NamedTuple):
+    """A method that changes jobs in batches: its name, and the statement for one batch."""
+
+    method_name: str
+    statement: BatchStatement
 
 
 class JobBatchMethods(ClientMethods):
@@ -122,9 +128,8 @@ class JobBatchMethods(ClientMethods):
         Raises:
             ConfigError: no filter is given, or a filter or the limit is not allowed.
         """
-        checked = check_filters(filters)
-        expect_filter(checked, "job_retry_many")
-        return await self._change_many(job_lists.job_retry_batch, checked, limit, on_progress, tx)
+        call = BatchCall("job_retry_many", job_lists.job_retry_batch)
+        return await self._change_many(call, filters, limit, on_progress, tx)
 
     async def job_cancel_many(
         self,
@@ -142,9 +147,8 @@ class JobBatchMethods(ClientMethods):
         Raises:
             ConfigError: no filter is given, or a filter or the limit is not allowed.
         """
-        checked = check_filters(filters)
-        expect_filter(checked, "job_cancel_many")
-        return await self._change_many(job_lists.job_cancel_batch, checked, limit, on_progress, tx)
+        call = BatchCall("job_cancel_many", job_lists.job_cancel_batch)
+        return await self._change_many(call, filters, limit, on_progress, tx)
 
     async def job_delete_in_batches(
         self,
@@ -162,24 +166,25 @@ class JobBatchMethods(ClientMethods):
         Raises:
             ConfigError: no filter is given, or a filter or the limit is not allowed.
         """
-        checked = check_filters(filters)
-        expect_filter(checked, "job_delete_in_batches")
-        return await self._change_many(job_lists.job_delete_batch, checked, limit, on_progress, tx)
+        call = BatchCall("job_delete_in_batches", job_lists.job_delete_batch)
+        return await self._change_many(call, filters, limit, on_progress, tx)
 
     async def _change_many(
         self,
-        statement: BatchStatement,
-        filters: CheckedFilters,
+        call: BatchCall,
+        filters: JobFilters,
         limit: int | None,
         on_progress: Callable[[JobChanges], object] | None,
         tx: Transaction | None,
     ) -> JobChanges:
-        schema = self._config.schema
+        schema, statement = self._config.schema, call.statement
+        checked = check_filters(filters)
+        expect_filter(checked, call.method_name)
         if limit is not None:
             check_whole_number(limit, "limit", 2**63 - 1)
         if tx is None:
-            change = BatchedChange(self._transaction, schema, statement, filters, limit, None)
+            change = BatchedChange(self._transaction, schema, statement, checked, limit, None)
             return await change.run(on_progress)
         async with self._transaction(tx) as connection:
-            change = BatchedChange(self._transaction, schema, statement, filters, limit, connection)
+            change = BatchedChange(self._transaction, schema, statement, checked, limit, connection)
             return await change.run(on_progress)
