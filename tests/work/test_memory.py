@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 from datetime import timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -79,7 +80,8 @@ async def test_locals_of_a_job(rig: Rig, executor: str | None, end: str) -> None
 
 @pytest.mark.timeout(180)
 async def test_many_jobs(rig: Rig) -> None:
-    """After 4,000 more jobs there are no more objects, tasks or timers (ME-01)."""
+    """Not every 4,000 jobs add objects, tasks or timers (ME-01). Something else in this process
+    may add some once."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -92,14 +94,16 @@ async def test_many_jobs(rig: Rig) -> None:
 
     async with rig.working(slots=100) as client:
         seen: list[tuple[int, int]] = []
-        for _ in range(3):
+        for _ in range(4):
             await rig.insert_rows(4000)
             client._run.producers["default"].wake()  # type: ignore[union-attr]
             await rig.take(4000)
             seen.append(await counts())
-    (_, _), (objects, tasks), (later_objects, later_tasks) = seen
-    assert later_objects - objects < 500
-    assert later_tasks <= tasks + 1
+    objects, tasks = (
+        [later - earlier for earlier, later in pairwise(one)] for one in zip(*seen, strict=True)
+    )
+    assert min(objects[1:]) < 300
+    assert min(tasks[1:]) <= 1
 
 
 async def test_collector_in_a_tight_loop(rig: Rig) -> None:
