@@ -1,4 +1,4 @@
-"""Plugins: the hooks and middleware of a client or of a kind of job, in their order."""
+"""PluginLists: the hooks and middleware of a client or of a kind of job, in their order."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 _HOOK_METHODS = ("insert_begin", "work_begin", "work_end", "periodic_jobs_start", "metric_emit")
 _MIDDLEWARE_METHODS = ("insert_many", "work")
-_SYNC_METHOD = "metric_emit"
+_SYNC_HOOK_METHOD = "metric_emit"
 
 
-class Plugins:
+class PluginLists:
     """The hooks and middleware, in one list for each method. Plugins come first, then hooks and
     middleware, each in the given order."""
 
@@ -40,40 +40,42 @@ class Plugins:
         Raises:
             ConfigError: an object is not a plugin, hook or middleware.
         """
-        _check_objects("plugins", plugins, (*_HOOK_METHODS, *_MIDDLEWARE_METHODS))
-        _check_objects("hooks", hooks, _HOOK_METHODS)
-        _check_objects("middleware", middleware, _MIDDLEWARE_METHODS)
+        _check_plugins("plugins", plugins, (*_HOOK_METHODS, *_MIDDLEWARE_METHODS))
+        _check_plugins("hooks", hooks, _HOOK_METHODS)
+        _check_plugins("middleware", middleware, _MIDDLEWARE_METHODS)
         all_hooks, all_middleware = [*plugins, *hooks], [*plugins, *middleware]
-        self.insert_begin: list[HookInsertBegin] = _with_method(all_hooks, "insert_begin")
-        self.work_begin: list[HookWorkBegin] = _with_method(all_hooks, "work_begin")
-        self.work_end: list[HookWorkEnd] = _with_method(all_hooks, "work_end")
-        self.periodic_jobs_start: list[HookPeriodicJobsStart] = _with_method(
+        self.insert_begin_hooks: list[HookInsertBegin] = _select_plugins(all_hooks, "insert_begin")
+        self.work_begin_hooks: list[HookWorkBegin] = _select_plugins(all_hooks, "work_begin")
+        self.work_end_hooks: list[HookWorkEnd] = _select_plugins(all_hooks, "work_end")
+        self.periodic_jobs_start_hooks: list[HookPeriodicJobsStart] = _select_plugins(
             all_hooks, "periodic_jobs_start"
         )
-        self.metric_emit: list[HookMetricEmit] = _with_method(all_hooks, "metric_emit")
-        self.insert_many: list[JobInsertMiddleware] = _with_method(all_middleware, "insert_many")
-        self.work: list[WorkerMiddleware] = _with_method(all_middleware, "work")
+        self.metric_emit_hooks: list[HookMetricEmit] = _select_plugins(all_hooks, "metric_emit")
+        self.insert_middleware: list[JobInsertMiddleware] = _select_plugins(
+            all_middleware, "insert_many"
+        )
+        self.work_middleware: list[WorkerMiddleware] = _select_plugins(all_middleware, "work")
 
     @property
-    def has_insert(self) -> bool:
+    def has_insert_plugins(self) -> bool:
         """Whether a hook or middleware runs when jobs are inserted."""
-        return bool(self.insert_begin or self.insert_many)
+        return bool(self.insert_begin_hooks or self.insert_middleware)
 
 
-def plugins_of(args_class: object) -> Plugins:
+def read_class_plugins(args_class: object) -> PluginLists:
     """Return the hooks and plugins that an args class declares in `hooks` and `plugins`.
 
     Raises:
         ConfigError: an object in `hooks` or `plugins` is not a hook or plugin.
     """
-    return Plugins(
+    return PluginLists(
         _read_class_variable(args_class, "plugins"), _read_class_variable(args_class, "hooks")
     )
 
 
-def check_middleware(owner: str, middleware: Sequence[WorkerMiddleware]) -> None:
+def check_worker_middleware(owner: str, middleware: Sequence[WorkerMiddleware]) -> None:
     """Raise ConfigError unless each object is a worker middleware."""
-    _check_objects(f"the middleware of {owner}", middleware, ("work",))
+    _check_plugins(f"the middleware of {owner}", middleware, ("work",))
 
 
 def _read_class_variable(args_class: object, name: str) -> Sequence[Any]:
@@ -85,37 +87,38 @@ def _read_class_variable(args_class: object, name: str) -> Sequence[Any]:
     return () if name in fields else cast("Any", getattr)(args_class, name, ())
 
 
-def _check_objects(setting: str, given: object, methods: Sequence[str]) -> None:
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise ConfigError(f"{setting} must be a list, got {type(given).__name__}")
-    for one in cast("Sequence[object]", given):
+def _check_plugins(setting: str, plugins: object, allowed_methods: Sequence[str]) -> None:
+    if isinstance(plugins, str) or not isinstance(plugins, Sequence):
+        raise ConfigError(f"{setting} must be a list, got {type(plugins).__name__}")
+    for one in cast("Sequence[object]", plugins):
         if isinstance(one, type):
             raise ConfigError(f"{setting} takes objects, got the class {one.__name__}: call it")
-        found = [name for name in methods if callable(getattr(one, name, None))]
+        found = [name for name in allowed_methods if callable(getattr(one, name, None))]
         if not found:
             raise ConfigError(
-                f"{setting}: {plugin_name(one)} has none of the methods {', '.join(methods)}; wrap "
-                "a plain function in an adapter, as in HookWorkBeginFunc(function)"
+                f"{setting}: {plugin_name(one)} has none of the methods "
+                f"{', '.join(allowed_methods)}; wrap a plain function in an adapter, as in "
+                "HookWorkBeginFunc(function)"
             )
         for name in found:
-            if is_async(getattr(one, name)) == (name == _SYNC_METHOD):
-                expected = "a plain function" if name == _SYNC_METHOD else "an `async def`"
+            if is_async_function(getattr(one, name)) == (name == _SYNC_HOOK_METHOD):
+                expected = "a plain function" if name == _SYNC_HOOK_METHOD else "an `async def`"
                 raise ConfigError(f"{setting}: {name} of {plugin_name(one)} must be {expected}")
 
 
-def plugin_name(one: object) -> str:
+def plugin_name(plugin: object) -> str:
     """Return the name of a plugin, hook or middleware. For an adapter of a function it is the
     function's name, otherwise the class's."""
-    name = getattr(getattr(one, "__wrapped__", one), "__qualname__", None)
-    return name if isinstance(name, str) else type(one).__name__
+    name = getattr(getattr(plugin, "__wrapped__", plugin), "__qualname__", None)
+    return name if isinstance(name, str) else type(plugin).__name__
 
 
-def is_async(function: object) -> bool:
+def is_async_function(function: object) -> bool:
     """Whether `function`, or its `__call__`, is an `async def`."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 (an object with an async __call__)
     )
 
 
-def _with_method(given: Sequence[object], method: str) -> list[Any]:
-    return [one for one in given if callable(getattr(one, method, None))]
+def _select_plugins(plugins: Sequence[object], method_name: str) -> list[Any]:
+    return [one for one in plugins if callable(getattr(one, method_name, None))]

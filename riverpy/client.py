@@ -32,15 +32,15 @@ from riverpy._log import get_logger
 from riverpy._log_events import HELD_POOL_CONNECTIONS_CLOSED
 from riverpy._main_import import refuse_during_main_import
 from riverpy._names import make_unique_id
-from riverpy._plugins import Plugins
+from riverpy._plugins import PluginLists
 from riverpy._postgres.driver import close_pool, create_pool, is_pool
 from riverpy._postgres.transactions import expect_transaction, savepoint
 from riverpy._work.attempt_store import AttemptStore
 from riverpy._work.child_process import ChildProcessPool
 from riverpy._work.release import release_claims
-from riverpy._work.run import Run
+from riverpy._work.run import ClientRun
 from riverpy._work.run_context import ClientParts
-from riverpy._work.subscriptions import SUBSCRIPTION_SIZE_DEFAULT, Subscription, Subscriptions
+from riverpy._work.subscriptions import SUBSCRIPTION_SIZE_DEFAULT, Subscription, SubscriptionManager
 from riverpy.config import Config
 from riverpy.context import calling_client
 from riverpy.errors import ClientStateError, ConfigError
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from riverpy.job import JobArgs, RawArgs
     from riverpy.periodic import PeriodicJob
 
-STATEMENT_TIMEOUT = 30.0
+POOL_STATEMENT_TIMEOUT = 30.0
 """Seconds for one statement on the client's own pool."""
 
 
@@ -126,15 +126,15 @@ class Client(
         self._database: str | Pool | None = None
         self._pool: Pool | None = None
         self._opened_in: ProcessAndLoop | None = None
-        self._run: Run | None = None
-        self._stop_next_run: Callable[[Run], None] | None = None
+        self._run: ClientRun | None = None
+        self._stop_next_run: Callable[[ClientRun], None] | None = None
         """The method of `Run` for a stop that was requested before its start."""
-        self._last_run: Run | None = None
+        self._last_run: ClientRun | None = None
         """The current run, or the run that ended last."""
-        self._generated_id: tuple[int, str] | None = None
-        self._abandoned: frozenset[ClaimKey] = frozenset()
-        self._children = ChildProcessPool()
-        self._subscriptions = Subscriptions()
+        self._pid_and_generated_id: tuple[int, str] | None = None
+        self._abandoned_claim_keys: frozenset[ClaimKey] = frozenset()
+        self._child_processes = ChildProcessPool()
+        self._subscriptions = SubscriptionManager()
         self._leadership = LeadershipPublisher(lambda: self.id, lambda: self._config.domain)
         self._log = get_logger()
         self._periodic_jobs = PeriodicJobs(periodic_jobs, self._known_kinds)
@@ -193,9 +193,9 @@ class Client(
         if self._config.id is not None:
             return self._config.id
         pid = os.getpid()
-        if self._generated_id is None or self._generated_id[0] != pid:
-            self._generated_id = pid, make_unique_id(self._config.name)
-        return self._generated_id[1]
+        if self._pid_and_generated_id is None or self._pid_and_generated_id[0] != pid:
+            self._pid_and_generated_id = pid, make_unique_id(self._config.name)
+        return self._pid_and_generated_id[1]
 
     def configure(
         self,
@@ -238,7 +238,7 @@ class Client(
             self._set_database_and_queues(database=database, queues=self._queues)
         if queues is not UNSET:
             self._set_database_and_queues(database=self._database, queues=queues)
-        self._generated_id = None
+        self._pid_and_generated_id = None
         vars(self).pop("_inserter", None)
 
     def _set_database_and_queues(
@@ -285,7 +285,7 @@ class Client(
             database,
             max_size=self._config.pool_size,
             through_pooler=self._config.pooler,
-            command_timeout=STATEMENT_TIMEOUT,
+            command_timeout=POOL_STATEMENT_TIMEOUT,
         )
 
     async def __aexit__(
@@ -330,8 +330,8 @@ class Client(
                     yield connection
             return
         pool = self._get_open_pool()
-        reason = f"the call took longer than {STATEMENT_TIMEOUT:g} s"
-        with anyio.fail_after(STATEMENT_TIMEOUT, reason=reason):
+        reason = f"the call took longer than {POOL_STATEMENT_TIMEOUT:g} s"
+        with anyio.fail_after(POOL_STATEMENT_TIMEOUT, reason=reason):
             with anyio.fail_after(ACQUIRE_CONNECTION_TIMEOUT, reason=NO_CONNECTION_ERROR_TEXT):
                 connection = await pool.acquire()
             try:
@@ -360,7 +360,7 @@ class Client(
                 skip_job_kind_validation=self._config.skip_job_kind_validation,
                 should_notify=self._config.insert_notify,
             ),
-            plugins=Plugins(self._config.plugins, self._config.hooks, self._config.middleware),
+            plugins=PluginLists(self._config.plugins, self._config.hooks, self._config.middleware),
             clock=Clock(),
         )
 
@@ -470,7 +470,7 @@ class Client(
             self._opened_in.expect_current("the client")
         if self._run is not None:
             raise ClientStateError("the client runs already")
-        run = self._run = self._last_run = self._new_run()
+        run = self._run = self._last_run = self._make_run()
         if self._stop_next_run is not None:
             self._stop_next_run(run)
         try:
@@ -481,12 +481,12 @@ class Client(
                         await opened.enter_async_context(self)
                 return await run.run(drain=drain, task_status=task_status)
         finally:
-            self._abandoned |= run.running.claim_keys()
+            self._abandoned_claim_keys |= run.running_attempts.claim_keys()
             self._run = None
             self._subscriptions.close()
             self._leadership.close()
 
-    def _new_run(self) -> Run:
+    def _make_run(self) -> ClientRun:
         if not self._queues and not self._singleton_registry.singletons_by_name:
             raise ConfigError(
                 'there is no queue to work: Client(…, queues={"default": QueueConfig()})'
@@ -498,7 +498,7 @@ class Client(
             self._periodic_jobs.check_kinds()
         parts = ClientParts(
             id=self.id,
-            url=self._working_url(),
+            url=self._get_url_for_run(),
             config=self._config,
             workers=workers,
             queues=self._queues.configs,
@@ -508,11 +508,11 @@ class Client(
             leadership=self._leadership,
             periodic_jobs=self._periodic_jobs,
             inserter=self._inserter,
-            children=self._children,
+            child_processes=self._child_processes,
             attempt_store=AttemptStore(self._transaction, self._config.schema),
         )
         with calling_client(self):  # the run copies the context variables for its jobs
-            return Run(parts, abandoned=self._abandoned)
+            return ClientRun(parts, abandoned_claim_keys=self._abandoned_claim_keys)
 
     @asynccontextmanager
     async def working(self) -> AsyncGenerator[Self]:
@@ -527,7 +527,7 @@ class Client(
         """
         ended = anyio.Event()
 
-        async def run(*, task_status: TaskStatus[None]) -> None:
+        async def run_and_signal_end(*, task_status: TaskStatus[None]) -> None:
             try:
                 await self.run(task_status=task_status)
             finally:
@@ -536,7 +536,7 @@ class Client(
         error: Exception | None = None
         try:
             async with anyio.create_task_group() as tasks:
-                await tasks.start(run)
+                await tasks.start(run_and_signal_end)
                 try:
                     yield self
                 except (
@@ -557,25 +557,25 @@ class Client(
 
         If the task of `run` exists but has not started, the run stops as soon as it starts.
         """
-        self._request_stop(Run.stop)
+        self._request_stop(ClientRun.stop)
 
     def stop_and_cancel(self) -> None:
         """Stop, and cancel running jobs at once; see `stop`."""
-        self._request_stop(Run.stop_hard)
+        self._request_stop(ClientRun.stop_hard)
 
-    def _request_stop(self, stop: Callable[[Run], None]) -> None:
+    def _request_stop(self, stop_method: Callable[[ClientRun], None]) -> None:
         if self._run is not None:
-            stop(self._run)
+            stop_method(self._run)
             return
         with suppress(RuntimeError):  # without an event loop, no task of `run` exists
             # A task of `run` that exists now starts before this callback.
             asyncio.get_running_loop().call_soon(setattr, self, "_stop_next_run", None)
-            self._stop_next_run = stop
+            self._stop_next_run = stop_method
 
     def running_claims(self) -> list[ClaimKey]:
         """Return the claim keys of the running attempts. This method may be called in another
         thread."""
-        return sorted(self._run.running.claim_keys()) if self._run is not None else []
+        return sorted(self._run.running_attempts.claim_keys()) if self._run is not None else []
 
     async def release_claims(self, claim_keys: Sequence[ClaimKey]) -> int:
         """Release the jobs of these attempts over a separate connection. The attempts do not count,
@@ -586,13 +586,13 @@ class Client(
         its job is not released. The method takes at most 2.5 seconds. Returns the number of
         released jobs.
         """
-        working = await self._children.kill_children(claim_keys)
+        working = await self._child_processes.kill_children(claim_keys)
         ended = [claim_key for claim_key in claim_keys if claim_key not in working]
         return await release_claims(
-            self._working_url(), self._config.schema, ended, pooled=self._config.pooler
+            self._get_url_for_run(), self._config.schema, ended, pooled=self._config.pooler
         )
 
-    def _working_url(self) -> str | None:
+    def _get_url_for_run(self) -> str | None:
         if self._database is not None and not isinstance(self._database, str):
             raise ConfigError(
                 "a client that works jobs needs the database's URL, a pool is not enough"

@@ -18,7 +18,7 @@ from riverpy._names import (
     validate_queue,
     validate_schema,
 )
-from riverpy._plugins import Plugins, is_async
+from riverpy._plugins import PluginLists, is_async_function
 from riverpy.errors import ConfigError
 from riverpy.insert_opts import MAX_ATTEMPTS_DEFAULT, MAX_ATTEMPTS_MAX
 from riverpy.retry import DefaultRetryPolicy, ErrorHandler, JobStuckHandler, RetryPolicy
@@ -262,7 +262,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             _expect_type("listen_url", self.listen_url, str)
             validate_url(self.listen_url)
         _expect_method("retry_policy", self.retry_policy, "next_retry")
-        if is_async(self.retry_policy.next_retry):
+        if is_async_function(self.retry_policy.next_retry):
             raise ConfigError(
                 "retry_policy: next_retry must be a plain function, not an `async def`"
             )
@@ -270,7 +270,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             _expect_method("error_handler", self.error_handler, "handle_error")
         if self.job_stuck_handler is not None:
             _expect_method("job_stuck_handler", self.job_stuck_handler, "handle_stuck")
-        Plugins(self.plugins, self.hooks, self.middleware)  # the constructor checks the objects
+        PluginLists(self.plugins, self.hooks, self.middleware)  # the constructor checks the objects
         if self.max_leases is not None and self.max_leases < 1:
             raise ConfigError(f"max_leases must be 1 or more, or None, got {self.max_leases}")
         self._check_leader_settings()

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from riverpy.attempt_log import AttemptLog
     from riverpy.progress import JobProgress
 
-ERRORS_MAX = 100
+ERRORS_PER_JOB_MAX = 100
 """The maximum number of errors in a row: the first error and the newest errors. The SQL statements
 have the same limit."""
 OUTPUT_SIZE_MAX = 32 * 1024 * 1024
 """The maximum number of bytes of a recorded output. River has the same limit."""
-_KEYS_OF_RIVER = {"cancel_attempted_at", "river:rescue_count"}
+_METADATA_KEYS_OF_RIVER = {"cancel_attempted_at", "river:rescue_count"}
 
 ArgsT_co = TypeVar("ArgsT_co", covariant=True)
 
@@ -93,7 +93,7 @@ class JobColumn:
 
 
 # The state of each bit of unique_states, beginning with the lowest bit.
-UNIQUE_STATE_BITS: tuple[JobState, ...] = tuple(JobState)
+UNIQUE_STATE_BY_BIT: tuple[JobState, ...] = tuple(JobState)
 
 
 class JobRow:
@@ -158,7 +158,7 @@ class JobRow:
         """The number of failed attempts so far. It also counts errors that the row no longer
         keeps."""
         kept = len(self._row[JobColumn.ERRORS] or ())
-        if kept < ERRORS_MAX:
+        if kept < ERRORS_PER_JOB_MAX:
             return kept
         dropped = self.metadata.get("riverpy:errors_dropped")
         return kept + dropped if isinstance(dropped, int) and dropped > 0 else kept
@@ -235,7 +235,7 @@ class JobRow:
         mask: int | None = self._row[JobColumn.UNIQUE_STATES]
         if mask is None:
             return None
-        return [state for bit, state in enumerate(UNIQUE_STATE_BITS) if mask >> bit & 1]
+        return [state for bit, state in enumerate(UNIQUE_STATE_BY_BIT) if mask >> bit & 1]
 
 
 class CancelFlag:
@@ -271,23 +271,23 @@ class CancelFlag:
         )
 
 
-_cancelled_lock = threading.Lock()
-"""The lock that is held while a job creates its `_cancelled` event."""
+_cancelled_event_lock = threading.Lock()
+"""The lock that is held while a job creates its `_cancelled_event`."""
 
 
 class Job(JobRow, StepMethods, Generic[ArgsT_co]):
     """The job that a worker receives: the claimed row, its decoded `args`, and what the attempt
     records."""
 
-    __slots__ = ("_args", "_cancelled", "_log", "_updates")
+    __slots__ = ("_args", "_cancelled_event", "_log", "_metadata_updates")
 
     _args: ArgsT_co
-    _cancelled: threading.Event
+    _cancelled_event: threading.Event
     """The event of the property `cancelled`. It is created when the property is first read, because
     most attempts do not need it."""
     _log: AttemptLog
     """The log of the attempt. The middleware `JobLog` sets it."""
-    _updates: dict[str, str] | None
+    _metadata_updates: dict[str, str] | None
     """The metadata to store when the attempt ends. The values are JSON texts."""
 
     @property
@@ -328,14 +328,14 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
         The flag is for blocking jobs, which get no `CancelledError`. Check
         `job.cancelled.is_set()`, or sleep with `job.cancelled.wait(seconds)`. Raise
         `asyncio.CancelledError` to end the attempt."""
-        return CancelFlag(self._cancelled_event())
+        return CancelFlag(self._get_cancelled_event())
 
-    def _cancelled_event(self) -> threading.Event:
-        with _cancelled_lock:
+    def _get_cancelled_event(self) -> threading.Event:
+        with _cancelled_event_lock:
             try:
-                return self._cancelled
+                return self._cancelled_event
             except AttributeError:
-                event = self._cancelled = threading.Event()
+                event = self._cancelled_event = threading.Event()
                 return event
 
     @property
@@ -391,7 +391,7 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
         Raises:
             ArgsError: the value is not JSON, or larger than 32 MiB when encoded.
         """
-        self._merge("output", encode_metadata_value(value))
+        self._record_metadata("output", encode_metadata_value(value))
 
     def set_metadata(self, key: str, value: object) -> None:
         """Merge `key` into the job's metadata at the end of this attempt, whatever its outcome is.
@@ -404,7 +404,7 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
             raise ArgsError(f"metadata keys that start with 'river:' belong to River, got {key!r}")
         check_metadata_key(key)
         _json.encode(key)
-        self._merge(key, encode_metadata_value(value))
+        self._record_metadata(key, encode_metadata_value(value))
 
     def complete_tx(self, tx: Transaction) -> Coroutine[object, None, JobRow]:
         """Complete this job in your transaction, with the recorded output and metadata. Returns the
@@ -426,10 +426,10 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
         """
         raise make_unavailable_error("job.complete_tx")
 
-    def _merge(self, key: str, text: str) -> None:
-        if self._updates is None:
-            self._updates = {}
-        self._updates[key] = text
+    def _record_metadata(self, key: str, json_text: str) -> None:
+        if self._metadata_updates is None:
+            self._metadata_updates = {}
+        self._metadata_updates[key] = json_text
 
 
 def encode_metadata_value(value: object) -> str:
@@ -441,13 +441,13 @@ def encode_metadata_value(value: object) -> str:
     if isinstance(
         value, str | bytes
     ):  # check first: encoding a huge text would block the event loop
-        _check_size(len(value))
+        _check_output_size(len(value))
     text = _json.encode(value)
-    _check_size(len(text.encode()))
+    _check_output_size(len(text.encode()))
     return text
 
 
-def _check_size(size: int) -> None:
+def _check_output_size(size: int) -> None:
     if size > OUTPUT_SIZE_MAX:
         raise ArgsError(
             f"an output or a metadata value has at most {OUTPUT_SIZE_MAX} bytes when encoded, "
@@ -464,5 +464,5 @@ def check_metadata_key(key: object) -> None:
     Raises:
         ArgsError: the key is one of these keys.
     """
-    if isinstance(key, str) and key.casefold() in _KEYS_OF_RIVER:
+    if isinstance(key, str) and key.casefold() in _METADATA_KEYS_OF_RIVER:
         raise ArgsError(f"metadata: the key {key!r} belongs to River", path="metadata")

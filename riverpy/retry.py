@@ -15,7 +15,7 @@ from riverpy._log_events import RETRY_POLICY_FAILED
 if TYPE_CHECKING:
     from riverpy._log import RateLimitedLog
     from riverpy.job import Job, JobRow
-    from riverpy.worker import WorkUnit
+    from riverpy.worker import RegisteredWorker
 
 RETRY_DELAY_MAX = timedelta(microseconds=9_223_372_036_854_775)
 """The longest delay, about 292 years: 2^63 - 1 ns as in River, rounded down to a microsecond."""
@@ -49,8 +49,8 @@ class DefaultRetryPolicy:
         return min(delay, RETRY_DELAY_MAX)
 
 
-def retry_delay(
-    job: Job[Any], unit: WorkUnit | None, policy: RetryPolicy, log: RateLimitedLog
+def choose_retry_delay(
+    job: Job[Any], worker: RegisteredWorker | None, policy: RetryPolicy, log: RateLimitedLog
 ) -> timedelta:
     """Return how long a job waits after a failed attempt: the delay that its worker returns or, if
     the worker returns None, the delay of the client's retry policy.
@@ -59,7 +59,9 @@ def retry_delay(
     delay of `DefaultRetryPolicy` is returned.
     """
     try:
-        delay = unit.next_retry(job) if unit is not None and unit.next_retry is not None else None
+        delay = (
+            worker.next_retry(job) if worker is not None and worker.next_retry is not None else None
+        )
         if delay is None:
             delay = policy.next_retry(job)
         if delay >= timedelta(0):

@@ -9,7 +9,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-UNKNOWN_KINDS = "(unknown)"
+UNKNOWN_KINDS_LABEL = "(unknown)"
 """The name under which all kinds without a worker are counted."""
 
 

@@ -29,7 +29,7 @@ from msgspec import UNSET, UnsetType
 
 from riverpy._json_decoder import make_decoder
 from riverpy._names import validate_kind
-from riverpy._plugins import check_middleware
+from riverpy._plugins import check_worker_middleware
 from riverpy._process_functions import check_other_function, check_process_function
 from riverpy.errors import ConfigError
 from riverpy.job import Job
@@ -87,17 +87,17 @@ class Worker(ABC, Generic[ArgsT]):
 Executor = Literal["thread", "process"]
 
 
-class WorkUnit(msgspec.Struct, frozen=True, kw_only=True):
+class RegisteredWorker(msgspec.Struct, frozen=True, kw_only=True):
     """The code and the settings for jobs of one kind."""
 
     kind: str
     aliases: tuple[str, ...]
     args_type: Any
     work: Callable[[Job[Any]], Any]
-    decode: Callable[[str], Any]
+    decode_args: Callable[[str], Any]
     timeout: timedelta | UnsetType | None = UNSET
     """The timeout of each job of the kind; UNSET: the client's timeout; None: no limit."""
-    job_timeout: Callable[[Job[Any]], timedelta | UnsetType | None] | None = None
+    get_job_timeout: Callable[[Job[Any]], timedelta | UnsetType | None] | None = None
     """The method `timeout` of the worker, which is called for each job; None: the worker has no
     such method."""
     next_retry: Callable[[Job[Any]], timedelta | None] | None = None
@@ -107,19 +107,19 @@ class WorkUnit(msgspec.Struct, frozen=True, kw_only=True):
     executor: Executor | None = None
 
     def resolve_timeout(
-        self, default: timedelta | None, of_job: timedelta | UnsetType | None = UNSET
+        self, client_timeout: timedelta | None, job_timeout: timedelta | UnsetType | None = UNSET
     ) -> timedelta | None:
         """Return the timeout of a job; None: no timeout.
 
-        Precedence: `of_job`, which the worker's method `timeout` returned for the job; then the
-        timeout of the kind; then `default`, the timeout of the client.
+        Precedence: `job_timeout`, which the worker's method `timeout` returned for the job; then
+        the timeout of the kind; then `client_timeout`, the timeout of the client.
         """
-        if of_job is not UNSET:
-            return of_job
-        return default if self.timeout is UNSET else self.timeout
+        if job_timeout is not UNSET:
+            return job_timeout
+        return client_timeout if self.timeout is UNSET else self.timeout
 
 
-_ALLOWED_RETURNS = (
+_ALLOWED_RETURN_ANNOTATIONS = (
     *(inspect.Signature.empty, None, NoneType, Any, Never, NoReturn),
     *("None", "Any", "typing.Any", "Never", "typing.Never", "NoReturn", "typing.NoReturn"),
 )
@@ -131,24 +131,24 @@ class Workers:
     """A registry of workers. A client works the kinds of its registry."""
 
     def __init__(self) -> None:
-        self._units: dict[str, WorkUnit] = {}
+        self._worker_by_kind: dict[str, RegisteredWorker] = {}
 
     def __len__(self) -> int:
         return len(self.units())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._units)
+        return iter(self._worker_by_kind)
 
     def __contains__(self, kind: object) -> bool:
-        return kind in self._units
+        return kind in self._worker_by_kind
 
-    def get(self, kind: str) -> WorkUnit | None:
+    def get(self, kind: str) -> RegisteredWorker | None:
         """Return the work unit for this kind or alias."""
-        return self._units.get(kind)
+        return self._worker_by_kind.get(kind)
 
-    def units(self) -> list[WorkUnit]:
+    def units(self) -> list[RegisteredWorker]:
         """Return every registered work unit once, in the order of registration."""
-        return [unit for kind, unit in self._units.items() if unit.kind == kind]
+        return [unit for kind, unit in self._worker_by_kind.items() if unit.kind == kind]
 
     def include(self, other: Workers, *, replace: bool = False) -> Self:
         """Register all workers of another registry, or none after an error. Workers that `other`
@@ -163,12 +163,12 @@ class Workers:
         """
         if not isinstance(other, Workers):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"include takes a Workers registry, got {type(other).__name__}")
-        before = dict(self._units)
+        before = dict(self._worker_by_kind)
         try:
             for unit in other.units():
                 self._register(unit, replace=replace)
         except ConfigError:
-            self._units = before
+            self._worker_by_kind = before
             raise
         return self
 
@@ -197,18 +197,18 @@ class Workers:
             )
         if inspect.isasyncgenfunction(cls.work) or not inspect.iscoroutinefunction(cls.work):
             raise ConfigError(f"{cls.__name__}.work must be an `async def` without yield")
-        _check_signature(worker.work, f"{cls.__name__}.work")
+        _check_job_function_signature(worker.work, f"{cls.__name__}.work")
         args_type = _find_args_class(cls)
         self._register(
-            WorkUnit(
+            RegisteredWorker(
                 kind=_find_kind(args_type, worker.kind, cls.__name__),
-                aliases=_find_aliases(args_type),
+                aliases=_find_kind_aliases(args_type),
                 args_type=args_type,
                 work=worker.work,
-                decode=_make_decoder(args_type, cls.__name__),
-                job_timeout=worker.timeout if _has_own_method(cls, "timeout") else None,
-                next_retry=worker.next_retry if _has_own_method(cls, "next_retry") else None,
-                middleware=worker.middleware if _has_own_method(cls, "middleware") else None,
+                decode_args=_make_args_decoder(args_type, cls.__name__),
+                get_job_timeout=worker.timeout if _has_override(cls, "timeout") else None,
+                next_retry=worker.next_retry if _has_override(cls, "next_retry") else None,
+                middleware=worker.middleware if _has_override(cls, "middleware") else None,
             ),
             replace=replace,
         )
@@ -324,7 +324,7 @@ class Workers:
 
     def _make_decorator(
         self,
-        decorator: str,
+        decorator_name: str,
         executor: Executor | None,
         kind: str | None,
         timeout: timedelta | UnsetType | None,
@@ -333,12 +333,12 @@ class Workers:
         *,
         replace: bool,
     ) -> Callable[[FunctionT], FunctionT]:
-        """Return a decorator that registers a function. `decorator` is the name of the decorator,
-        for error messages. `executor` is None for an `async def`."""
+        """Return a decorator that registers a function. `decorator_name` is the name of the
+        decorator, for error messages. `executor` is None for an `async def`."""
 
         def register(function: FunctionT) -> FunctionT:
-            _check_is_function(function, decorator)
-            name, is_generator = _function_name(function), inspect.isasyncgenfunction(function)
+            _check_is_function(function, decorator_name)
+            name, is_generator = _get_function_name(function), inspect.isasyncgenfunction(function)
             is_async = inspect.iscoroutinefunction(function)
             if executor is None and (is_generator or not is_async):
                 raise ConfigError(
@@ -349,18 +349,18 @@ class Workers:
                 is_async or is_generator or inspect.isgeneratorfunction(function)
             ):
                 raise ConfigError(f"{name} must be a plain function; for an `async def` use job")
-            args_type = _read_annotated_args(function)
-            check_middleware(name, middleware)
+            args_type = _find_annotated_args_type(function)
+            check_worker_middleware(name, middleware)
             if executor == "process":
                 check_process_function(function, args_type)
             middleware_of_kind = tuple(middleware)
             self._register(
-                WorkUnit(
+                RegisteredWorker(
                     kind=_find_kind(args_type, kind, name),
-                    aliases=_find_aliases(args_type),
+                    aliases=_find_kind_aliases(args_type),
                     args_type=args_type,
                     work=function,
-                    decode=_make_decoder(args_type, name),
+                    decode_args=_make_args_decoder(args_type, name),
                     timeout=timeout,
                     next_retry=next_retry,
                     middleware=(lambda job: middleware_of_kind) if middleware_of_kind else None,
@@ -372,27 +372,29 @@ class Workers:
 
         return register
 
-    def _register(self, unit: WorkUnit, *, replace: bool) -> None:
-        check_timeout(unit.kind, unit.timeout)
-        if unit.next_retry is not None and not callable(unit.next_retry):
+    def _register(self, worker: RegisteredWorker, *, replace: bool) -> None:
+        check_timeout(worker.kind, worker.timeout)
+        if worker.next_retry is not None and not callable(worker.next_retry):
             raise ConfigError(
-                f"the next_retry of job kind {unit.kind!r} must be a function that takes the job, "
-                f"got {unit.next_retry!r}"
+                f"the next_retry of job kind {worker.kind!r} must be a function that takes the job,"
+                f" got {worker.next_retry!r}"
             )
-        if unit.executor == "process":
+        if worker.executor == "process":
             for other in self.units():
-                if other.executor == "process" and other.kind != unit.kind:
-                    check_other_function(unit.work, other.work)
-        names = (unit.kind, *unit.aliases)
+                if other.executor == "process" and other.kind != worker.kind:
+                    check_other_function(worker.work, other.work)
+        names = (worker.kind, *worker.aliases)
         for name in names:
-            registered = self._units.get(name)
-            if registered is not None and not (replace and registered.kind == unit.kind):
+            registered = self._worker_by_kind.get(name)
+            if registered is not None and not (replace and registered.kind == worker.kind):
                 raise ConfigError(
                     f"two workers for job kind {name!r}: a kind has one worker; replace=True "
                     "replaces the worker of the same kind"
                 )
-        self._units = {name: one for name, one in self._units.items() if one.kind != unit.kind}
-        self._units.update(dict.fromkeys(names, unit))
+        self._worker_by_kind = {
+            name: one for name, one in self._worker_by_kind.items() if one.kind != worker.kind
+        }
+        self._worker_by_kind.update(dict.fromkeys(names, worker))
 
 
 def check_timeout(kind: str, timeout: object) -> None:
@@ -406,17 +408,17 @@ def check_timeout(kind: str, timeout: object) -> None:
         )
 
 
-def _check_is_function(function: object, decorator: str) -> None:
+def _check_is_function(function: object, decorator_name: str) -> None:
     """Raise ConfigError if the decorated object is not a function. The caller may have given an
     option without its name."""
     if isinstance(function, type) or not callable(function):
         raise ConfigError(
-            f"{decorator} takes a function, got {function!r}: give options by name, as in "
-            f"@workers.{decorator}(kind=…), and register a worker class with workers.add"
+            f"{decorator_name} takes a function, got {function!r}: give options by name, as in "
+            f"@workers.{decorator_name}(kind=…), and register a worker class with workers.add"
         )
 
 
-def _check_signature(function: Callable[[Job[Any]], Any], name: str) -> None:
+def _check_job_function_signature(function: Callable[[Job[Any]], Any], function_name: str) -> None:
     """Raise ConfigError if the function cannot be called with only the job, or if its annotation
     declares a return value. Such a value would be lost."""
     signature = inspect.signature(function)
@@ -424,23 +426,23 @@ def _check_signature(function: Callable[[Job[Any]], Any], name: str) -> None:
         signature.bind(None)
     except TypeError as error:
         raise ConfigError(
-            f"{name} is called with the job alone ({error}): it must take one parameter, as in "
-            f"{name.rpartition('.')[2]}(job: Job[YourArgs])"
+            f"{function_name} is called with the job alone ({error}): it must take one parameter, "
+            f"as in {function_name.rpartition('.')[2]}(job: Job[YourArgs])"
         ) from None
     returns = signature.return_annotation
-    if returns not in _ALLOWED_RETURNS:
+    if returns not in _ALLOWED_RETURN_ANNOTATIONS:
         shown = returns if isinstance(returns, str) else inspect.formatannotation(returns)
         raise ConfigError(
-            f"{name} returns {shown}, which is not stored: annotate it `-> None`, and keep a "
-            "result with job.record_output(…)"
+            f"{function_name} returns {shown}, which is not stored: annotate it `-> None`, and "
+            "keep a result with job.record_output(…)"
         )
 
 
-def _has_own_method(cls: type[Any], method: str) -> bool:
-    return getattr(cls, method) is not getattr(Worker, method)
+def _has_override(worker_class: type[Any], method_name: str) -> bool:
+    return getattr(worker_class, method_name) is not getattr(Worker, method_name)
 
 
-def _function_name(function: Callable[..., Any]) -> str:
+def _get_function_name(function: Callable[..., Any]) -> str:
     function = _unwrap_partial(function)
     return getattr(function, "__qualname__", repr(function))
 
@@ -452,20 +454,20 @@ def _unwrap_partial(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _find_kind(args_type: Any, given: str | None, owner: str) -> str:
-    kind = given if given is not None else getattr(args_type, "kind", None)
-    if given is not None:
-        validate_kind(given)
+def _find_kind(args_type: Any, explicit_kind: str | None, owner_name: str) -> str:
+    kind = explicit_kind if explicit_kind is not None else getattr(args_type, "kind", None)
+    if explicit_kind is not None:
+        validate_kind(explicit_kind)
     if not isinstance(kind, str):
         raise ConfigError(
-            f'{owner} has no kind: give its args class `kind: ClassVar[str] = "…"`, or give '
+            f'{owner_name} has no kind: give its args class `kind: ClassVar[str] = "…"`, or give '
             "`kind=` at its registration"
         )
     validate_kind(kind)
     return kind
 
 
-def _find_aliases(args_type: Any) -> tuple[str, ...]:
+def _find_kind_aliases(args_type: Any) -> tuple[str, ...]:
     aliases: Any = getattr(args_type, "kind_aliases", ())
     if isinstance(aliases, str) or not isinstance(aliases, Iterable):
         raise ConfigError(f'kind_aliases must be a tuple of kinds, as ("old",), got {aliases!r}')
@@ -475,19 +477,19 @@ def _find_aliases(args_type: Any) -> tuple[str, ...]:
     return names
 
 
-def _find_args_class(cls: type[Worker[Any]]) -> Any:
-    for base in cls.__mro__:
+def _find_args_class(worker_class: type[Worker[Any]]) -> Any:
+    for base in worker_class.__mro__:
         for generic in getattr(base, "__orig_bases__", ()):
             origin = get_origin(generic)
             if isinstance(origin, type) and issubclass(origin, Worker):
                 (parameter,) = get_args(generic)
                 if not isinstance(parameter, TypeVar):
                     return parameter
-    raise ConfigError(f"{cls.__name__} has no args class: derive it from Worker[YourArgs]")
+    raise ConfigError(f"{worker_class.__name__} has no args class: derive it from Worker[YourArgs]")
 
 
-def _read_annotated_args(function: Callable[..., Any]) -> Any:
-    name = _function_name(function)
+def _find_annotated_args_type(function: Callable[..., Any]) -> Any:
+    name = _get_function_name(function)
     parameters = list(inspect.signature(function).parameters)
     try:
         hint = get_type_hints(_unwrap_partial(function)).get(parameters[0]) if parameters else None
@@ -496,7 +498,7 @@ def _read_annotated_args(function: Callable[..., Any]) -> Any:
             f"the annotation of {name} cannot be resolved ({error}): its args class must be "
             "importable at run time"
         ) from error
-    _check_signature(function, name)
+    _check_job_function_signature(function, name)
     if hint is Job:
         return Any
     if not (isinstance(origin := get_origin(hint), type) and issubclass(origin, Job)):
@@ -508,8 +510,8 @@ def _read_annotated_args(function: Callable[..., Any]) -> Any:
     return get_args(hint)[0]
 
 
-def _make_decoder(args_type: Any, owner: str) -> Callable[[str], Any]:
-    described = f"{inspect.formatannotation(args_type)}, the args of {owner},"
+def _make_args_decoder(args_type: Any, owner_name: str) -> Callable[[str], Any]:
+    described = f"{inspect.formatannotation(args_type)}, the args of {owner_name},"
     if isinstance(args_type, type) and issubclass(args_type, dict):
         make = cast("Callable[[dict[str, Any]], Any]", args_type)
         plain = msgspec.json.Decoder(dict[str, Any])

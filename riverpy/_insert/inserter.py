@@ -26,7 +26,7 @@ from riverpy._insert.row import (
 from riverpy._lifecycle import is_cancellation
 from riverpy._log import NotificationQueueLog
 from riverpy._middleware_chain import run_middleware
-from riverpy._plugins import plugins_of
+from riverpy._plugins import read_class_plugins
 from riverpy._postgres.driver import DATABASE_ERRORS, is_notification_queue_full
 from riverpy._postgres.inserts import (
     InsertRow,
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from riverpy._clock import Clock
-    from riverpy._plugins import Plugins
+    from riverpy._plugins import PluginLists
     from riverpy._postgres.driver import Transaction
     from riverpy.job import JobArgs
 
 T = TypeVar("T")
-_plugins_of = lru_cache(maxsize=4096)(plugins_of)
+_plugins_of = lru_cache(maxsize=4096)(read_class_plugins)
 Args: TypeAlias = "JobArgs | RawArgs"
 SendRows: TypeAlias = "Callable[[Transaction, list[InsertRow], list[str]], Awaitable[T]]"
 """A function that inserts rows and notifies queues over one connection."""
@@ -145,7 +145,7 @@ class Inserter:
         *,
         schema: str | None,
         insert_settings: InsertSettings,
-        plugins: Plugins,
+        plugins: PluginLists,
         clock: Clock,
     ) -> None:
         """`acquire_from_pool` provides a connection of the client's pool. The clock is for
@@ -264,7 +264,7 @@ class Inserter:
         self, tx: Transaction | None, args: Sequence[Args], rows: list[InsertRow], send: SendRows[T]
     ) -> T:
         all_plugins = [self._client_plugins, *map(_plugins_of, dict.fromkeys(map(type, args)))]
-        if not any(plugins.has_insert for plugins in all_plugins):
+        if not any(plugins.has_insert_plugins for plugins in all_plugins):
             return await self._send_rows(tx, rows, send)
         jobs = [PreparedJob(*job) for job in zip(args, rows, strict=True)]
         return await self._insert_with_hooks(
@@ -274,7 +274,7 @@ class Inserter:
     async def _insert_with_hooks(
         self,
         jobs: Sequence[PreparedJob],
-        all_plugins: Sequence[Plugins],
+        all_plugins: Sequence[PluginLists],
         send: Callable[[list[InsertRow]], Awaitable[T]],
     ) -> T:
         """Run `send` inside the hooks and middleware of these jobs. Return the result of `send`.
@@ -288,7 +288,7 @@ class Inserter:
         async def call_hooks_and_send() -> Sequence[InsertResult]:
             for job in params:
                 for plugins in (self._client_plugins, _plugins_of(type(job.args))):
-                    for hook in plugins.insert_begin:
+                    for hook in plugins.insert_begin_hooks:
                         await hook.insert_begin(job)
             rows = [
                 make_row(job, changed, settings=self._insert_settings)
@@ -299,7 +299,7 @@ class Inserter:
             return cast("list[InsertResult]", results) if isinstance(results, list) else []
 
         await run_middleware(
-            [middleware for plugins in all_plugins for middleware in plugins.insert_many],
+            [middleware for plugins in all_plugins for middleware in plugins.insert_middleware],
             lambda middleware, do_inner: middleware.insert_many(params, do_inner),
             call_hooks_and_send,
             may_suppress_errors=False,

@@ -19,7 +19,7 @@ from riverpy._log import get_logger
 from riverpy._log_events import UNIQUE_FIELDS_IGNORED
 from riverpy.errors import InsertError
 from riverpy.insert_opts import UNIQUE_STATES_DEFAULT, UNIQUE_STATES_REQUIRED, Unique, UniqueOpts
-from riverpy.job import UNIQUE_STATE_BITS, JobState
+from riverpy.job import UNIQUE_STATE_BY_BIT, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -127,7 +127,7 @@ def warn_of_ignored_fields(opts: UniqueOpts | None, *, kind: str, args_class: ty
 
 
 def _make_state_bits(states: set[JobState] | frozenset[JobState]) -> int:
-    return sum(1 << bit for bit, state in enumerate(UNIQUE_STATE_BITS) if state in states)
+    return sum(1 << bit for bit, state in enumerate(UNIQUE_STATE_BY_BIT) if state in states)
 
 
 def _format_period_start(due_at: datetime, period: timedelta) -> str:

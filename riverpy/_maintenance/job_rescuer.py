@@ -35,7 +35,7 @@ from riverpy._postgres.job_maintenance import (
 from riverpy._postgres.jobs import ClaimKey
 from riverpy._timestamps import wire_timestamp
 from riverpy.job import Job, JobColumn
-from riverpy.retry import retry_delay
+from riverpy.retry import choose_retry_delay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.job_maintenance import RunningAttempt
     from riverpy._postgres.sql_files import QueueFilter
-    from riverpy.worker import WorkUnit
+    from riverpy.worker import RegisteredWorker
 
 HEARTBEAT_READ_INTERVAL_MAX = 30.0
 HEARTBEAT_READS_PER_DEAD_AFTER = 5
@@ -75,7 +75,7 @@ class _StuckJob(Job[Any]):
 
     def __init__(self, row: Record) -> None:
         self._row = row
-        self._updates = None
+        self._metadata_updates = None
         self.running_seconds: float = row[-1]
         """Seconds since the job was claimed."""
 
@@ -96,8 +96,8 @@ class _StuckJob(Job[Any]):
         except (ValueError, RecursionError):  # SQL can store metadata that Python cannot read
             return False
 
-    def decode_args(self, work_unit: WorkUnit) -> None:
-        self._args = work_unit.decode(self.encoded_args)
+    def decode_args(self, work_unit: RegisteredWorker) -> None:
+        self._args = work_unit.decode_args(self.encoded_args)
 
 
 class AttemptToRescue(NamedTuple):
@@ -283,7 +283,7 @@ class JobRescuer(MaintenanceService):
         try:
             with convert_base_exceptions(f"code of the worker of {job.kind!r}"):
                 job.decode_args(unit)
-                own_timeout = UNSET if unit.job_timeout is None else unit.job_timeout(job)
+                own_timeout = UNSET if unit.get_job_timeout is None else unit.get_job_timeout(job)
         except Exception as error:  # the args do not fit the class, or the user's code has failed
             self.log.debug(STUCK_JOB_DECODING_FAILED, job_id=job.id, error=describe_error(error))
             return self._compute_retry_delay(job, None)
@@ -292,8 +292,8 @@ class JobRescuer(MaintenanceService):
             return None
         return self._compute_retry_delay(job, unit)
 
-    def _compute_retry_delay(self, job: _StuckJob, work_unit: WorkUnit | None) -> timedelta:
-        return retry_delay(job, work_unit, self._config.retry_policy, self._limited_log)
+    def _compute_retry_delay(self, job: _StuckJob, work_unit: RegisteredWorker | None) -> timedelta:
+        return choose_retry_delay(job, work_unit, self._config.retry_policy, self._limited_log)
 
     # -- by heartbeat or by age
 

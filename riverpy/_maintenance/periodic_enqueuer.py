@@ -29,7 +29,7 @@ from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batch_runner import CONSECUTIVE_FAILURES_MAX, BatchRunner
 from riverpy._maintenance.due_times import find_due_times, has_due_times
 from riverpy._names import DEFAULT_DOMAIN
-from riverpy._plugins import Plugins
+from riverpy._plugins import PluginLists
 from riverpy._postgres.batch_sender import (
     BatchSender,
     BatchSize,
@@ -135,7 +135,7 @@ class PeriodicEnqueuer(MaintenanceService):
         self._jobs, self._inserter = jobs, inserter
         config = context.config
         self._row_id_suffix = "" if config.domain == DEFAULT_DOMAIN else f"@{config.domain}"
-        self._start_hooks = Plugins(config.plugins, config.hooks).periodic_jobs_start
+        self._start_hooks = PluginLists(config.plugins, config.hooks).periodic_jobs_start_hooks
         jobs.wake = self.wake
         self._registered_jobs: dict[str, PeriodicJob] = {}
         """The periodic jobs by the id of their row. The row's id contains the domain, since two

@@ -12,7 +12,7 @@ from riverpy._postgres.jobs import AttemptResult, ClaimKey, StoredOutcome
 from riverpy._work.attempt_store import encode_json_object
 from riverpy._work.steps import KEY_PREFIX, Steps
 from riverpy.events import EventKind
-from riverpy.job import ERRORS_MAX, Job, JobColumn, JobRow, JobState
+from riverpy.job import ERRORS_PER_JOB_MAX, Job, JobColumn, JobRow, JobState
 from riverpy.progress import PROGRESS_KEY
 from riverpy.steps import is_in_event_loop, make_unavailable_error
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from riverpy._work.attempt_store import AttemptStore
     from riverpy.attempt_log import AttemptLog
     from riverpy.progress import JobProgress
-    from riverpy.worker import WorkUnit
+    from riverpy.worker import RegisteredWorker
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -71,14 +71,14 @@ class Attempt(Job[Any]):
     def __init__(
         self,
         row: Sequence[Any],
-        unit: tuple[WorkUnit | None, float],
+        unit: tuple[RegisteredWorker | None, float],
         free_slot: Callable[[], None],
         claimed_at: float,
         store: AttemptStore,
     ) -> None:
         """`worker` is a pair: the worker of the kind, or None, and the timeout in seconds."""
         self._row = row
-        self._updates = None
+        self._metadata_updates = None
         self.worker, self.timeout = unit
         self.has_own_timeout = False
         """Whether the worker's method `timeout` has set the timeout of this attempt."""
@@ -121,7 +121,7 @@ class Attempt(Job[Any]):
     def is_completed_without_metadata(self) -> bool:
         """Whether the attempt completed and recorded no metadata. The completer stores such results
         with a faster statement."""
-        return self.outcome is None and self._updates is None
+        return self.outcome is None and self._metadata_updates is None
 
     @property
     def event_kind(self) -> EventKind:
@@ -157,7 +157,7 @@ class Attempt(Job[Any]):
     def result_size(self) -> int:
         """The approximate number of characters of the result."""
         size = len(self.outcome.error_entry or "") if self.outcome is not None else 0
-        return size + sum(map(len, (self._updates or {}).values()))
+        return size + sum(map(len, (self._metadata_updates or {}).values()))
 
     def set_outcome_from_row(self, row: Sequence[Any]) -> None:
         """Replace the outcome with the outcome in the row, because another session has cancelled,
@@ -179,7 +179,7 @@ class Attempt(Job[Any]):
         if outcome is None:
             return row_outcome == StoredOutcome(own, JobState.COMPLETED, errors)
         if outcome.error_entry is not None:
-            errors = min(errors + 1, ERRORS_MAX)
+            errors = min(errors + 1, ERRORS_PER_JOB_MAX)
         stored = StoredOutcome(
             own._replace(attempt=outcome.attempt_to_store), outcome.state, errors
         )
@@ -195,7 +195,7 @@ class Attempt(Job[Any]):
 
     def set_cancelled_flag(self) -> None:
         """Set the event `job.cancelled`."""
-        self._cancelled_event().set()
+        self._get_cancelled_event().set()
 
     def set_args(self, args: Any) -> None:
         """Set the decoded args."""
@@ -204,7 +204,7 @@ class Attempt(Job[Any]):
     def merge_metadata(self, key: str, json_text: str) -> None:
         """Merge a key and its value, as JSON text, into the metadata. Unlike user code, this method
         may set the keys that River reserves."""
-        self._merge(key, json_text)
+        self._record_metadata(key, json_text)
 
     def set_log(self, log: AttemptLog) -> None:
         """Set the log that the code of the job uses."""
@@ -214,7 +214,7 @@ class Attempt(Job[Any]):
         if self.ended_at:  # code of the job has reported after the end of the attempt
             return
         text = msgspec.json.encode(progress).decode()
-        self._merge(PROGRESS_KEY, text)
+        self._record_metadata(PROGRESS_KEY, text)
         self.store.progress_reports.report(self.claim_key, text)
 
     # -- steps and completion by the code of the job
@@ -242,9 +242,9 @@ class Attempt(Job[Any]):
 
     def remove_update(self, key: str) -> None:
         """Do not store this key when the attempt ends."""
-        if self._updates is not None:
-            self._updates.pop(key, None)
-            self._updates = self._updates or None
+        if self._metadata_updates is not None:
+            self._metadata_updates.pop(key, None)
+            self._metadata_updates = self._metadata_updates or None
 
     async def merge_now(
         self, updates: Mapping[str, str], *, tx: Transaction | None = None, timeout: float = 0.0
@@ -270,7 +270,7 @@ class Attempt(Job[Any]):
 
     def drop_metadata_updates(self) -> None:
         """Delete the recorded metadata, because the database refuses to store it."""
-        self._updates = None
+        self._metadata_updates = None
 
     def make_error_ascii(self) -> bool:
         """Replace each non-ASCII character of the error text with `?`. Returns whether there was
@@ -300,12 +300,12 @@ class Attempt(Job[Any]):
     @property
     def metadata_updates_json(self) -> str | None:
         """The recorded metadata, a JSON object as text; None if nothing was recorded."""
-        return encode_json_object(self._updates) if self._updates else None
+        return encode_json_object(self._metadata_updates) if self._metadata_updates else None
 
     def encode_merged_metadata(self) -> str:
         """Return the row's metadata with the recorded keys, as JSON text."""
         text: str = self._row[JobColumn.METADATA]
-        if not self._updates:
+        if not self._metadata_updates:
             return text
         if text.startswith("{"):
             try:
@@ -313,8 +313,10 @@ class Attempt(Job[Any]):
             except RecursionError:  # too deeply nested for Python: omit the row's keys
                 members = {}
             texts = {key: bytes(raw).decode() for key, raw in members.items()}
-            return encode_json_object(texts | self._updates)
+            return encode_json_object(texts | self._metadata_updates)
         # Merge as PostgreSQL's operator `||` does: if the metadata is not an object, the result is
         # an array.
         elements = text[1:-1] if text.startswith("[") else text
-        return f"[{', '.join(filter(None, [elements, encode_json_object(self._updates)]))}]"
+        return (
+            f"[{', '.join(filter(None, [elements, encode_json_object(self._metadata_updates)]))}]"
+        )

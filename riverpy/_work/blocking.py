@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from riverpy._work.child_process import ChildProcess, ChildProcessPool
     from riverpy._work.running_attempts import RunningAttempts
     from riverpy.job import Job
-    from riverpy.worker import WorkUnit
+    from riverpy.worker import RegisteredWorker
 
 ArgsT = TypeVarTuple("ArgsT")
 ResultT = TypeVar("ResultT")
@@ -141,7 +141,7 @@ class BlockingJobRunner:
         if self._child_processes.has_idle_children:
             self._end_idle_children_later()
 
-    async def check_functions(self, units: Sequence[WorkUnit]) -> None:
+    async def check_functions(self, units: Sequence[RegisteredWorker]) -> None:
         """Check that a process can find the functions of jobs by their names.
 
         If processes import the main module, as after the start of a script, import it and the

@@ -55,22 +55,22 @@ class _ChildJob(Job[Any]):
     __slots__ = ("_worker",)
 
     def __init__(self, row: tuple[Any, ...], args: Any, worker: _WorkerConnection) -> None:
-        self._row, self._args, self._updates, self._worker = row, args, None, worker
+        self._row, self._args, self._metadata_updates, self._worker = row, args, None, worker
 
-    def _merge(self, key: str, text: str) -> None:
+    def _record_metadata(self, key: str, json_text: str) -> None:
         """Send the value to the worker at once, so that it is stored even if this process is
         killed."""
-        super()._merge(key, text)
-        self._worker.send_metadata(self, key, text)
+        super()._record_metadata(key, json_text)
+        self._worker.send_metadata(self, key, json_text)
 
     @property
     def has_read_cancelled_flag(self) -> bool:
         """Whether the code of the job has read `job.cancelled`."""
-        return hasattr(self, "_cancelled")
+        return hasattr(self, "_cancelled_event")
 
     def set_cancelled_flag(self) -> None:
         """Set the event `job.cancelled`."""
-        self._cancelled_event().set()
+        self._get_cancelled_event().set()
 
 
 class _WorkerConnection:

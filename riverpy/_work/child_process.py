@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.jobs import ClaimKey
     from riverpy._work.attempt import Attempt
     from riverpy.job import Job
-    from riverpy.worker import WorkUnit
+    from riverpy.worker import RegisteredWorker
 
 PROCESS_START_TIMEOUT = 60.0
 """Seconds until a started child process must be ready to call the function of its first job."""
@@ -323,7 +323,7 @@ def _describe_exit(exit_code: int) -> str:
     return f"the process of the job was killed by signal {name}{cause}"
 
 
-def pack_function(unit: WorkUnit) -> bytes:
+def pack_function(unit: RegisteredWorker) -> bytes:
     """Return the function and the args class of a work unit, pickled.
 
     Raises:

@@ -162,7 +162,7 @@ class ClientStatusReporter:
         return STATUS_CHECK_INTERVAL
 
     def _make_status(self) -> _ClientStatus:
-        slots = self._client.slots
+        slots = self._client.slots_per_queue
         for attempt, keeps_slot in self._running_attempts.stuck_attempts.items():
             if attempt.queue in slots:  # the queue may have been removed
                 slots[attempt.queue] += not keeps_slot

@@ -95,7 +95,7 @@ class Completer:
         """`schedule_claim` is called with the name of a queue, and the seconds until a job of this
         queue is due again."""
         self._connection, self._schema = run.connections.results, run.schema
-        self.set_slot_count(sum(run.client.slots.values()))
+        self.set_slot_count(sum(run.client.slots_per_queue.values()))
         self._skip_locked = run.config.pooler
         """Whether each statement skips locked rows. A connection through a pooler needs this,
         because it has no `lock_timeout`."""

@@ -14,7 +14,7 @@ from riverpy._log_events import METRIC_HOOK_FAILED
 from riverpy.events import EventKind
 from riverpy.hooks import JobGetAvailableCount, JobGetAvailableDuration
 from riverpy.job import JobColumn, JobState
-from riverpy.stats import UNKNOWN_KINDS, Histogram, KindStats
+from riverpy.stats import UNKNOWN_KINDS_LABEL, Histogram, KindStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -125,7 +125,7 @@ class RunCounters:
     def __init__(self, kinds: Iterable[str], queues: Iterable[str]) -> None:
         self._unknown_kind_counters = KindCounters()
         self.counters_by_kind = {kind: KindCounters() for kind in kinds} | {
-            UNKNOWN_KINDS: self._unknown_kind_counters
+            UNKNOWN_KINDS_LABEL: self._unknown_kind_counters
         }
         self.counters_by_queue = {queue: QueueCounters() for queue in queues}
         self._removed_queue_wait_times = HistogramBuilder(WAIT_TIME_BUCKET_BOUNDS)
@@ -188,7 +188,7 @@ class RunCounters:
             self.failures_by_kind[name] = count + 1, outcome.error_entry or ""
         else:
             self.other_failing_kinds.add(
-                UNKNOWN_KINDS if kind_counters is self._unknown_kind_counters else name
+                UNKNOWN_KINDS_LABEL if kind_counters is self._unknown_kind_counters else name
             )
 
     def add_queue(self, queue: str) -> None:

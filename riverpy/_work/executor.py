@@ -1,4 +1,4 @@
-"""Executor: starts claimed attempts, runs the code of their jobs, and sets their outcome."""
+"""JobExecutor: starts claimed attempts, runs the code of their jobs, and sets their outcome."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from riverpy._log_events import (
     JOB_STARTED,
 )
 from riverpy._names import EXPIRES_AT_METADATA_KEY
-from riverpy._plugins import Plugins, plugins_of
+from riverpy._plugins import PluginLists, read_class_plugins
 from riverpy._work import outcomes
 from riverpy._work.attempt import Attempt, Outcome
 from riverpy._work.blocking import BlockingJobRunner
@@ -35,12 +35,12 @@ from riverpy._work.failure import (
     make_storable_message,
     make_storable_trace,
 )
-from riverpy._work.middleware import WorkStack
+from riverpy._work.middleware import MiddlewareStack
 from riverpy.context import running_job
 from riverpy.errors import JobCancel, JobSnooze
 from riverpy.events import EventKind
 from riverpy.job import JobColumn, JobState
-from riverpy.retry import retry_delay
+from riverpy.retry import choose_retry_delay
 from riverpy.worker import check_timeout
 
 if TYPE_CHECKING:
@@ -53,27 +53,27 @@ if TYPE_CHECKING:
     from riverpy._work.child_process import ChildProcessPool
     from riverpy._work.running_attempts import RunningAttempts
     from riverpy.config import Config
-    from riverpy.worker import Workers, WorkUnit
+    from riverpy.worker import RegisteredWorker, Workers
 
-FIRST_STEP_DELAY_MAX = 0.1
+TASK_START_DELAY_MAX = 0.1
 """Seconds. If a job's task starts to run later than this after its creation, it first checks
 whether the client may still work the job."""
 ERROR_HANDLER_TIMEOUT = 10.0
 """Seconds that the user's error handler may take."""
-CANCEL_GRACE_MAX = 2.0
+CANCEL_GRACE_PERIOD_MAX = 2.0
 """Seconds. A cancelled job that runs in a process and uses `job.cancelled` has at most this time to
 end. Then the process is killed."""
-CANCEL_GRACE_SHARE = 0.3
+CANCEL_GRACE_PERIOD_SHARE = 0.3
 """Another limit for this time: this fraction of the hard stop timeout. The shorter limit is
 used."""
-UNCLASSIFIED_RETRY_DELAY = 60.0
+UNCLASSIFIED_ERROR_RETRY_DELAY = 60.0
 """Seconds until the retry of a job, if a fault prevents riverpy from choosing its outcome."""
 UNKNOWN_KIND_SETTINGS = None, math.inf
 """The work unit and the timeout of a kind without a worker."""
-_claim_order = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
+_get_claim_order_key = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
 
-class Executor:
+class JobExecutor:
     """Runs attempts with the workers of one client. Create it in the task of the run."""
 
     def __init__(
@@ -82,51 +82,53 @@ class Executor:
         config: Config,
         children: ChildProcessPool,
         running: RunningAttempts,
-        may_start: Callable[[], bool],
+        may_start_jobs: Callable[[], bool],
         store: AttemptStore,
     ) -> None:
-        """`may_start` returns whether the client may still work its claimed jobs. `store` writes
-        into the rows of running jobs."""
-        self._config, self._running, self._may_start = config, running, may_start
+        """`may_start_jobs` returns whether the client may still work its claimed jobs. `store`
+        writes into the rows of running jobs."""
+        self._config, self._running_attempts, self._may_start_jobs = config, running, may_start_jobs
         self._store = store
         hard_stop = config.hard_stop_timeout.total_seconds()
-        grace = min(CANCEL_GRACE_MAX, hard_stop * CANCEL_GRACE_SHARE)
-        self._blocking = BlockingJobRunner(children, running, config.max_processes, grace)
-        self._context = contextvars.copy_context()
+        grace = min(CANCEL_GRACE_PERIOD_MAX, hard_stop * CANCEL_GRACE_PERIOD_SHARE)
+        self._blocking_runner = BlockingJobRunner(children, running, config.max_processes, grace)
+        self._job_context_template = contextvars.copy_context()
         """The context that is copied for each job, so that no job sees the context variables of
         another job."""
-        self._first_step_deadline = 0.0
+        self._task_start_deadline = 0.0
         self._log = get_logger()
-        self._logs_jobs = self._log.is_debug_enabled
+        self._should_log_jobs = self._log.is_debug_enabled
         self._limited_log = self._log.with_rate_limit()
-        self._kinds_with_value: set[str] = set()
+        self._kinds_with_logged_value: set[str] = set()
         """The kinds for which a log event said that returned values are ignored."""
-        self._units = {
+        self._worker_by_kind = {
             kind: (unit, _timeout_seconds(unit.resolve_timeout(config.job_timeout)))
             for kind in workers
             if (unit := workers.get(kind)) is not None
         }
-        plugins = Plugins(config.plugins, config.hooks, config.middleware)
-        self._work_stacks, self._client_stack = self._make_stacks(plugins)
+        plugins = PluginLists(config.plugins, config.hooks, config.middleware)
+        self._stack_by_kind, self._unknown_kind_stack = self._make_stacks(plugins)
 
     def _make_stacks(
-        self, plugins: Plugins
-    ) -> tuple[dict[str, WorkStack | None], WorkStack | None]:
+        self, plugins: PluginLists
+    ) -> tuple[dict[str, MiddlewareStack | None], MiddlewareStack | None]:
         """Return the work stack (hooks and middleware) of each kind, and the work stack of unknown
         kinds. A work stack without hooks and middleware is None. The dict is empty if all its work
         stacks would be None."""
         stacks = {
-            kind: self._make_stack(plugins, plugins_of(unit.args_type), unit)
-            for kind, (unit, _) in self._units.items()
+            kind: self._make_stack(plugins, read_class_plugins(unit.args_type), unit)
+            for kind, (unit, _) in self._worker_by_kind.items()
         }
-        unknown = self._make_stack(plugins, Plugins(), None)
+        unknown = self._make_stack(plugins, PluginLists(), None)
         has_any = unknown is not None or any(stacks.values())
         return (stacks if has_any else {}), unknown
 
     def _make_stack(
-        self, plugins: Plugins, of_kind: Plugins, unit: WorkUnit | None
-    ) -> WorkStack | None:
-        stack = WorkStack(plugins, of_kind, unit, self._running, self._run_code)
+        self, plugins: PluginLists, kind_plugins: PluginLists, worker: RegisteredWorker | None
+    ) -> MiddlewareStack | None:
+        stack = MiddlewareStack(
+            plugins, kind_plugins, worker, self._running_attempts, self._run_job_code
+        )
         return None if stack.is_empty else stack
 
     async def check_process_jobs(self) -> None:
@@ -135,49 +137,50 @@ class Executor:
         Raises:
             ConfigError: a process cannot start, or cannot import a function.
         """
-        units = {id(unit): unit for unit, _ in self._units.values() if unit.executor == "process"}
+        workers = (worker for worker, _ in self._worker_by_kind.values())
+        units = {id(worker): worker for worker in workers if worker.executor == "process"}
         if units:
-            await self._blocking.check_functions(list(units.values()))
+            await self._blocking_runner.check_functions(list(units.values()))
 
     def close(self) -> None:
         """End idle threads and processes."""
-        self._blocking.close()
+        self._blocking_runner.close()
 
-    def launch(
-        self, rows: Sequence[Any], free_slot: Callable[[], None], slots: int
+    def launch_attempts(
+        self, job_rows: Sequence[Any], free_slot: Callable[[], None], free_slot_count: int
     ) -> list[Attempt]:
-        """Make an attempt for each claimed row, and start the first `slots` attempts.
+        """Make an attempt for each claimed row, and start the first `free_slot_count` attempts.
 
         Returns the attempts that did not start, in the order in which they should start.
         """
-        units, now, store = self._units, time.monotonic(), self._store
+        units, now, store = self._worker_by_kind, time.monotonic(), self._store
         attempts = [
             Attempt(
                 row, units.get(row[JobColumn.KIND], UNKNOWN_KIND_SETTINGS), free_slot, now, store
             )
-            for row in sorted(rows, key=_claim_order)
+            for row in sorted(job_rows, key=_get_claim_order_key)
         ]
-        self._running.add(attempts)
-        self.start(attempts[:slots])
-        return attempts[slots:]
+        self._running_attempts.add_attempts(attempts)
+        self.start_attempts(attempts[:free_slot_count])
+        return attempts[free_slot_count:]
 
-    def start(self, attempts: Sequence[Attempt]) -> None:
+    def start_attempts(self, attempts: Sequence[Attempt]) -> None:
         """Start attempts and their timeouts. The caller must have a free slot for each attempt."""
         if not attempts:
             return
         loop, now, first = asyncio.get_running_loop(), time.monotonic(), math.inf
-        self._first_step_deadline = now + FIRST_STEP_DELAY_MAX
-        if self._logs_jobs:
-            self._log_start(attempts)
+        self._task_start_deadline = now + TASK_START_DELAY_MAX
+        if self._should_log_jobs:
+            self._log_started_attempts(attempts)
         for attempt in attempts:
             deadline = attempt.deadline = now + attempt.timeout
             first = min(first, deadline)
             attempt.task = loop.create_task(
-                self._run_attempt(attempt), context=self._context.copy()
+                self._run_attempt(attempt), context=self._job_context_template.copy()
             )
-        self._running.check_deadlines_at(first)
+        self._running_attempts.schedule_deadline_check(first)
 
-    def _log_start(self, attempts: Sequence[Attempt]) -> None:
+    def _log_started_attempts(self, attempts: Sequence[Attempt]) -> None:
         for attempt in attempts:
             self._log.debug(
                 JOB_STARTED,
@@ -198,62 +201,62 @@ class Executor:
         try:
             if attempt.stop_cause is not None:  # the job was cancelled before this task ran
                 raise asyncio.CancelledError  # noqa: TRY301
-            if attempt.started_at > self._first_step_deadline and not self._may_start():
+            if attempt.started_at > self._task_start_deadline and not self._may_start_jobs():
                 outcomes.set_released_outcome(attempt)
                 return
             if EXPIRES_AT_METADATA_KEY in attempt.metadata_text and _is_attempt_expired(attempt):
                 attempt.outcome = outcomes.make_cancel_outcome(attempt, EXPIRED_ERROR_TEXT)
                 return
             stack = (
-                self._work_stacks.get(attempt.kind, self._client_stack)
-                if self._work_stacks
+                self._stack_by_kind.get(attempt.kind, self._unknown_kind_stack)
+                if self._stack_by_kind
                 else None
             )
             if stack is None:
-                await self._run_code(attempt)
+                await self._run_job_code(attempt)
             else:
-                await stack.work(attempt)
+                await stack.run_attempt(attempt)
         except BaseException as error:  # a SystemExit in the job's code fails the attempt too
-            self._running.set_cause(attempt, error)
-            await self._set_failure(attempt, error)
+            self._running_attempts.set_hard_stop_cause(attempt, error)
+            await self._set_outcome_from_error(attempt, error)
         finally:
             if attempt.steps is not None:
                 attempt.steps.close()
             attempt.ended_at = time.monotonic()
-            self._running.finish(attempt)
+            self._running_attempts.remove_ended_attempt(attempt)
 
-    async def _run_code(self, attempt: Attempt) -> None:
+    async def _run_job_code(self, attempt: Attempt) -> None:
         """Decode the args and run the worker's code."""
         unit = attempt.worker
         if unit is None:
             raise LookupError(
                 f"job kind is not registered in the client's Workers bundle: {attempt.kind}"
             )
-        attempt.set_args(unit.decode(attempt.encoded_args))
-        if unit.job_timeout is not None:
-            self._set_timeout(attempt, unit, unit.job_timeout(attempt))
+        attempt.set_args(unit.decode_args(attempt.encoded_args))
+        if unit.get_job_timeout is not None:
+            self._set_timeout(attempt, unit, unit.get_job_timeout(attempt))
         attempt.read_stored_steps()
         if unit.executor is None:
             returned = get_type_name(await unit.work(attempt))
         elif unit.executor == "thread":
-            returned = await self._blocking.run_in_thread(unit.work, attempt)
+            returned = await self._blocking_runner.run_in_thread(unit.work, attempt)
         else:
-            returned = await self._blocking.run_in_process(unit.work, attempt)
+            returned = await self._blocking_runner.run_in_process(unit.work, attempt)
         if returned is not None or attempt.stop_cause is not None:
-            self._log_return(attempt, returned)
+            self._log_returned_value(attempt, returned)
         if attempt.steps is not None:
             attempt.steps.finish(is_stopped=attempt.stop_cause is not None)
 
-    def _log_return(self, attempt: Attempt, returned: str | None) -> None:
+    def _log_returned_value(self, attempt: Attempt, type_name: str | None) -> None:
         """Log, once for each kind, that the worker's code returned a value. Also log that the code
-        returned after a cancellation. `returned` is the name of the type of the value."""
-        if returned is not None and attempt.kind not in self._kinds_with_value:
-            self._kinds_with_value.add(attempt.kind)
+        returned after a cancellation. `type_name` is the name of the type of the value."""
+        if type_name is not None and attempt.kind not in self._kinds_with_logged_value:
+            self._kinds_with_logged_value.add(attempt.kind)
             self._log.warning(
                 JOB_RETURN_VALUE_IGNORED,
                 kind=attempt.kind,
                 job_id=attempt.id,
-                type=returned,
+                type=type_name,
                 advice="return nothing, or keep the value with job.record_output(…)",
             )
         if attempt.stop_cause is not None:
@@ -267,23 +270,23 @@ class Executor:
             )
 
     def _set_timeout(
-        self, attempt: Attempt, unit: WorkUnit, timeout: timedelta | UnsetType | None
+        self, attempt: Attempt, worker: RegisteredWorker, timeout: timedelta | UnsetType | None
     ) -> None:
         if timeout is UNSET:
             return
         check_timeout(attempt.kind, timeout)
-        resolved = unit.resolve_timeout(self._config.job_timeout, timeout)
+        resolved = worker.resolve_timeout(self._config.job_timeout, timeout)
         attempt.timeout, attempt.has_own_timeout = _timeout_seconds(resolved), True
-        self._running.set_deadline(attempt, attempt.timeout)
+        self._running_attempts.set_deadline(attempt, attempt.timeout)
 
-    async def _set_failure(self, attempt: Attempt, error: BaseException) -> None:
+    async def _set_outcome_from_error(self, attempt: Attempt, error: BaseException) -> None:
         """Set the outcome of an attempt that raised `error`.
 
         The outcome is set to a failure before the error is classified, because the classification
         calls user code, which may raise.
         """
         attempt.outcome = outcomes.make_failure_outcome(
-            attempt, "riverpy could not classify the error", "", UNCLASSIFIED_RETRY_DELAY
+            attempt, "riverpy could not classify the error", "", UNCLASSIFIED_ERROR_RETRY_DELAY
         )
         if attempt.steps is not None:
             attempt.steps.record_progress()
@@ -310,14 +313,14 @@ class Executor:
                 error = attempt.make_timeout_error().with_traceback(error.__traceback__)
             case _:
                 pass
-        return self._make_failure(attempt, error)
+        return self._make_failure_outcome(attempt, error)
 
-    def _make_failure(self, attempt: Attempt, error: BaseException) -> Outcome:
+    def _make_failure_outcome(self, attempt: Attempt, error: BaseException) -> Outcome:
         if attempt.worker is None:  # unknown kind: store the same text as River
             text, trace = make_storable_message(error), ""
         else:
             text, trace = make_storable_error_text(error), make_storable_trace(error)
-        delay = retry_delay(
+        delay = choose_retry_delay(
             attempt, attempt.worker, self._config.retry_policy, self._limited_log
         ).total_seconds()
         outcome = outcomes.make_failure_outcome(attempt, text, trace, delay)

@@ -1,4 +1,4 @@
-"""LeaderSetup: the leader elections of one run, and the maintenance during a term, the time in
+"""ElectionManager: the leader elections of one run, and the maintenance during a term, the time in
 which this client is leader.
 
 A client takes part in the leader election of its domain, a group of queues. Some maintenance is
@@ -42,93 +42,93 @@ if TYPE_CHECKING:
     from riverpy._postgres.skipped_rows import SkippedRowReport
     from riverpy._work.run_context import RunContext
 
-CONNECTION_WAIT_MAX = 60.0
+SHARED_CONNECTION_WAIT_MAX = 60.0
 """Seconds for which a service waits for the connection that it shares with other services. Each of
 the other services may first send a statement that takes up to 5 s."""
 
 
-class LeaderSetup:
+class ElectionManager:
     """The elections of one run: one for the client's domain, and one for the schema lease if the
     domain is not `default`."""
 
     def __init__(self, run: RunContext, timer: Timer) -> None:
         """Create the elections. They open no connection."""
-        self.setups = [ElectionSetup(run, timer, run.config.domain)]
+        self.maintenance_elections = [MaintenanceElection(run, timer, run.config.domain)]
         """One setup for each leader lease. The setup of the client's domain is the first."""
         if run.config.domain != DEFAULT_DOMAIN:
-            self.setups.append(ElectionSetup(run, timer, SCHEMA_LEASE_NAME))
-        self._domain_setup = self.setups[0]
+            self.maintenance_elections.append(MaintenanceElection(run, timer, SCHEMA_LEASE_NAME))
+        self._domain_election = self.maintenance_elections[0]
 
     @property
     def is_leader(self) -> bool:
         """Whether this client is the leader of its domain, and its lease is valid now."""
-        return self._domain_setup.election.lease is not None
+        return self._domain_election.election.lease is not None
 
     @property
     def engine(self) -> LeaseEngine:
         """The engine that renews the lease of the client's domain."""
-        return self._domain_setup.engine
+        return self._domain_election.engine
 
     @property
     def elections(self) -> Sequence[Election]:
         """All elections. The election of the client's domain is the first."""
-        return [setup.election for setup in self.setups]
+        return [setup.election for setup in self.maintenance_elections]
 
     @property
-    def topics(self) -> Mapping[str, Callable[[str], None]]:
+    def handler_by_topic(self) -> Mapping[str, Callable[[str], None]]:
         """The topics of notifications about leases, each with its handler."""
-        if len(self.setups) == 1:  # only one election: the domain is `default`
+        if len(self.maintenance_elections) == 1:  # only one election: the domain is `default`
             return {
                 "river_leadership": lambda payload: handle_leadership_notification(
                     self.engine, payload
                 )
             }
-        return {LEASE_TOPIC: self._receive_lease}
+        return {LEASE_TOPIC: self._receive_lease_notification}
 
-    def _receive_lease(self, payload: str) -> None:
-        for setup in self.setups:
+    def _receive_lease_notification(self, payload: str) -> None:
+        for setup in self.maintenance_elections:
             setup.engine.handle_notification(payload)
 
     @property
     def skipped_rows(self) -> list[SkippedRowReport]:
         """The rows that the running maintenance services skip for a while, because statements for
         these rows fail."""
-        return [row for setup in self.setups for row in setup.skipped_rows]
+        return [row for setup in self.maintenance_elections for row in setup.skipped_rows]
 
     def resync(self) -> None:
         """Check all leases, and read again which domains own which queues, because notifications
         may have been lost."""
-        for setup in self.setups:
+        for setup in self.maintenance_elections:
             setup.engine.wake_all_callers()
-            setup.forget_owners()
+            setup.forget_queue_owners()
 
-    def handle_owner_change(self) -> None:
+    def handle_queue_owner_change(self) -> None:
         """Read again which domain owns which queue, because an owner has changed."""
-        for setup in self.setups:
-            setup.forget_owners()
-            setup.wake()
+        for setup in self.maintenance_elections:
+            setup.forget_queue_owners()
+            setup.wake_services()
 
     async def close(self, timeout: float) -> bool:
         """Stop maintenance that is still running, and wait at most `timeout` seconds for its end.
         Returns whether all maintenance has ended."""
         ended: list[bool] = []
 
-        async def close(election: Election) -> None:
+        async def close_election(election: Election) -> None:
             ended.append(await election.close(timeout))
 
         async with anyio.create_task_group() as tasks:
             for election in self.elections:
-                tasks.start_soon(close, election)
+                tasks.start_soon(close_election, election)
         return all(ended)
 
 
-class ElectionSetup:
+class MaintenanceElection:
     """One leader lease, its election, and the services that run while this client holds it."""
 
     def __init__(self, run: RunContext, timer: Timer, domain: str) -> None:
         """`domain` is a leader domain, or `SCHEMA_LEASE_NAME`."""
         self._run, self._timer, self._domain = run, timer, domain
-        self._queues: DomainQueueReader | None = None
+        self._domain_queues: DomainQueueReader | None = None
         self._services: Sequence[MaintenanceService] = ()
         lease_name, self._store = _lease_name_and_store(run, domain)
         self.engine = LeaseEngine(
@@ -140,14 +140,14 @@ class ElectionSetup:
         self.election = Election(
             self.engine,
             lease_name,
-            self._run_term,
+            self._run_leader_term,
             domain=domain,
             on_leadership_change=None
             if domain == SCHEMA_LEASE_NAME
             else run.client.leadership.publish,
         )
 
-    def make_services(self, context: TermContext) -> list[MaintenanceService]:
+    def make_maintenance_services(self, context: TermContext) -> list[MaintenanceService]:
         """Return the services that run in a term."""
         client, heartbeat = self._run.client, self._run.heartbeat
         if not isinstance(self._store, SchemaLeaseStore):
@@ -158,18 +158,18 @@ class ElectionSetup:
             ]
         lease, has_foreign_leader = context.fence.lease, self._store.has_non_riverpy_leader
 
-        def resign(why: str) -> None:
-            self.engine.resign(lease, why, pause=self.engine.timing.attempt_interval)
+        def resign_lease(reason: str) -> None:
+            self.engine.resign(lease, reason, pause=self.engine.timing.attempt_interval)
 
         return [
-            DefaultDomainLeaderCheck(context, resign, has_foreign_leader=has_foreign_leader),
+            DefaultDomainLeaderCheck(context, resign_lease, has_foreign_leader=has_foreign_leader),
             *make_schema_services(context, heartbeat, should_reindex=not has_foreign_leader),
         ]
 
-    def forget_owners(self) -> None:
+    def forget_queue_owners(self) -> None:
         """Let the next run of a service read again which domains own which queues."""
-        if self._queues is not None:
-            self._queues.forget_queue_owners()
+        if self._domain_queues is not None:
+            self._domain_queues.forget_queue_owners()
 
     @property
     def skipped_rows(self) -> list[SkippedRowReport]:
@@ -180,12 +180,12 @@ class ElectionSetup:
         reports = [report for service in self._services for report in service.skipped_row_reporters]
         return [row for report in reports for row in report()]
 
-    def wake(self) -> None:
+    def wake_services(self) -> None:
         """Wake each service, so that it runs now."""
         for service in self._services:
             service.wake()
 
-    async def _run_term(self, lease: Lease, scope: StopScope) -> None:
+    async def _run_leader_term(self, lease: Lease, scope: StopScope) -> None:
         runner = TermServicesRunner(
             lease,
             self._make_term,
@@ -196,8 +196,8 @@ class ElectionSetup:
         await runner.run(scope)
 
     def _make_term(self, lease: Lease) -> tuple[TermContext, Sequence[MaintenanceService]]:
-        run, connection = self._run, self._make_connection("maintenance")
-        self._queues = DomainQueueReader(
+        run, connection = self._run, self._make_shared_connection("maintenance")
+        self._domain_queues = DomainQueueReader(
             connection,
             run.schema,
             self._domain,
@@ -211,15 +211,15 @@ class ElectionSetup:
             config=run.config,
             workers=run.client.workers,
             connection=connection,
-            long_statement_connection=self._make_connection("cleaning"),
+            long_statement_connection=self._make_shared_connection("cleaning"),
             timer=self._timer,
             open_direct_connection=run.connections.connector.connect_for_reindexer,
-            read_queue_scope=self._queues.read_queue_scope,
+            read_queue_scope=self._domain_queues.read_queue_scope,
         )
-        self._services = self.make_services(context)
+        self._services = self.make_maintenance_services(context)
         return context, self._services
 
-    def _make_connection(self, name: str) -> DedicatedConnection:
+    def _make_shared_connection(self, name: str) -> DedicatedConnection:
         """Return a connection that services share. Each service gets the connection in turn."""
         run = self._run
         return DedicatedConnection(
@@ -227,7 +227,7 @@ class ElectionSetup:
             lambda: run.connections.connector.connect_for_maintenance(f"riverpy {name}"),
             run.connections.outage,
             trace_internal=run.config.trace_internal,
-            lock_wait_timeout=CONNECTION_WAIT_MAX,
+            lock_wait_timeout=SHARED_CONNECTION_WAIT_MAX,
         )
 
 

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from riverpy._work.running_attempts import RunningAttempts
     from riverpy.job import Job
 
-CHECK_INTERVAL = 0.5
+LOOP_CHECK_INTERVAL = 0.5
 """Seconds between two timestamps that the event loop records, and between two checks of the
 thread."""
-BLOCKED_AFTER = 1.0
+BLOCKED_THRESHOLD = 1.0
 """Seconds. If a timestamp is late by more than this, the event loop counts as blocked."""
-FRAMES_MAX = 4
+LOGGED_CODE_POSITIONS_MAX = 4
 """The maximum number of code positions in a log event, starting with the innermost."""
 _FILES_AROUND_JOB_CODE = FILES_THAT_CALL_JOB_CODE | {
     asyncio.events.__file__,
@@ -52,21 +52,21 @@ class LoopWatch:
     def __init__(self, running: RunningAttempts, record_lag: Callable[[float], None]) -> None:
         """`running` are the jobs that may block the event loop. `record_lag` is called at each
         timestamp, with the delay of the timestamp in seconds."""
-        self._running, self._record_lag = running, record_lag
-        self._timestamp = 0.0
+        self._running_attempts, self._record_lag = running, record_lag
+        self._loop_timestamp = 0.0
         """The last timestamp that the event loop recorded, in monotonic seconds."""
-        self._logged_timestamp = 0.0
-        """The value of `_timestamp` when a blocked event loop was last logged."""
-        self._blocking_job: dict[str, object] = {}
+        self._last_warning_timestamp = 0.0
+        """The value of `_loop_timestamp` when a blocked event loop was last logged."""
+        self._blocking_job_fields: dict[str, object] = {}
         self._log = get_logger()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Watch until stopped."""
-        self._timestamp = time.monotonic()
+        self._loop_timestamp = time.monotonic()
         ended = threading.Event()
         loop, thread_id = asyncio.get_running_loop(), threading.get_ident()
         threading.Thread(
-            target=self._check_in_thread,
+            target=self._check_loop_in_thread,
             args=(loop, thread_id, ended),
             name="riverpy loop watch",
             daemon=True,
@@ -74,24 +74,26 @@ class LoopWatch:
         task_status.started()
         try:
             while True:
-                await anyio.sleep(CHECK_INTERVAL)
-                self._record_timestamp()
+                await anyio.sleep(LOOP_CHECK_INTERVAL)
+                self._record_loop_timestamp()
         finally:
             ended.set()
 
-    def _record_timestamp(self) -> None:
+    def _record_loop_timestamp(self) -> None:
         """Record a timestamp in the event loop. If the event loop was blocked, log for how long.
         The thread cannot log this, because the thread may have been blocked too."""
         now = time.monotonic()
-        blocked = now - self._timestamp - CHECK_INTERVAL
-        self._timestamp = now
+        blocked = now - self._loop_timestamp - LOOP_CHECK_INTERVAL
+        self._loop_timestamp = now
         self._record_lag(max(blocked, 0.0))
-        if blocked > BLOCKED_AFTER:
-            self._log.warning(EVENT_LOOP_RESUMED, seconds=round(blocked, 3), **self._blocking_job)
-        self._blocking_job = {}
+        if blocked > BLOCKED_THRESHOLD:
+            self._log.warning(
+                EVENT_LOOP_RESUMED, seconds=round(blocked, 3), **self._blocking_job_fields
+            )
+        self._blocking_job_fields = {}
 
-    def _check_in_thread(
-        self, loop: asyncio.AbstractEventLoop, thread_id: int, ended: threading.Event
+    def _check_loop_in_thread(
+        self, loop: asyncio.AbstractEventLoop, thread_id: int, watch_ended: threading.Event
     ) -> None:
         """Check in a thread whether the event loop is blocked.
 
@@ -99,19 +101,21 @@ class LoopWatch:
         was suspended. Then nothing is logged.
         """
         checked_at, used = time.monotonic(), time.process_time()
-        while not ended.wait(CHECK_INTERVAL):
+        while not watch_ended.wait(LOOP_CHECK_INTERVAL):
             now, use = time.monotonic(), time.process_time()
             waited, used_time = now - checked_at, use - used
             checked_at, used = now, use
-            was_suspended = waited > CHECK_INTERVAL + BLOCKED_AFTER and used_time < waited / 2
-            timestamp = self._timestamp
-            blocked = now - timestamp - CHECK_INTERVAL
-            is_logged = timestamp == self._logged_timestamp
-            if blocked > BLOCKED_AFTER and not was_suspended and not is_logged:
-                blocking_job = self._describe_loop(loop, thread_id)
-                if timestamp != self._timestamp:  # the event loop runs again: the job may differ
+            was_suspended = (
+                waited > LOOP_CHECK_INTERVAL + BLOCKED_THRESHOLD and used_time < waited / 2
+            )
+            timestamp = self._loop_timestamp
+            blocked = now - timestamp - LOOP_CHECK_INTERVAL
+            is_logged = timestamp == self._last_warning_timestamp
+            if blocked > BLOCKED_THRESHOLD and not was_suspended and not is_logged:
+                blocking_job = self._describe_blocking_job(loop, thread_id)
+                if timestamp != self._loop_timestamp:  # the loop runs again: the job may differ
                     continue
-                self._logged_timestamp, self._blocking_job = timestamp, blocking_job
+                self._last_warning_timestamp, self._blocking_job_fields = timestamp, blocking_job
                 self._log.warning(
                     EVENT_LOOP_BLOCKED,
                     effect="nothing else runs in this process",
@@ -119,35 +123,37 @@ class LoopWatch:
                     **blocking_job,
                 )
 
-    def _describe_loop(self, loop: asyncio.AbstractEventLoop, thread_id: int) -> dict[str, object]:
+    def _describe_blocking_job(
+        self, loop: asyncio.AbstractEventLoop, thread_id: int
+    ) -> dict[str, object]:
         """Return the job that runs in the event loop now, and its code position."""
         found: dict[str, object] = {}
-        job = self._find_job(asyncio.current_task(loop))
+        job = self._find_job_of_task(asyncio.current_task(loop))
         if job is not None:
             found = {"kind": job.kind, "job_id": job.id, "queue": job.queue}
         frames = sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] (its documented name)
-        positions = _code_positions(frames.get(thread_id))
+        positions = _list_code_positions(frames.get(thread_id))
         return found | {"at": " < ".join(positions)}
 
-    def _find_job(self, task: asyncio.Task[Any] | None) -> Job[Any] | None:
+    def _find_job_of_task(self, task: asyncio.Task[Any] | None) -> Job[Any] | None:
         """Return the job that a task runs, or the job that has started the task. Before Python
         3.12, the job that started a task is not known."""
         if task is None:  # the event loop runs a callback, not a task
             return None
-        for attempt in self._running:
+        for attempt in self._running_attempts:
             if attempt.task is task:
                 return attempt
         context = getattr(task, "get_context", None)
         return None if context is None else context().get(running_job)
 
 
-def _code_positions(frame: FrameType | None) -> list[str]:
+def _list_code_positions(frame: FrameType | None) -> list[str]:
     """Return the code positions of the job, the innermost first."""
     positions: list[str] = []
     while frame is not None and frame.f_code.co_filename not in _FILES_AROUND_JOB_CODE:
         code = frame.f_code
         positions.append(f"{code.co_filename}:{frame.f_lineno} {code.co_qualname}")
         frame = frame.f_back
-    if len(positions) > FRAMES_MAX:
-        positions[FRAMES_MAX:] = ["…"]
+    if len(positions) > LOGGED_CODE_POSITIONS_MAX:
+        positions[LOGGED_CODE_POSITIONS_MAX:] = ["…"]
     return positions

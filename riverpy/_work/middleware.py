@@ -1,4 +1,4 @@
-"""WorkStack: the hooks and middleware around the attempts of jobs of one kind, the outermost first.
+"""MiddlewareStack: the hooks and middleware around the attempts of one kind, outermost first.
 
     the worker's own middleware
       the client's middleware, then the middleware of the args class
@@ -22,43 +22,43 @@ from riverpy._work.failure import is_cancellation
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from riverpy._plugins import Plugins
+    from riverpy._plugins import PluginLists
     from riverpy._work.attempt import Attempt
     from riverpy._work.running_attempts import RunningAttempts
-    from riverpy.worker import WorkUnit
+    from riverpy.worker import RegisteredWorker
 
 WORK_END_HOOK_TIMEOUT = 10.0
 """Seconds for each work_end hook that is called after the timeout."""
 _STOPPING_CAUSES = {StopCause.JOB_CANCELLED, StopCause.HARD_STOP}
 
 
-class WorkStack:
+class MiddlewareStack:
     """The hooks and middleware around the attempts of jobs of one kind."""
 
     def __init__(
         self,
-        client: Plugins,
-        kind: Plugins,
-        unit: WorkUnit | None,
+        client_plugins: PluginLists,
+        kind_plugins: PluginLists,
+        worker: RegisteredWorker | None,
         running: RunningAttempts,
-        run_code: Callable[[Attempt], Awaitable[None]],
+        run_job_code: Callable[[Attempt], Awaitable[None]],
     ) -> None:
-        """`client` and `kind` are the hooks and middleware of the client and of the args class.
-        `run_code` decodes the args of an attempt and runs its code."""
-        self._worker_middleware = None if unit is None else unit.middleware
-        self._middleware = [*client.work, *kind.work]
-        self._begin_hooks = [*client.work_begin, *kind.work_begin]
-        self._end_hooks = [*client.work_end, *kind.work_end]
-        self._running, self._run_code = running, run_code
+        """`client_plugins` and `kind_plugins` are the hooks and middleware of the client and of the
+        args class. `run_job_code` decodes the args of an attempt and runs its code."""
+        self._make_worker_middleware = None if worker is None else worker.middleware
+        self._middleware = [*client_plugins.work_middleware, *kind_plugins.work_middleware]
+        self._begin_hooks = [*client_plugins.work_begin_hooks, *kind_plugins.work_begin_hooks]
+        self._end_hooks = [*client_plugins.work_end_hooks, *kind_plugins.work_end_hooks]
+        self._running_attempts, self._run_job_code = running, run_job_code
 
     @property
     def is_empty(self) -> bool:
         """Whether there are no hooks and no middleware."""
         return not (
-            self._worker_middleware or self._middleware or self._begin_hooks or self._end_hooks
+            self._make_worker_middleware or self._middleware or self._begin_hooks or self._end_hooks
         )
 
-    async def work(self, attempt: Attempt) -> None:
+    async def run_attempt(self, attempt: Attempt) -> None:
         """Run the attempt.
 
         Raises:
@@ -67,15 +67,15 @@ class WorkStack:
             BaseException: the attempt failed.
         """
         attempt.deadline = math.inf
-        run, given = _StackRun(attempt, self._running), attempt.encoded_args
+        run, given = _AttemptRun(attempt, self._running_attempts), attempt.encoded_args
         try:
-            outer = self._worker_middleware(attempt) if self._worker_middleware else ()
+            outer = self._make_worker_middleware(attempt) if self._make_worker_middleware else ()
             await run_middleware(
                 [*outer, *self._middleware],
-                lambda middleware, inner: run.run_single_middleware(
+                lambda middleware, inner: run.run_one_middleware(
                     partial(middleware.work, attempt, inner)
                 ),
-                lambda: self._run_inside_middleware(run),
+                lambda: self._run_hooks_and_code(run),
                 may_suppress_errors=True,
             )
         except GeneratorExit:
@@ -91,19 +91,21 @@ class WorkStack:
                 attempt.encoded_args = given
         raise asyncio.CancelledError
 
-    async def _run_inside_middleware(self, run: _StackRun) -> None:
+    async def _run_hooks_and_code(self, run: _AttemptRun) -> None:
         attempt, error = run.attempt, None
         if attempt.stop_cause is not None:  # a middleware caught the cancellation: raise it again
             raise asyncio.CancelledError
         for hook in self._begin_hooks:
             await hook.work_begin(attempt)
         try:
-            run.start_timeout()
-            _, error = await run.await_outcome(lambda: self._run_code(attempt))
-            run.has_code_ended = error is None or not is_cancellation(error)
+            run.start_attempt_timeout()
+            _, error = await run.call_and_catch_error(lambda: self._run_job_code(attempt))
+            run.has_job_code_ended = error is None or not is_cancellation(error)
             for hook in self._end_hooks:
                 run.start_hook_timeout()
-                is_caught, raised = await run.await_outcome(partial(hook.work_end, attempt, error))
+                is_caught, raised = await run.call_and_catch_error(
+                    partial(hook.work_end, attempt, error)
+                )
                 error = raised or (None if is_caught is True else error)
             if error is not None:
                 raise error
@@ -115,64 +117,64 @@ class WorkStack:
             error = raised = None  # break the reference cycles between the errors and this frame
 
 
-class _StackRun:
+class _AttemptRun:
     """One attempt that runs inside its hooks and middleware."""
 
-    __slots__ = ("attempt", "has_code_ended", "running")
+    __slots__ = ("attempt", "has_job_code_ended", "running_attempts")
 
     def __init__(self, attempt: Attempt, running: RunningAttempts) -> None:
-        self.attempt, self.running = attempt, running
-        self.has_code_ended = False
+        self.attempt, self.running_attempts = attempt, running
+        self.has_job_code_ended = False
         """Whether the code of the job has ended, by itself or by its timeout."""
 
     @property
     def is_stopped(self) -> bool:
         """Whether the attempt was cancelled or stopped before its code ended."""
-        return self.attempt.stop_cause in _STOPPING_CAUSES and not self.has_code_ended
+        return self.attempt.stop_cause in _STOPPING_CAUSES and not self.has_job_code_ended
 
-    def start_timeout(self) -> None:
+    def start_attempt_timeout(self) -> None:
         """Start the timeout of the attempt."""
-        self.running.set_deadline(self.attempt, self.attempt.timeout)
+        self.running_attempts.set_deadline(self.attempt, self.attempt.timeout)
 
     def start_hook_timeout(self) -> None:
         """Start the timeout of a hook that is called after the timeout of the attempt."""
         attempt = self.attempt
         if attempt.deadline == math.inf and attempt.timeout < math.inf:
-            self.running.set_deadline(attempt, WORK_END_HOOK_TIMEOUT)
+            self.running_attempts.set_deadline(attempt, WORK_END_HOOK_TIMEOUT)
 
-    async def run_single_middleware(self, run: Callable[[], Awaitable[None]]) -> None:
+    async def run_one_middleware(self, call_middleware: Callable[[], Awaitable[None]]) -> None:
         """Run a middleware.
 
         If the middleware awaits the inner code in another task, the timeout cancels the middleware.
         The outer middleware still receives a TimeoutError.
         """
-        _, error = await self.await_outcome(run)
+        _, error = await self.call_and_catch_error(call_middleware)
         try:
             if error is not None:
                 raise error
         finally:
             error = None  # the error refers to this frame: a reference cycle
 
-    async def await_outcome(
-        self, run: Callable[[], Awaitable[object]]
+    async def call_and_catch_error(
+        self, call_code: Callable[[], Awaitable[object]]
     ) -> tuple[object, BaseException | None]:
         """Await `run`, and return its value and its error. A cancellation by the timeout becomes a
         TimeoutError, and no longer cancels the task, so that code after `run` is not cancelled."""
         try:
-            returned, error = await run(), None
+            returned, error = await call_code(), None
         except GeneratorExit:  # the event loop has ended, so nothing can be awaited
             raise
         except BaseException as raised:
-            self.running.set_cause(self.attempt, raised)
+            self.running_attempts.set_hard_stop_cause(self.attempt, raised)
             returned, error = None, raised
         try:
-            if self._end_timeout() and error is not None and is_cancellation(error):
+            if self._end_timeout_cancellation() and error is not None and is_cancellation(error):
                 return None, self.attempt.make_timeout_error().with_traceback(error.__traceback__)
             return returned, error
         finally:
             error = None  # the error refers to this frame: a reference cycle
 
-    def _end_timeout(self) -> bool:
+    def _end_timeout_cancellation(self) -> bool:
         """If the timeout has cancelled the attempt, end the cancellation and return True."""
         attempt, task = self.attempt, asyncio.current_task()
         if (

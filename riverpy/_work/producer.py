@@ -43,19 +43,19 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.driver import Connection
     from riverpy._work.completer import Completer
-    from riverpy._work.executor import Executor
+    from riverpy._work.executor import JobExecutor
     from riverpy._work.run_context import RunContext
     from riverpy._work.running_attempts import RunningAttempts
     from riverpy.config import QueueConfig
 
 CLAIM_TIMEOUT = 10.0
 """Seconds for one claim, including a reconnect."""
-CLAIM_TIMEOUT_STOPPING = 1.0
+CLAIM_TIMEOUT_AFTER_STOP = 1.0
 """Seconds that a running claim may still take after a stop request."""
-CLAIM_SIZE_MIN = 100
+CLAIM_SIZE_LIMIT_MIN = 100
 """A claim requests at most this number of jobs. If half the number of slots is larger, that number
 is the limit. So the server can work on the next claim while this process runs jobs."""
-FOLLOW_UP_DELAYS = (0.005, 0.1)
+FOLLOW_UP_CLAIM_DELAYS = (0.005, 0.1)
 """The producer claims again this many seconds after a notification. One notification may announce
 several jobs, and some of them may be committed after the first claim."""
 EMPTY_CLAIMS_MAX, EMPTY_CLAIM_INTERVAL = 20, 0.02
@@ -66,11 +66,11 @@ DUE_JOB_CLAIM_DELAY = 0.002
 """Seconds that the producer waits after the due time of a job, because the server's clock may be
 behind."""
 CLAIM_RETRY_DELAY_MIN, CLAIM_RETRY_DELAY_MAX = timedelta(milliseconds=50), timedelta(seconds=2)
-POLL_JITTER = 0.1
+POLL_JITTER_FRACTION = 0.1
 """The maximum random delay of a poll, as a fraction of the poll interval."""
-POLL_JITTER_MIN = 0.01
-"""Seconds. If `POLL_JITTER` gives a shorter maximum delay, this maximum is used."""
-FIRST_POLL_JITTER = 0.5
+POLL_JITTER_SECONDS_MIN = 0.01
+"""Seconds. If `POLL_JITTER_FRACTION` gives a shorter maximum delay, this maximum is used."""
+FIRST_POLL_JITTER_FRACTION = 0.5
 """The first poll after a notification comes earlier by a random time, up to this fraction of the
 poll interval. Otherwise all clients that received the notification would poll at the same time."""
 
@@ -86,85 +86,87 @@ class Producer:
         config: QueueConfig,
         run: RunContext,
         *,
-        executor: Executor,
+        executor: JobExecutor,
         running: RunningAttempts,
         completer: Completer,
-        claim_failed: Callable[[], None],
+        handle_failed_claim: Callable[[], None],
     ) -> None:
-        """`claim_failed` is called after a claim without an answer, because the server may have
-        claimed jobs."""
+        """`handle_failed_claim` is called after a claim without an answer, because the server may
+        have claimed jobs."""
         self.queue = queue
-        self._counters, self._metrics = run.counters.counters_by_queue[queue], run.metrics
+        self._counters = run.counters.counters_by_queue[queue]
+        self._metric_emitter = run.metric_emitter
         self._client_id, self._schema = run.client.id, run.schema
-        self._kinds = run.kinds
-        self._claims, self._heartbeat = run.connections.claims, run.heartbeat
-        self._executor, self._running, self._completer = executor, running, completer
-        self._subscriptions, self._claim_failed = run.client.subscriptions, claim_failed
-        self._slots = self._free_slots = config.max_workers
-        self._empty_claims = 0
+        self._kinds_to_claim = run.kinds_to_claim
+        self._claim_connection, self._heartbeat = run.connections.claims, run.heartbeat
+        self._executor, self._running_attempts, self._completer = executor, running, completer
+        self._subscriptions = run.client.subscriptions
+        self._handle_failed_claim = handle_failed_claim
+        self._slot_count = self._free_slot_count = config.max_workers
+        self._consecutive_empty_claims = 0
         """The number of empty claims in a row."""
-        self._claimed_at = 0.0
+        self._last_claim_ended_at = 0.0
         """The end of the last successful claim, in monotonic seconds. Before the first claim, this
         is the start of the producer, or 0 if the producer has not started."""
-        self._prefetch = (
+        self._prefetch_buffer = (
             PrefetchBuffer(config.max_workers, running.release) if config.prefetch else None
         )
-        self._claim_max = max(CLAIM_SIZE_MIN, config.max_workers // 2)
-        self._cooldown = (config.fetch_cooldown or timedelta(0)).total_seconds()
+        self._claim_size_limit = max(CLAIM_SIZE_LIMIT_MIN, config.max_workers // 2)
+        self._fetch_cooldown = (config.fetch_cooldown or timedelta(0)).total_seconds()
         poll_interval = config.fetch_poll_interval or run.config.fetch_poll_interval
         self._poll_interval = poll_interval.total_seconds()
         """Seconds between two polls of an idle queue."""
-        self._backoff = Backoff(CLAIM_RETRY_DELAY_MIN, CLAIM_RETRY_DELAY_MAX)
+        self._claim_backoff = Backoff(CLAIM_RETRY_DELAY_MIN, CLAIM_RETRY_DELAY_MAX)
         # These are separate events, so that a free slot does not wake a producer that waits for
         # jobs.
         self.slot_freed, self._wakeup, self._resumed = (asyncio.Event() for _ in range(3))
         self._resumed.set()
-        self._notified = False
+        self._is_notified = False
         """Whether a notification arrived since the last claim started."""
         self._is_woken_with_other_clients = True
         """Whether this client was woken at the same time as other clients, for example by a
         notification."""
-        self._cancelled_during_claim: set[int] | None = None
+        self._ids_cancelled_during_claim: set[int] | None = None
         """The ids of the jobs that were cancelled during the running claim; None: no claim runs."""
         self._follow_up_times: list[float] = []
         self._due_times: list[float] = []
         self._log = get_logger(queue=queue)
-        self.unclaimable = UnclaimableJobs(self._claim_max, CLAIM_TIMEOUT, self._log)
+        self.unclaimable = UnclaimableJobs(self._claim_size_limit, CLAIM_TIMEOUT, self._log)
         self._claiming_job_id: int | None = None
         """The id of the job of the running claim; None: the claim is for several jobs, or the id
         was not read yet."""
-        self._cursor = ClaimCursor()
-        self._claim_failures = RepeatedFailureLog(self._log)
+        self._claim_cursor = ClaimCursor()
+        self._claim_failure_log = RepeatedFailureLog(self._log)
         self.claimed = TestSignal(f"Producer({queue}).claimed")
 
     @property
-    def paused(self) -> bool:
+    def is_paused(self) -> bool:
         """Whether the queue is paused."""
         return not self._resumed.is_set()
 
     @property
     def running_count(self) -> int:
         """The number of slots in which a job runs."""
-        return self._slots - self._free_slots
+        return self._slot_count - self._free_slot_count
 
     def resize(self, slots: int) -> None:
         """Change the number of slots. With fewer slots than running jobs, the producer claims again
         when enough jobs have ended."""
-        self._free_slots += slots - self._slots
-        self._slots = slots
-        self._claim_max = max(CLAIM_SIZE_MIN, slots // 2)
-        self.unclaimable.set_claim_size_limit(self._claim_max)
-        if self._prefetch is not None:
-            self._prefetch.set_slot_count(slots)
+        self._free_slot_count += slots - self._slot_count
+        self._slot_count = slots
+        self._claim_size_limit = max(CLAIM_SIZE_LIMIT_MIN, slots // 2)
+        self.unclaimable.set_claim_size_limit(self._claim_size_limit)
+        if self._prefetch_buffer is not None:
+            self._prefetch_buffer.set_slot_count(slots)
         self.slot_freed.set()
 
     def stats(self) -> QueueStats:
         """Return the current state and the counts of the queue."""
-        counters, claimed_at = self._counters, self._claimed_at
+        counters, claimed_at = self._counters, self._last_claim_ended_at
         return QueueStats(
-            slots=self._slots,
+            slots=self._slot_count,
             running=self.running_count,
-            paused=self.paused,
+            paused=self.is_paused,
             poll_interval=self._poll_interval,
             claim_age=time.monotonic() - claimed_at if claimed_at else None,
             claims=counters.claim_times.build_histogram(),
@@ -174,19 +176,19 @@ class Producer:
             set_aside=tuple(self.unclaimable.skipped_job_ids),
         )
 
-    def notify(self) -> None:
-        """Claim now and again after `FOLLOW_UP_DELAYS`, because a notification was received or may
-        have been lost."""
+    def wake_after_notification(self) -> None:
+        """Claim now and again after `FOLLOW_UP_CLAIM_DELAYS`, because a notification was received
+        or may have been lost."""
         now = time.monotonic()
-        self._follow_up_times = [now + delay for delay in FOLLOW_UP_DELAYS]
+        self._follow_up_times = [now + delay for delay in FOLLOW_UP_CLAIM_DELAYS]
         self.wake()
 
-    def cancel(self, job_id: int) -> None:
+    def cancel_job_during_claim(self, job_id: int) -> None:
         """Cancel a job if the running claim returns this job."""
-        if self._cancelled_during_claim is not None:
-            self._cancelled_during_claim.add(job_id)
+        if self._ids_cancelled_during_claim is not None:
+            self._ids_cancelled_during_claim.add(job_id)
 
-    def expect_due_job(self, delay: float) -> None:
+    def schedule_claim(self, delay: float) -> None:
         """Claim again after `delay` seconds, when a job becomes due without a notification."""
         if delay <= 0:
             self.wake()
@@ -196,48 +198,48 @@ class Producer:
 
     def wake(self) -> None:
         """Claim now."""
-        self._notified = self._is_woken_with_other_clients = True
+        self._is_notified = self._is_woken_with_other_clients = True
         self._wakeup.set()
 
     def free_slot(self) -> None:
         """Free a slot, and start a prefetched job in it."""
-        self._free_slots += 1
+        self._free_slot_count += 1
         self.slot_freed.set()
-        if self._prefetch is not None:
-            self._prefetch.count_ended_job()
-            self._start_prefetched(self._prefetch)
+        if self._prefetch_buffer is not None:
+            self._prefetch_buffer.count_ended_job()
+            self._start_prefetched_job(self._prefetch_buffer)
 
-    def _start_prefetched(self, prefetch: PrefetchBuffer) -> None:
+    def _start_prefetched_job(self, prefetch_buffer: PrefetchBuffer) -> None:
         """Start a prefetched job, if there is one."""
         if not self._heartbeat.can_claim_jobs:
-            prefetch.release_all_attempts()
-        elif self._free_slots > 0 and (attempt := prefetch.pop_next_attempt()):
-            self._free_slots -= 1
-            self._executor.start([attempt])
+            prefetch_buffer.release_all_attempts()
+        elif self._free_slot_count > 0 and (attempt := prefetch_buffer.pop_next_attempt()):
+            self._free_slot_count -= 1
+            self._executor.start_attempts([attempt])
 
     def set_paused(self, paused: bool) -> None:
         """Stop or resume claiming. Running jobs keep running."""
-        if paused == self.paused:
+        if paused == self.is_paused:
             return
         if paused:
             self._resumed.clear()
-            self._release_prefetched()
+            self._release_prefetched_jobs()
         else:
             self._resumed.set()
             self.wake()
         self._log.info(QUEUE_PAUSED if paused else QUEUE_RESUMED)
         kind = EventKind.QUEUE_PAUSED if paused else EventKind.QUEUE_RESUMED
-        self._subscriptions.publish_queue(kind, self.queue)
+        self._subscriptions.publish_queue_event(kind, self.queue)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Claim until stopped. A stop waits for a running claim, so that the jobs of this claim do
         not stay claimed."""
         task_status.started()
-        self._claimed_at = time.monotonic()
+        self._last_claim_ended_at = time.monotonic()
         try:
             await self._claim_until_stopped(scope)
         finally:
-            self._release_prefetched()
+            self._release_prefetched_jobs()
 
     async def _claim_until_stopped(self, scope: StopScope) -> None:
         turn_max = CLAIM_TIMEOUT + max(
@@ -252,23 +254,23 @@ class Producer:
                 await self._heartbeat.wait_until_can_claim_jobs()
             # A stop cannot cancel the claim, so check for a stop before the claim.
             await anyio.lowlevel.checkpoint_if_cancelled()
-            scope.expect_progress(within=turn_max + self._cooldown)
-            self._notified = False  # set this first: a notification during the claim must count
+            scope.expect_progress(within=turn_max + self._fetch_cooldown)
+            self._is_notified = False  # set this first: a notification during the claim must count
             started = time.monotonic()
-            self._forget_past_times(started)
+            self._forget_past_claim_times(started)
             try:
-                drained = await self._claim(scope)
+                drained = await self._claim_jobs(scope)
             except DATABASE_ERRORS as error:
-                self._log_failure(error)
-                await anyio.sleep(self._backoff.next_delay())
+                self._log_failed_claim(error)
+                await anyio.sleep(self._claim_backoff.next_delay())
                 continue
-            self._backoff.reset()
-            self._claim_failures.log_recovery(CLAIMING_RESTORED)
+            self._claim_backoff.reset()
+            self._claim_failure_log.log_recovery(CLAIMING_RESTORED)
             if drained:
                 await self._wait_until_next_claim()
             pause = max(
-                self._cooldown,
-                EMPTY_CLAIM_INTERVAL if self._empty_claims > EMPTY_CLAIMS_MAX else 0.0,
+                self._fetch_cooldown,
+                EMPTY_CLAIM_INTERVAL if self._consecutive_empty_claims > EMPTY_CLAIMS_MAX else 0.0,
             )
             if pause:
                 await anyio.sleep(max(0.0, started + pause - time.monotonic()))
@@ -276,93 +278,97 @@ class Producer:
                 await asyncio.sleep(0)  # noqa: TID251 (a turn for the launched jobs, no delay)
 
     async def _wait_for_free_slot(self) -> None:
-        while not self._claimable_count():
+        while not self._count_claimable_jobs():
             self.slot_freed.clear()
             await self.slot_freed.wait()
 
-    def _claimable_count(self) -> int:
+    def _count_claimable_jobs(self) -> int:
         """Return how many jobs may be claimed: the free slots and the jobs to prefetch."""
-        if self._prefetch is None:
-            return max(self._free_slots, 0)
-        return max(self._free_slots + self._prefetch.count_extra_jobs_to_claim(), 0)
+        if self._prefetch_buffer is None:
+            return max(self._free_slot_count, 0)
+        return max(self._free_slot_count + self._prefetch_buffer.count_extra_jobs_to_claim(), 0)
 
-    def _release_prefetched(self) -> None:
-        if self._prefetch is not None:
-            self._prefetch.release_all_attempts()
+    def _release_prefetched_jobs(self) -> None:
+        if self._prefetch_buffer is not None:
+            self._prefetch_buffer.release_all_attempts()
 
-    def _log_failure(self, error: Exception) -> None:
+    def _log_failed_claim(self, error: Exception) -> None:
         """Count and log a failed claim. The connection itself logs that it was lost."""
-        self._count_failure(error)
+        self._count_failed_claim(error)
         is_refused = is_permanent_statement_error(error) or is_statement_timeout(error)
-        self._claim_failures.log_failure(
+        self._claim_failure_log.log_failure(
             CLAIMING_FAILED, is_cause_logged=not is_refused, error=describe_error(error)
         )
 
-    async def _claim(self, scope: StopScope) -> bool:
+    async def _claim_jobs(self, scope: StopScope) -> bool:
         """Claim and start jobs. Returns whether the queue had fewer jobs than requested."""
         retry, began = self.unclaimable.choose_job_id_to_retry(), time.monotonic()
         # If too few slots are free after the claim, the remaining jobs are prefetched or released.
-        wanted = 1 if retry is not None else min(max(self._claimable_count(), 1), self._claim_max)
+        limit = self._claim_size_limit if retry is None else 1
+        wanted = min(max(self._count_claimable_jobs(), 1), limit)
         limit, self._claiming_job_id = self.unclaimable.limit_claim_size(wanted), None
         is_single_claim = retry is not None or (
             limit == 1 and self.unclaimable.is_claiming_one_by_one
         )
         # `acquire` limits the time of the claim. After a stop request, the scope shortens
         # this time.
-        longest = CLAIM_TIMEOUT + CLAIM_TIMEOUT_STOPPING
+        longest = CLAIM_TIMEOUT + CLAIM_TIMEOUT_AFTER_STOP
         try:
-            with scope.shield_from_stop(longest, timeout_after_stop=CLAIM_TIMEOUT_STOPPING):
-                async with self._claims.acquire("claiming jobs", CLAIM_TIMEOUT) as connection:
-                    if self.paused:  # the queue was paused during the wait for the connection
+            with scope.shield_from_stop(longest, timeout_after_stop=CLAIM_TIMEOUT_AFTER_STOP):
+                async with self._claim_connection.acquire(
+                    "claiming jobs", CLAIM_TIMEOUT
+                ) as connection:
+                    if self.is_paused:  # the queue was paused during the wait for the connection
                         return True
                     if not self._heartbeat.can_claim_jobs:  # the heartbeat stopped during the wait
                         return False
                     if is_single_claim:
-                        return await self._claim_one(connection, retry)
-                    return await self._claim_many(connection, limit, scope)
+                        return await self._claim_one_job(connection, retry)
+                    return await self._claim_many_jobs(connection, limit, scope)
         except DATABASE_ERRORS as error:
             took = time.monotonic() - began
             # If the server does not answer any statement, the jobs are not the cause.
             is_outage = (
-                isinstance(error, TimeoutError) and self._claims.outage_tracker.is_outage_logged
+                isinstance(error, TimeoutError)
+                and self._claim_connection.outage_tracker.is_outage_logged
             )
             if is_outage or not self.unclaimable.record_failed_claim(
                 limit, self._claiming_job_id, error, took
             ):
                 raise
-            self._count_failure(error)
+            self._count_failed_claim(error)
             return False
 
-    def _count_failure(self, error: Exception) -> None:
-        """Count a failed claim. Also call `claim_failed` if the server may have claimed jobs."""
+    def _count_failed_claim(self, error: Exception) -> None:
+        """Count a failed claim. Call `handle_failed_claim` if the server may have claimed jobs."""
         if not is_permanent_statement_error(error) and not is_statement_timeout(error):
-            self._claim_failed()
+            self._handle_failed_claim()
         self._counters.claim_failure_count += 1
 
-    async def _claim_one(self, connection: Connection, retry: int | None) -> bool:
-        """Claim one job. `retry` is the id of a job whose claim failed before; None: claim the next
-        job. Returns whether the queue has no next job."""
-        rows, took = await self._claim_and_launch(self._claim_row(connection, retry))
-        if retry is not None:
-            self.unclaimable.stop_skipping_job(retry)
+    async def _claim_one_job(self, connection: Connection, retried_job_id: int | None) -> bool:
+        """Claim one job. `retried_job_id` is the id of a job whose claim failed before; None: claim
+        the next job. Returns whether the queue has no next job."""
+        rows, took = await self._claim_and_launch(self._claim_row(connection, retried_job_id))
+        if retried_job_id is not None:
+            self.unclaimable.stop_skipping_job(retried_job_id)
             return False
         self.unclaimable.record_successful_claim(len(rows), 1, took)
-        self._empty_claims = 0 if rows else self._empty_claims + 1
+        self._consecutive_empty_claims = 0 if rows else self._consecutive_empty_claims + 1
         self.claimed.emit()
         return not rows
 
-    async def _claim_many(self, connection: Connection, limit: int, scope: StopScope) -> bool:
+    async def _claim_many_jobs(self, connection: Connection, limit: int, scope: StopScope) -> bool:
         """Claim up to `limit` jobs. Returns whether the queue had fewer jobs than `limit`."""
         sent, found = time.monotonic(), 0
-        for part in self._cursor.choose_claim_ranges(sent):
+        for part in self._claim_cursor.choose_claim_ranges(sent):
             found += await self._claim_range(connection, limit - found, part)
             if found == limit or scope.cause is not None:
                 break
-        self.unclaimable.record_successful_claim(found, limit, self._claimed_at - sent)
-        self._empty_claims = 0 if found else self._empty_claims + 1
-        wait = self._cursor.seconds_until_whole_queue_claim(self._claimed_at)
+        self.unclaimable.record_successful_claim(found, limit, self._last_claim_ended_at - sent)
+        self._consecutive_empty_claims = 0 if found else self._consecutive_empty_claims + 1
+        wait = self._claim_cursor.seconds_until_whole_queue_claim(self._last_claim_ended_at)
         if wait is not None and found < limit:
-            self.expect_due_job(wait)
+            self.schedule_claim(wait)
         self.claimed.emit()
         return found < limit
 
@@ -370,15 +376,15 @@ class Producer:
         """Claim up to `limit` jobs of one range of the queue. Returns how many were claimed."""
         claim = self._claim_rows(connection, limit, part, self.unclaimable.skipped_job_ids)
         rows, took = await self._claim_and_launch(claim)
-        is_full, now = len(rows) == limit, self._claimed_at
-        if self._cursor.is_claiming_slow(part, len(rows), took):
+        is_full, now = len(rows) == limit, self._last_claim_ended_at
+        if self._claim_cursor.is_claiming_slow(part, len(rows), took):
             server_time = await job_get_server_time(connection, self._schema)
             seen_at = server_time - int((time.monotonic() - now + took) * 1e6)
-            self._cursor.set_positions_after_slow_claim(
+            self._claim_cursor.set_positions_after_slow_claim(
                 rows, is_limit_reached=is_full, seen_until=seen_at, duration=took, now=now
             )
         else:
-            self._cursor.set_positions_after_fast_claim(
+            self._claim_cursor.set_positions_after_fast_claim(
                 part, rows, is_limit_reached=is_full, now=now
             )
         return len(rows)
@@ -387,33 +393,33 @@ class Producer:
         """Await a claim and start its jobs. Returns the claimed rows, and the duration of the claim
         in seconds."""
         sent = time.monotonic()
-        self._cancelled_during_claim = set()
+        self._ids_cancelled_during_claim = set()
         try:
             rows = await claim
-            self._launch_claimed_jobs(rows, self._cancelled_during_claim)
+            self._launch_claimed_jobs(rows, self._ids_cancelled_during_claim)
         except asyncio.CancelledError:  # the server may have claimed the jobs anyway
-            self._claim_failed()
+            self._handle_failed_claim()
             raise
         finally:
-            self._cancelled_during_claim = None
-        self._claimed_at = time.monotonic()
-        took = self._claimed_at - sent
+            self._ids_cancelled_during_claim = None
+        self._last_claim_ended_at = time.monotonic()
+        took = self._last_claim_ended_at - sent
         self._counters.count_claim(len(rows), took)
-        self._metrics.emit_claim_metrics(self.queue, len(rows), took)
+        self._metric_emitter.emit_claim_metrics(self.queue, len(rows), took)
         return rows, took
 
-    def _launch_claimed_jobs(self, rows: list[Record], cancelled: set[int]) -> None:
+    def _launch_claimed_jobs(self, job_rows: list[Record], cancelled_job_ids: set[int]) -> None:
         may_start = self._heartbeat.can_claim_jobs  # False: the heartbeat stopped during the claim
         # `resize` may have removed slots during the claim.
-        slots = max(self._free_slots, 0) if may_start else 0
-        waiting = self._executor.launch(rows, self.free_slot, slots)
-        for job_id in cancelled:
-            self._running.cancel(job_id, self.queue)
-        self._free_slots -= len(rows) - len(waiting)
-        if self._prefetch is not None and may_start and not self.paused:
-            self._prefetch.add_attempts(waiting)
+        slots = max(self._free_slot_count, 0) if may_start else 0
+        waiting = self._executor.launch_attempts(job_rows, self.free_slot, slots)
+        for job_id in cancelled_job_ids:
+            self._running_attempts.cancel_job(job_id, self.queue)
+        self._free_slot_count -= len(job_rows) - len(waiting)
+        if self._prefetch_buffer is not None and may_start and not self.is_paused:
+            self._prefetch_buffer.add_attempts(waiting)
         elif waiting:
-            self._running.release(waiting)
+            self._running_attempts.release(waiting)
 
     async def _claim_row(self, connection: Connection, job_id: int | None) -> list[Record]:
         """Claim the job with the id `job_id`; None: claim the next job.
@@ -431,7 +437,7 @@ class Producer:
                     connection,
                     self._schema,
                     queue=self.queue,
-                    kinds=self._kinds,
+                    kinds=self._kinds_to_claim,
                     skipped_ids=self.unclaimable.skipped_job_ids,
                 )
             if place is None:
@@ -445,21 +451,21 @@ class Producer:
             )
 
     async def _claim_rows(
-        self, connection: Connection, limit: int, part: QueueRange, skipped: list[int]
+        self, connection: Connection, limit: int, part: QueueRange, skipped_ids: list[int]
     ) -> list[Record]:
         return await job_claim(
             connection,
             self._schema,
             queue=self.queue,
-            kinds=self._kinds,
-            skipped_ids=skipped,
+            kinds=self._kinds_to_claim,
+            skipped_ids=skipped_ids,
             after_position=part.start_after,
             priority_max=part.last_priority,
             limit=limit,
             client_id=self._client_id,
         )
 
-    def _forget_past_times(self, now: float) -> None:
+    def _forget_past_claim_times(self, now: float) -> None:
         """Remove the planned claim times that are before `now`, because a claim starts now."""
         self._follow_up_times = [at for at in self._follow_up_times if at > now]
         while self._due_times and self._due_times[0] <= now:
@@ -469,7 +475,7 @@ class Producer:
         """Wait until the next claim: after a notification, at the time at which a job is due, or at
         the next poll."""
         poll_at = time.monotonic() + self._seconds_to_next_poll()
-        while not self._notified:
+        while not self._is_notified:
             self._wakeup.clear()
             retry_at = self.unclaimable.next_retry_at
             next_at = min([poll_at, retry_at, *self._follow_up_times, *self._due_times[:1]])
@@ -482,6 +488,6 @@ class Producer:
     def _seconds_to_next_poll(self) -> float:
         """Return the seconds until the next poll."""
         if self._is_woken_with_other_clients:
-            return self._poll_interval * random.uniform(1 - FIRST_POLL_JITTER, 1)  # noqa: S311 (no secret)
-        jitter = max(self._poll_interval * POLL_JITTER, POLL_JITTER_MIN)
+            return self._poll_interval * random.uniform(1 - FIRST_POLL_JITTER_FRACTION, 1)  # noqa: S311 (no secret)
+        jitter = max(self._poll_interval * POLL_JITTER_FRACTION, POLL_JITTER_SECONDS_MIN)
         return self._poll_interval + random.uniform(0, jitter)  # noqa: S311

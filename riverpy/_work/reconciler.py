@@ -49,33 +49,33 @@ if TYPE_CHECKING:
     from riverpy._work.run_context import RunContext
     from riverpy._work.running_attempts import RunningAttempts
 
-CHECK_INTERVAL = 30.0
+RECONCILE_INTERVAL = 30.0
 """Seconds between two checks of pauses, cancels and claims."""
-POLLING_CHECK_INTERVAL = 2.0
+RECONCILE_INTERVAL_WHEN_POLLING = 2.0
 """Seconds between two checks of pauses and cancels while no notifications arrive; as in River."""
-QUEUE_TOUCH_INTERVAL = 600.0
+QUEUE_ROW_UPDATE_INTERVAL = 600.0
 """Seconds between two updates of the client's rows in `river_queue`; as in River."""
 STATEMENT_TIMEOUT = 10.0
 """Seconds for one statement on the connection for claims."""
-RESERVED_STATEMENT_TIMEOUT = 2.0
+RESERVED_CONNECTION_STATEMENT_TIMEOUT = 2.0
 """Seconds for one statement on the reserved connection, which leases and heartbeats use too."""
-LAST_RELEASE_TIMEOUT = 1.0
+CLAIM_RELEASE_TIMEOUT_MIN = 1.0
 """Seconds for releasing lost claims at the end of a run."""
 RETRY_DELAY = 2.0
 """Seconds until the next check after an error of the database."""
-STATEMENT_ROWS_MAX = 5_000
+ROWS_PER_STATEMENT_MAX = 5_000
 """The maximum number of rows in one statement."""
-SEND_TIMEOUT = 15.0
+RECONCILE_STEP_TIMEOUT = 15.0
 """Seconds. After this time, one step of a check starts no further statement. The remaining rows
 wait for the next check."""
-CHECK_TIMEOUT = 90.0
+RECONCILE_TIMEOUT = 90.0
 """Seconds that all statements of one check may take."""
 LOST_CLAIM_MARGIN = 0.5
 """Seconds. A claim without an answer counts as lost when this time has passed after its timeout."""
 RUNNING_STATES = ("running",)
-PAGE_SIZE = 1_000
+RESCUE_PAGE_SIZE = 1_000
 """One read returns at most this many jobs of an earlier run."""
-Row = TypeVar("Row", bound="ClaimKey | JobRescue | Attempt | str")
+RowT = TypeVar("RowT", bound="ClaimKey | JobRescue | Attempt | str")
 
 
 class Reconciler:
@@ -90,41 +90,45 @@ class Reconciler:
         running: RunningAttempts,
         completer: Completer,
         producers: Mapping[str, Producer],
-        is_notified: Callable[[], bool],
-        abandoned: frozenset[ClaimKey],
+        is_listening: Callable[[], bool],
+        abandoned_claim_keys: frozenset[ClaimKey],
     ) -> None:
-        """`is_notified` returns whether notifications arrive. `abandoned` are attempts of earlier
-        runs in this process. Their code may still run, so the reconciler does not release them."""
+        """`is_listening` returns whether notifications arrive. `abandoned_claim_keys` are attempts
+        of earlier runs in this process, whose code may still run. They are not released."""
         self._schema, self._client_id = run.schema, run.client.id
-        self._reserved, self._claims = run.connections.reserved, run.connections.claims
-        self._running, self._completer, self._heartbeat = running, completer, run.heartbeat
-        self._producers, self._is_notified, self._abandoned = producers, is_notified, abandoned
+        self._reserved_connection = run.connections.reserved
+        self._claim_connection = run.connections.claims
+        self._running_attempts, self._completer, self._heartbeat = running, completer, run.heartbeat
+        self._producers, self._is_listening = producers, is_listening
+        self._abandoned_claim_keys = abandoned_claim_keys
         quiet = run.config.quiet_interval
         self._quiet_interval = 0.0 if quiet is None else quiet.total_seconds()
-        self._notified_queues: set[str] = set()
+        self._queues_changed_by_notification: set[str] = set()
         """The queues that a notification has paused or resumed since the paused queues were last
         read."""
         self._wakeup = asyncio.Event()
-        self._next_claim_check = 0.0
-        self._claim_lost_at = 0.0
+        self._claim_check_at = 0.0
+        self._failed_claim_lost_at = 0.0
         """The time at which the last failed claim counts as lost, in monotonic seconds."""
-        self.has_uncertain_claim = False
+        self.has_unanswered_claim = False
         """Whether a claim without an answer may have claimed jobs that do not run."""
-        self._touch_at = 0.0
-        self._rescue_after_id: int | None = 0
+        self._next_queue_update_at = 0.0
+        self._last_read_id: int | None = 0
         """The jobs of an earlier run were read up to this id; None: all jobs were read."""
-        self._skipped_row_reports: list[Callable[[], list[SkippedRowReport]]] = []
+        self._skipped_row_getters: list[Callable[[], list[SkippedRowReport]]] = []
         self._release_sender = self._make_sender(
-            "release", self._release_rows, lambda claim_key: claim_key.id
+            "release", self._send_releases, lambda claim_key: claim_key.id
         )
         self._rescue_sender = self._make_sender(
-            "rescue", self._rescue_rows, lambda rescue: rescue.claim_key.id
+            "rescue", self._send_rescues, lambda rescue: rescue.claim_key.id
         )
-        self._touch_sender = self._make_sender("queue heartbeat", self._touch_rows, str)
+        self._queue_update_sender = self._make_sender(
+            "queue heartbeat", self._send_queue_updates, str
+        )
         self._cancel_check_sender = self._make_sender(
-            "cancel check", self._read_cancel_marks, lambda attempt: attempt.id
+            "cancel check", self._cancel_marked_attempts, lambda attempt: attempt.id
         )
-        self._touch_error: Exception | None = None
+        self._queue_update_error: Exception | None = None
         """The last error of updating the row of a single queue."""
         self._changed_job_count = 0
         """The number of jobs that this check has released or rescued."""
@@ -132,7 +136,7 @@ class Reconciler:
         """The removed queues that a claim without an answer may have claimed jobs of."""
         self._pause_lock = anyio.Lock()
         """Held from a read of paused queues until they are applied."""
-        self._paused: set[str] = set()
+        self._paused_queues: set[str] = set()
         """The paused queues among the queues that this check has updated."""
         self._log = get_logger()
         self._damaged_jobs = DamagedJobTracker("finding lost claims", self._log)
@@ -141,113 +145,113 @@ class Reconciler:
 
     def _make_sender(
         self,
-        what: str,
-        send: Callable[[list[Row]], Awaitable[None]],
-        name: Callable[[Row], int | str],
-    ) -> BatchSender[Row]:
-        """Return a sender of rows. A row whose statement fails is logged, and reported with the
-        purpose `what`. `name` returns the job id or the queue of a row."""
-        sender = BatchSender[Row](
-            BatchStatement(send, row_id=lambda row: row),
-            batch_size=BatchSize(STATEMENT_ROWS_MAX, STATEMENT_TIMEOUT),
+        purpose: str,
+        send_rows: Callable[[list[RowT]], Awaitable[None]],
+        get_name: Callable[[RowT], int | str],
+    ) -> BatchSender[RowT]:
+        """Return a sender of rows. A row whose statement fails is logged, and reported with
+        `purpose`. `get_name` returns the job id or the queue of a row."""
+        sender = BatchSender[RowT](
+            BatchStatement(send_rows, row_id=lambda row: row),
+            batch_size=BatchSize(ROWS_PER_STATEMENT_MAX, STATEMENT_TIMEOUT),
             # No limit here: the client's jobs and queues are limited.
             skipped_rows=SkippedRows(),
-            on_row_skipped=lambda row, error: self._log_failed_row(what, name(row), error),
+            on_row_skipped=lambda row, error: self._log_failed_row(purpose, get_name(row), error),
         )
-        self._skipped_row_reports.append(
-            lambda: report_skipped_rows(what, sender.skipped_rows.rows, name)
+        self._skipped_row_getters.append(
+            lambda: report_skipped_rows(purpose, sender.skipped_rows.rows, get_name)
         )
         return sender
 
-    def _log_failed_row(self, what: str, name: int | str, error: Exception) -> None:
+    def _log_failed_row(self, purpose: str, row_name: int | str, error: Exception) -> None:
         log, text = self._limited_log, describe_error(error)
-        if what == "queue heartbeat":
-            self._touch_error = error
-            log.warning(QUEUE_RENEWAL_FAILED, queue=name, error=text)
-        elif what == "rescue":
-            log.warning(JOB_RESCUE_FAILED, job_id=name, error=text)
-        elif what == "release":
-            log.warning(JOB_RELEASE_FAILED, job_id=name, error=text)
+        if purpose == "queue heartbeat":
+            self._queue_update_error = error
+            log.warning(QUEUE_RENEWAL_FAILED, queue=row_name, error=text)
+        elif purpose == "rescue":
+            log.warning(JOB_RESCUE_FAILED, job_id=row_name, error=text)
+        elif purpose == "release":
+            log.warning(JOB_RELEASE_FAILED, job_id=row_name, error=text)
         else:
-            log.warning(RECONCILIATION_FAILED, what=what, job_id=name, error=text)
+            log.warning(RECONCILIATION_FAILED, what=purpose, job_id=row_name, error=text)
 
     @property
     def skipped_rows(self) -> list[SkippedRowReport]:
         """The rows that the reconciler skips for a while, because their statements fail."""
         return [
             *self._damaged_jobs.report_skipped_jobs,
-            *(row for report in self._skipped_row_reports for row in report()),
+            *(row for report in self._skipped_row_getters for row in report()),
         ]
 
     @property
     def interval(self) -> float:
         """Seconds between two checks while notifications arrive."""
-        return max(CHECK_INTERVAL, self._quiet_interval)
+        return max(RECONCILE_INTERVAL, self._quiet_interval)
 
     def resync(self) -> None:
         """Check now, because a connection was lost and restored."""
-        self._expect_lost_claims()
-        self._notify_producers()
+        self._schedule_lost_claim_check()
+        self._wake_producers()
 
-    def claim_failed(self) -> None:
+    def handle_failed_claim(self) -> None:
         """Check for lost claims, because a claim without an answer may have claimed jobs."""
-        self.has_uncertain_claim = True
-        self._expect_lost_claims()
+        self.has_unanswered_claim = True
+        self._schedule_lost_claim_check()
 
-    def _expect_lost_claims(self) -> None:
+    def _schedule_lost_claim_check(self) -> None:
         """Plan a check for the time at which a claim that has just failed counts as lost."""
-        self._claim_lost_at = time.monotonic() + CLAIM_TIMEOUT + LOST_CLAIM_MARGIN
-        self._next_claim_check = min(self._next_claim_check, self._claim_lost_at)
+        self._failed_claim_lost_at = time.monotonic() + CLAIM_TIMEOUT + LOST_CLAIM_MARGIN
+        self._claim_check_at = min(self._claim_check_at, self._failed_claim_lost_at)
         self._wakeup.set()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Read the paused queues, then run checks until stopped."""
-        await self._touch_queues()
-        self._next_claim_check = time.monotonic() + self.interval
-        await self._try_step("jobs of an earlier run", self._rescue_earlier_run)
+        await self._update_queue_rows()
+        self._claim_check_at = time.monotonic() + self.interval
+        await self._try_step("jobs of an earlier run", self._rescue_earlier_run_jobs)
         task_status.started()
         is_done = True
         while True:
-            interval = self.interval if self._is_notified() else POLLING_CHECK_INTERVAL
+            interval = self.interval if self._is_listening() else RECONCILE_INTERVAL_WHEN_POLLING
             if not is_done:
                 interval = RETRY_DELAY
-            wait = min(interval, max(self._next_claim_check - time.monotonic(), 0.0))
-            scope.expect_progress(within=wait + CHECK_TIMEOUT)
+            wait = min(interval, max(self._claim_check_at - time.monotonic(), 0.0))
+            scope.expect_progress(within=wait + RECONCILE_TIMEOUT)
             with anyio.move_on_after(wait):
                 await self._wakeup.wait()
             if self._wakeup.is_set():  # wait, so that several reconnects cause one check
                 self._wakeup.clear()
                 await anyio.sleep(LOST_CLAIM_MARGIN)
-            is_done = await self._try_step("pauses", self._read_pauses)
-            is_done = await self._try_step("cancels", self._read_cancels) and is_done
-            if time.monotonic() >= self._next_claim_check:
+            is_done = await self._try_step("pauses", self._check_paused_queues)
+            is_done = await self._try_step("cancels", self._check_cancelled_jobs) and is_done
+            if time.monotonic() >= self._claim_check_at:
                 await self._check_claims()
             self.ran.emit()
 
     async def _check_claims(self) -> None:
         """Release lost claims, and set the time of the next check."""
         began = time.monotonic()
-        release = partial(self._release_lost_claims, age=CLAIM_TIMEOUT)
+        release = partial(self._release_lost_claims, min_age_seconds=CLAIM_TIMEOUT)
         if not (
-            await self._try_step("jobs of an earlier run", self._rescue_earlier_run)
+            await self._try_step("jobs of an earlier run", self._rescue_earlier_run_jobs)
             and await self._try_step("lost claims", release)
         ):
-            self._next_claim_check = began + RETRY_DELAY
-        elif self._claim_lost_at > began:
-            self._next_claim_check = self._claim_lost_at
+            self._claim_check_at = began + RETRY_DELAY
+        elif self._failed_claim_lost_at > began:
+            self._claim_check_at = self._failed_claim_lost_at
         else:
-            self._next_claim_check = began + self.interval
-            self.has_uncertain_claim = bool(self._release_sender.skipped_rows)
-            if not self.has_uncertain_claim:
+            self._claim_check_at = began + self.interval
+            self.has_unanswered_claim = bool(self._release_sender.skipped_rows)
+            if not self.has_unanswered_claim:
                 self._removed_queues.clear()
         if retry_at := min(self._release_sender.next_send_at, self._rescue_sender.next_send_at):
-            self._next_claim_check = min(self._next_claim_check, max(retry_at, began + RETRY_DELAY))
+            self._claim_check_at = min(self._claim_check_at, max(retry_at, began + RETRY_DELAY))
 
-    async def _try_step(self, what: str, step: Callable[[], Awaitable[None]]) -> bool:
+    async def _try_step(self, step_name: str, step: Callable[[], Awaitable[None]]) -> bool:
         try:
             await step()
         except DATABASE_ERRORS as error:
-            self._log.debug(RECONCILIATION_FAILED, what=what, error=describe_error(error))
+            self._log.debug(RECONCILIATION_FAILED, what=step_name, error=describe_error(error))
             return False
         return True
 
@@ -255,7 +259,7 @@ class Reconciler:
         """Apply a notification that a queue was paused or resumed. `*` means all queues."""
         for name, producer in self._producers.items():
             if queue in {name, "*"}:
-                self._notified_queues.add(name)
+                self._queues_changed_by_notification.add(name)
                 producer.set_paused(paused)
 
     async def start_queue(self, queue: str) -> None:
@@ -265,20 +269,22 @@ class Reconciler:
             Exception: one of DATABASE_ERRORS.
         """
         async with self._pause_lock:
-            self._notified_queues.discard(queue)
-            async with self._claims.acquire("adding a queue", STATEMENT_TIMEOUT) as connection:
+            self._queues_changed_by_notification.discard(queue)
+            async with self._claim_connection.acquire(
+                "adding a queue", STATEMENT_TIMEOUT
+            ) as connection:
                 rows = await queues.queue_touch(connection, self._schema, [queue])
-            if queue not in self._notified_queues and queue in self._producers:
+            if queue not in self._queues_changed_by_notification and queue in self._producers:
                 self._producers[queue].set_paused(rows.get(queue, False))
 
     def forget_queue(self, queue: str) -> None:
         """Update the row of a queue no more, because the queue was removed. If a claim without an
         answer may have claimed its jobs, they are still released."""
-        self._touch_sender.forget_skipped_row(queue)
-        if self.has_uncertain_claim:
+        self._queue_update_sender.forget_skipped_row(queue)
+        if self.has_unanswered_claim:
             self._removed_queues.add(queue)
 
-    async def _touch_queues(self) -> None:
+    async def _update_queue_rows(self) -> None:
         async with self._pause_lock:
             await self._touch_queues_unlocked()
 
@@ -289,28 +295,30 @@ class Reconciler:
         Raises:
             Exception: one of DATABASE_ERRORS: the database failed, or no row can be updated.
         """
-        self._notified_queues.clear()
-        self._paused.clear()
-        self._touch_sender.add_missing_rows(self._producers)
-        is_done = await self._touch_sender.send_all_due_rows(SEND_TIMEOUT)
-        failing = len(self._touch_sender.skipped_rows)
+        self._queues_changed_by_notification.clear()
+        self._paused_queues.clear()
+        self._queue_update_sender.add_missing_rows(self._producers)
+        is_done = await self._queue_update_sender.send_all_due_rows(RECONCILE_STEP_TIMEOUT)
+        failing = len(self._queue_update_sender.skipped_rows)
         if is_done and not failing:
-            self._apply_pauses(self._paused)
-        elif failing == len(self._producers) and self._touch_error is not None:
-            raise self._touch_error
+            self._apply_paused_queues(self._paused_queues)
+        elif failing == len(self._producers) and self._queue_update_error is not None:
+            raise self._queue_update_error
         else:
             await self._read_paused_queues_unlocked()
         if is_done:
-            self._touch_at = time.monotonic() + QUEUE_TOUCH_INTERVAL
+            self._next_queue_update_at = time.monotonic() + QUEUE_ROW_UPDATE_INTERVAL
 
-    async def _touch_rows(self, names: list[str]) -> None:
-        async with self._claims.acquire("renewing queues", STATEMENT_TIMEOUT) as connection:
-            rows = await queues.queue_touch(connection, self._schema, names)
-        self._paused.update(name for name, paused in rows.items() if paused)
+    async def _send_queue_updates(self, queue_names: list[str]) -> None:
+        async with self._claim_connection.acquire(
+            "renewing queues", STATEMENT_TIMEOUT
+        ) as connection:
+            rows = await queues.queue_touch(connection, self._schema, queue_names)
+        self._paused_queues.update(name for name, paused in rows.items() if paused)
 
-    async def _read_pauses(self) -> None:
-        if time.monotonic() >= self._touch_at:
-            await self._touch_queues()
+    async def _check_paused_queues(self) -> None:
+        if time.monotonic() >= self._next_queue_update_at:
+            await self._update_queue_rows()
         else:
             await self._read_paused_queues()
 
@@ -319,56 +327,58 @@ class Reconciler:
             await self._read_paused_queues_unlocked()
 
     async def _read_paused_queues_unlocked(self) -> None:
-        self._notified_queues.clear()
-        async with self._reserved.acquire(
-            "reading pauses", RESERVED_STATEMENT_TIMEOUT
+        self._queues_changed_by_notification.clear()
+        async with self._reserved_connection.acquire(
+            "reading pauses", RESERVED_CONNECTION_STATEMENT_TIMEOUT
         ) as connection:
             paused = await queues.queue_filter_paused(
                 connection, self._schema, list(self._producers)
             )
-        self._apply_pauses(paused)
+        self._apply_paused_queues(paused)
 
-    def _apply_pauses(self, paused: set[str]) -> None:
+    def _apply_paused_queues(self, paused_queues: set[str]) -> None:
         """Pause and resume queues after the paused queues were read. If a notification about a
         queue arrived during the read, the queue is not changed, because the notification is
         newer."""
         for name, producer in self._producers.items():
-            if name not in self._notified_queues:
-                producer.set_paused(name in paused)
+            if name not in self._queues_changed_by_notification:
+                producer.set_paused(name in paused_queues)
 
-    async def _read_cancels(self) -> None:
-        self._cancel_check_sender.add_missing_rows(self._running)
-        await self._cancel_check_sender.send_all_due_rows(SEND_TIMEOUT)
+    async def _check_cancelled_jobs(self) -> None:
+        self._cancel_check_sender.add_missing_rows(self._running_attempts)
+        await self._cancel_check_sender.send_all_due_rows(RECONCILE_STEP_TIMEOUT)
 
-    async def _read_cancel_marks(self, asked: list[Attempt]) -> None:
+    async def _cancel_marked_attempts(self, asked: list[Attempt]) -> None:
         ids = [attempt.id for attempt in asked]
-        async with self._reserved.acquire(
-            "reading cancels", RESERVED_STATEMENT_TIMEOUT
+        async with self._reserved_connection.acquire(
+            "reading cancels", RESERVED_CONNECTION_STATEMENT_TIMEOUT
         ) as connection:
             marked = set(await jobs.job_find_cancel_requested(connection, self._schema, ids))
         # Cancel only the attempts that were checked, not a new attempt of the same job.
-        self._running.cancel_attempts(attempt for attempt in asked if attempt.id in marked)
+        self._running_attempts.cancel_attempts(attempt for attempt in asked if attempt.id in marked)
 
     async def release_last_claims(self, timeout: float) -> None:
         """Release jobs of claims without an answer, at the end of the run.
 
         Call this method after the producers have ended. Its time limit is `timeout` seconds, but at
-        least `LAST_RELEASE_TIMEOUT`.
+        least `CLAIM_RELEASE_TIMEOUT_MIN`.
         """
-        if not self.has_uncertain_claim:
+        if not self.has_unanswered_claim:
             return
-        with anyio.move_on_after(max(timeout, LAST_RELEASE_TIMEOUT), shield=True):
-            release = partial(self._release_lost_claims, age=0.0)
-            self.has_uncertain_claim = not await self._try_step("last claims", release)
+        with anyio.move_on_after(max(timeout, CLAIM_RELEASE_TIMEOUT_MIN), shield=True):
+            release = partial(self._release_lost_claims, min_age_seconds=0.0)
+            self.has_unanswered_claim = not await self._try_step("last claims", release)
 
-    async def _release_lost_claims(self, *, age: float) -> None:
-        """Release the jobs that this client claimed more than `age` seconds ago, that do not run,
-        and that have no result to store.
+    async def _release_lost_claims(self, *, min_age_seconds: float) -> None:
+        """Release the jobs that this client claimed more than `min_age_seconds` ago, that do not
+        run, and that have no result to store.
 
         The rows are read over the connection for claims. So no claim runs at the same time, and all
         running attempts are known.
         """
-        async with self._claims.acquire("finding lost claims", STATEMENT_TIMEOUT) as connection:
+        async with self._claim_connection.acquire(
+            "finding lost claims", STATEMENT_TIMEOUT
+        ) as connection:
 
             async def read(skipped: list[int]) -> list[ClaimKey]:
                 return await jobs.job_list_claimed_by_client(
@@ -376,7 +386,7 @@ class Reconciler:
                     self._schema,
                     queues=[*self._producers, *self._removed_queues],
                     client_id=self._client_id,
-                    claimed_longer_than=age,
+                    claimed_longer_than=min_age_seconds,
                     skipped_ids=skipped,
                 )
 
@@ -394,18 +404,20 @@ class Reconciler:
             self._release_sender.add_row(claim_key)
         self._changed_job_count = 0
         try:
-            if not await self._release_sender.send_all_due_rows(SEND_TIMEOUT):
+            if not await self._release_sender.send_all_due_rows(RECONCILE_STEP_TIMEOUT):
                 raise TimeoutError("releasing lost claims continues in the next check")
         finally:
             if self._changed_job_count:
                 self._log.warning(JOBS_OF_LOST_CLAIMS_RELEASED, count=self._changed_job_count)
-                self._notify_producers()
+                self._wake_producers()
 
-    async def _release_rows(self, lost: list[ClaimKey]) -> None:
-        async with self._claims.acquire("releasing lost claims", STATEMENT_TIMEOUT) as connection:
+    async def _send_releases(self, lost: list[ClaimKey]) -> None:
+        async with self._claim_connection.acquire(
+            "releasing lost claims", STATEMENT_TIMEOUT
+        ) as connection:
             self._changed_job_count += len(await jobs.job_release(connection, self._schema, lost))
 
-    async def _rescue_earlier_run(self) -> None:
+    async def _rescue_earlier_run_jobs(self) -> None:
         """Rescue the jobs of an earlier run with the same client id.
 
         A client with a configured id has the same id after a crash. The leader does not rescue its
@@ -414,25 +426,27 @@ class Reconciler:
         """
         registered_at = self._heartbeat.registered_at
         if registered_at is None:
-            self._rescue_after_id = None
+            self._last_read_id = None
         self._changed_job_count = 0
         try:
-            while not self._rescue_sender.has_no_due_rows or self._rescue_after_id is not None:
-                if not await self._rescue_sender.send_all_due_rows(SEND_TIMEOUT):
+            while not self._rescue_sender.has_no_due_rows or self._last_read_id is not None:
+                if not await self._rescue_sender.send_all_due_rows(RECONCILE_STEP_TIMEOUT):
                     raise TimeoutError("rescuing jobs continues in the next check")
-                if self._rescue_after_id is None or registered_at is None:
+                if self._last_read_id is None or registered_at is None:
                     return
-                await self._read_jobs_to_rescue(registered_at, self._rescue_after_id)
+                await self._read_jobs_to_rescue(registered_at, self._last_read_id)
         finally:
             if self._changed_job_count:
                 self._log.warning(JOBS_OF_EARLIER_RUN_RESCUED, count=self._changed_job_count)
-                self._notify_producers()
+                self._wake_producers()
 
-    async def _read_jobs_to_rescue(self, registered_at: int, after: int) -> None:
-        """Read a page of jobs, with ids above `after`, that were claimed under this client's id
-        before `registered_at`. The connection for claims is used, so that no claim runs at the same
-        time."""
-        async with self._claims.acquire("finding jobs to rescue", STATEMENT_TIMEOUT) as connection:
+    async def _read_jobs_to_rescue(self, registered_at: int, after_job_id: int) -> None:
+        """Read a page of jobs, with ids above `after_job_id`, that were claimed under this client's
+        id before `registered_at`. The connection for claims is used, so that no claim runs at the
+        same time."""
+        async with self._claim_connection.acquire(
+            "finding jobs to rescue", STATEMENT_TIMEOUT
+        ) as connection:
 
             async def read(skipped: list[int]) -> list[RunningAttempt]:
                 return await job_list_running_of_clients(
@@ -440,8 +454,8 @@ class Reconciler:
                     self._schema,
                     client_ids=[self._client_id],
                     queue_filter=None,
-                    after_id=after,
-                    limit=PAGE_SIZE,
+                    after_id=after_job_id,
+                    limit=RESCUE_PAGE_SIZE,
                     skipped_ids=skipped,
                 )
 
@@ -454,10 +468,10 @@ class Reconciler:
         for claim_key, client_id in claims:
             if claim_key.attempted_at < registered_at and claim_key not in active:
                 self._rescue_sender.add_row(JobRescue(claim_key, client_id))
-        self._rescue_after_id = claims[-1].claim_key.id if len(claims) == PAGE_SIZE else None
+        self._last_read_id = claims[-1].claim_key.id if len(claims) == RESCUE_PAGE_SIZE else None
 
-    async def _rescue_rows(self, rescues: list[JobRescue]) -> None:
-        async with self._claims.acquire("rescuing jobs", STATEMENT_TIMEOUT) as connection:
+    async def _send_rescues(self, rescues: list[JobRescue]) -> None:
+        async with self._claim_connection.acquire("rescuing jobs", STATEMENT_TIMEOUT) as connection:
             done = await job_rescue(connection, self._schema, rescues)
         self._changed_job_count += len(done)
 
@@ -465,8 +479,8 @@ class Reconciler:
         """Return the claim keys of attempts that run in this process, or whose results are not
         stored yet."""
         unstored = {attempt.claim_key for attempt in self._completer.unstored_attempts}
-        return self._running.claim_keys() | self._abandoned | unstored
+        return self._running_attempts.claim_keys() | self._abandoned_claim_keys | unstored
 
-    def _notify_producers(self) -> None:
+    def _wake_producers(self) -> None:
         for producer in self._producers.values():
-            producer.notify()
+            producer.wake_after_notification()

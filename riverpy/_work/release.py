@@ -35,12 +35,12 @@ async def release_claims(
         return 0
     released = 0
 
-    async def send(part: list[ClaimKey]) -> None:
+    async def send_batch(batch: list[ClaimKey]) -> None:
         nonlocal released
-        released += len(await job_release(connection, schema, part))
+        released += len(await job_release(connection, schema, batch))
 
     sender = BatchSender(
-        BatchStatement(send, row_id=lambda claim_key: claim_key),
+        BatchStatement(send_batch, row_id=lambda claim_key: claim_key),
         batch_size=BatchSize(len(claim_keys), RELEASE_TIMEOUT),
         skipped_rows=SkippedRows[ClaimKey](),
     )

@@ -31,7 +31,7 @@ from riverpy._lifecycle import ServiceGroup, unwrap_single_error
 from riverpy._log import get_logger
 from riverpy._log_events import CLIENT_STOP_STARTED, PERIODIC_JOBS_IGNORED
 from riverpy._names import DEFAULT_DOMAIN, PYPI_PACKAGE_NAME
-from riverpy._plugins import Plugins
+from riverpy._plugins import PluginLists
 from riverpy._postgres.clients import ClientRegistration
 from riverpy._postgres.domains import OWNERSHIP_CHANGED_ACTION
 from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS
@@ -53,8 +53,8 @@ from riverpy._postgres.skipped_rows import report_skipped_rows
 from riverpy._work.client_status import ClientStatusReporter
 from riverpy._work.completer import Completer
 from riverpy._work.counters import MetricEmitter, RunCounters
-from riverpy._work.executor import Executor
-from riverpy._work.leader_setup import LeaderSetup
+from riverpy._work.executor import JobExecutor
+from riverpy._work.leader_setup import ElectionManager
 from riverpy._work.loop_watch import LoopWatch
 from riverpy._work.producer import Producer
 from riverpy._work.progress_writer import ProgressWriter
@@ -62,8 +62,8 @@ from riverpy._work.reconciler import Reconciler
 from riverpy._work.run_context import RunConnections, RunContext
 from riverpy._work.run_queues import RunQueues
 from riverpy._work.running_attempts import RunningAttempts
-from riverpy._work.stop import StopReport, StopTimeouts, log_report
-from riverpy._work.summary import Summary
+from riverpy._work.stop import StopReport, StopTimeouts, log_stop_report
+from riverpy._work.summary import JobSummaryLogger
 from riverpy.errors import ClientIdInUseError, DomainConflictError
 from riverpy.stats import ClientStats
 
@@ -77,23 +77,23 @@ if TYPE_CHECKING:
     from riverpy._work.run_context import ClientParts
     from riverpy.config import QueueConfig
 
-MAINTENANCE_END_MIN = 1.0
+MAINTENANCE_STOP_TIMEOUT_MIN = 1.0
 """The shortest timeout, in seconds, for the end of maintenance at a stop. For example, the
 reindexer has to drop an index that it has not completed."""
 DRAIN_POLL_INTERVAL = 0.05
 """Seconds between two checks of the queues, in a run that ends when its queues are empty."""
 DRAIN_STATEMENT_TIMEOUT = 10.0
 """Seconds for the statement that checks the queues."""
-LAG_MIN = 1.0
+LOOP_LAG_THRESHOLD = 1.0
 """Seconds. If the event loop is late by more than this, services get more time to make progress."""
 
 
-class Run:
+class ClientRun:
     """One run of a client. `stop` and `stop_hard` may be called at any time, also before `run`."""
 
-    def __init__(self, client: ClientParts, *, abandoned: frozenset[ClaimKey]) -> None:
-        """Create the parts, in the task of the run. They open no connection. `abandoned` are
-        attempts of earlier runs in this process, whose code may still run."""
+    def __init__(self, client: ClientParts, *, abandoned_claim_keys: frozenset[ClaimKey]) -> None:
+        """Create the parts, in the task of the run. They open no connection. `abandoned_claim_keys`
+        are attempts of earlier runs in this process, whose code may still run."""
         self._client, self._config = client, client.config
         config = client.config
         self._log = get_logger()
@@ -102,7 +102,7 @@ class Run:
         self._groups: list[ServiceGroup] = []
         self._stop_requested = asyncio.Event()
         self._stop_timeouts = StopTimeouts(config.soft_stop_timeout, config.hard_stop_timeout)
-        self._scope_until_stop: anyio.CancelScope | None = None
+        self._scope_cancelled_at_stop: anyio.CancelScope | None = None
         """The cancel scope of the current step. A stop request cancels this scope; None: the
         current step is not cancelled."""
         self._is_maintenance_abandoned = False
@@ -110,26 +110,26 @@ class Run:
         self._status_reporter: ClientStatusReporter | None = None
         self._riverpy_schema_versions: frozenset[int] = frozenset()
         """The versions of the applied migrations of riverpy's own tables."""
-        self._warned_periodic_jobs: set[str] = set()
+        self._warned_periodic_job_ids: set[str] = set()
         """The ids of the periodic jobs that were logged as ignored."""
 
         self._connections = RunConnections(client, self._resync)
         self._registration = self._make_registration()
         self._heartbeat = self._make_heartbeat()
-        self._context = context = RunContext(
+        self._run_context = context = RunContext(
             client,
             self._connections,
             self._heartbeat,
             RunCounters(client.workers, client.queues),
-            MetricEmitter(Plugins(config.plugins, config.hooks).metric_emit),
+            MetricEmitter(PluginLists(config.plugins, config.hooks).metric_emit_hooks),
         )
-        self._completer = Completer(context, self._expect_due_job)
-        self.running = RunningAttempts(config, self._completer.add_ended_attempt)
-        self._executor = Executor(
+        self._completer = Completer(context, self._schedule_claim)
+        self.running_attempts = RunningAttempts(config, self._completer.add_ended_attempt)
+        self._job_executor = JobExecutor(
             client.workers,
             config,
-            client.children,
-            self.running,
+            client.child_processes,
+            self.running_attempts,
             lambda: self._heartbeat.can_claim_jobs,
             client.attempt_store,
         )
@@ -137,18 +137,18 @@ class Run:
         self.producers = self.queues.producers
         self._reconciler = Reconciler(
             context,
-            running=self.running,
+            running=self.running_attempts,
             completer=self._completer,
             producers=self.producers,
-            is_notified=self._is_notified,
-            abandoned=abandoned,
+            is_listening=self._is_listening,
+            abandoned_claim_keys=abandoned_claim_keys,
         )
-        self._singletons = SingletonRunnerGroup(client.singletons, client.leases, Timer())
-        self._membership = self._make_membership()
-        self._leader_setup = LeaderSetup(context, Timer()) if config.candidate else None
+        self._singleton_runners = SingletonRunnerGroup(client.singletons, client.leases, Timer())
+        self._domain_membership = self._make_domain_membership()
+        self._election_manager = ElectionManager(context, Timer()) if config.candidate else None
         self._leader_watch = self._make_leader_watch()
         self._notifier = None if config.poll_only else self._make_notifier()
-        self._summary = Summary(context.counters, self.stats, client.id)
+        self._summary_logger = JobSummaryLogger(context.counters, self.stats, client.id)
 
     def _make_registration(self) -> ClientRegistration:
         client, config = self._client, self._config
@@ -174,9 +174,9 @@ class Run:
 
     def _make_queues(self) -> RunQueues:
         return RunQueues(
-            self._context,
+            self._run_context,
             self._make_producer,
-            self.running,
+            self.running_attempts,
             self._completer,
             prepare=self._prepare_queue,
             on_changed=self._handle_changed_queues,
@@ -187,14 +187,14 @@ class Run:
         return Producer(
             name,
             queue,
-            self._context,
-            executor=self._executor,
-            running=self.running,
+            self._run_context,
+            executor=self._job_executor,
+            running=self.running_attempts,
             completer=self._completer,
-            claim_failed=lambda: self._reconciler.claim_failed(),
+            handle_failed_claim=lambda: self._reconciler.handle_failed_claim(),
         )
 
-    def _make_membership(self) -> DomainMembership | None:
+    def _make_domain_membership(self) -> DomainMembership | None:
         if self._config.domain == DEFAULT_DOMAIN:
             return None
         return DomainMembership(
@@ -229,85 +229,85 @@ class Run:
             quiet=0.0 if quiet is None else quiet.total_seconds(),
             trace_internal=self._config.trace_internal,
         )
-        notifier.subscribe("river_insert", self._receive_insert)
-        notifier.subscribe("river_control", self._receive_control)
-        notifier.subscribe(EVENT_TOPIC, self._receive_event)
+        notifier.subscribe("river_insert", self._receive_insert_notification)
+        notifier.subscribe("river_control", self._receive_control_notification)
+        notifier.subscribe(EVENT_TOPIC, self._receive_riverpy_notification)
         notifier.subscribe(LEASE_TOPIC, self._client.leases.handle_notification)
-        if self._leader_setup is not None:
-            for topic, receive in self._leader_setup.topics.items():
+        if self._election_manager is not None:
+            for topic, receive in self._election_manager.handler_by_topic.items():
                 notifier.subscribe(topic, receive)
         return notifier
 
     # -- notifications. Unknown and invalid notifications are ignored.
 
-    def _receive_insert(self, payload: str) -> None:
+    def _receive_insert_notification(self, payload: str) -> None:
         message = decode_message(payload)
         if message is not None and message.queue in self.producers:
-            self.producers[message.queue].notify()
+            self.producers[message.queue].wake_after_notification()
 
-    def _receive_control(self, payload: str) -> None:
+    def _receive_control_notification(self, payload: str) -> None:
         message = decode_message(payload)
         if message is None:
             return
         match message.action:
             case "cancel" if message.job_id:
-                self.running.cancel(message.job_id, message.queue)
+                self.running_attempts.cancel_job(message.job_id, message.queue)
                 if message.queue in self.producers:
-                    self.producers[message.queue].cancel(message.job_id)
+                    self.producers[message.queue].cancel_job_during_claim(message.job_id)
             case "pause" | "resume":
                 self._reconciler.set_paused(message.queue, paused=message.action == "pause")
             case _:  # ignore metadata_changed and actions of newer versions
                 pass
 
-    def _receive_event(self, payload: str) -> None:
+    def _receive_riverpy_notification(self, payload: str) -> None:
         message = decode_message(payload)
         if message is None:
             return
         if message.action == PERIODIC_CHANGED_ACTION:
             self._client.periodic_jobs.wake()
-        elif message.action == OWNERSHIP_CHANGED_ACTION and self._leader_setup is not None:
-            self._leader_setup.handle_owner_change()
+        elif message.action == OWNERSHIP_CHANGED_ACTION and self._election_manager is not None:
+            self._election_manager.handle_queue_owner_change()
         elif message.action == JOBS_DUE_ACTION:
             for seconds in message.seconds:
-                self._expect_due_job(message.queue, seconds)
+                self._schedule_claim(message.queue, seconds)
 
     # -- callbacks of the parts
 
-    def _is_notified(self) -> bool:
+    def _is_listening(self) -> bool:
         """Whether notifications arrive."""
         return self._notifier is not None and self._notifier.is_delivery_proven
 
-    def _expect_due_job(self, queue: str, delay: float) -> None:
+    def _schedule_claim(self, queue: str, delay: float) -> None:
         if queue in self.producers:
-            self.producers[queue].expect_due_job(delay)
+            self.producers[queue].schedule_claim(delay)
 
     async def _prepare_queue(self, name: str) -> None:
         """Claim an added queue for the leader domain, and read whether it is paused."""
-        if self._membership is not None:
-            await self._membership.claim_added_queue(name)
+        if self._domain_membership is not None:
+            await self._domain_membership.claim_added_queue(name)
         await self._reconciler.start_queue(name)
 
     def _handle_changed_queues(self) -> None:
         """Report the queues and slots of the client, because they have changed."""
         self._registration.queues[:] = self._client.queues
-        self._completer.set_slot_count(sum(self._client.slots.values()))
+        self._completer.set_slot_count(sum(self._client.slots_per_queue.values()))
         if self._status_reporter is not None:
             self._status_reporter.report_change()
 
     def _forget_queue(self, name: str) -> None:
         self._reconciler.forget_queue(name)
-        if self._membership is not None:
-            self._membership.forget_removed_queue(name)
+        if self._domain_membership is not None:
+            self._domain_membership.forget_removed_queue(name)
 
     def _resync(self) -> None:
         """Read paused queues, cancelled jobs, claims and leases from the database, because
         notifications may have been lost."""
         self._reconciler.resync()
         self._client.leases.wake_all_callers()
-        if self._leader_setup is not None:
-            self._leader_setup.resync()
+        if self._election_manager is not None:
+            self._election_manager.resync()
 
-    def _skipped_rows(self) -> list[SkippedRowReport]:
+    def _collect_skipped_rows(self) -> list[SkippedRowReport]:
         """Return the rows of jobs and of maintenance that are skipped for a while, because their
         statements fail."""
         return [
@@ -316,19 +316,18 @@ class Run:
                 "result", self._completer.skipped_results, lambda attempt: attempt.id
             ),
             *self._reconciler.skipped_rows,
-            *([] if self._leader_setup is None else self._leader_setup.skipped_rows),
+            *([] if self._election_manager is None else self._election_manager.skipped_rows),
         ]
 
-    def _warn_of_periodic_jobs(self) -> None:
-        """Warn once about each periodic job of this client: the client never becomes leader, and
-        only a leader inserts periodic jobs.
+    def _log_ignored_periodic_jobs(self) -> None:
+        """Warn once about each periodic job: this client never becomes leader, so it inserts none.
 
         River refuses this. riverpy accepts it, because another client may insert the same jobs.
         """
         ids = [job.id for job in self._client.periodic_jobs]
-        new_ids = [job_id for job_id in ids if job_id not in self._warned_periodic_jobs]
+        new_ids = [job_id for job_id in ids if job_id not in self._warned_periodic_job_ids]
         if new_ids:
-            self._warned_periodic_jobs.update(new_ids)
+            self._warned_periodic_job_ids.update(new_ids)
             self._log.warning(
                 PERIODIC_JOBS_IGNORED,
                 reason="the client has candidate=False",
@@ -341,12 +340,12 @@ class Run:
     @property
     def is_leader(self) -> bool:
         """Whether this client is the leader, and its lease is valid now."""
-        return self._leader_setup is not None and self._leader_setup.is_leader
+        return self._election_manager is not None and self._election_manager.is_leader
 
     def stats(self) -> ClientStats:
         """Return the current state and the counts of the run."""
-        client, counters = self._client, self._context.counters
-        leases = None if self._leader_setup is None else self._leader_setup.engine.renewer
+        client, counters = self._client, self._run_context.counters
+        leases = None if self._election_manager is None else self._election_manager.engine.renewer
         connections = {one.name: one.is_connected for one in self._connections.all}
         is_listening = self._notifier is not None and self.state != "stopped"
         if self._notifier is not None:
@@ -357,7 +356,7 @@ class Run:
             domain=self._config.domain,
             uptime=time.monotonic() - self._started_at,
             is_leader=self.is_leader,
-            listener=("proven" if self._is_notified() else "deaf") if is_listening else "off",
+            listener=("proven" if self._is_listening() else "deaf") if is_listening else "off",
             connections=connections,
             outages=self._connections.outage.outage_count,
             backlog=len(self._completer.unstored_attempts),
@@ -369,17 +368,17 @@ class Run:
             lease_renewal_failures=leases.renewal_failure_count if leases else 0,
             loop_lag=counters.loop_lag.build_histogram(),
             stuck=tuple(name for group in self._groups for name in group.stuck_service_names()),
-            stuck_jobs=len(self.running.stuck_attempts),
+            stuck_jobs=len(self.running_attempts.stuck_attempts),
             kinds={kind: of_kind.stats() for kind, of_kind in counters.counters_by_kind.items()},
             queues={name: producer.stats() for name, producer in self.producers.items()},
-            singletons=self._singletons.stats,
+            singletons=self._singleton_runners.stats,
             leases=client.leases.stats,
         )
 
-    def _record_lag(self, seconds: float) -> None:
+    def _record_loop_lag(self, seconds: float) -> None:
         """Record how many seconds the event loop was late."""
-        self._context.counters.loop_lag.add_value(seconds)
-        if seconds > LAG_MIN:
+        self._run_context.counters.loop_lag.add_value(seconds)
+        if seconds > LOOP_LAG_THRESHOLD:
             for group in self._groups:
                 group.extend_progress_deadlines(seconds)
 
@@ -393,15 +392,15 @@ class Run:
                 database.
             Exception: one of DATABASE_ERRORS at the start, or a fault of riverpy in a service.
         """
-        if self._leader_setup is None:
-            self._client.periodic_jobs.wake = self._warn_of_periodic_jobs
-            self._warn_of_periodic_jobs()
+        if self._election_manager is None:
+            self._client.periodic_jobs.wake = self._log_ignored_periodic_jobs
+            self._log_ignored_periodic_jobs()
         try:
             with self.until_stop_requested():
-                await self._executor.check_process_jobs()
+                await self._job_executor.check_process_jobs()
                 await self._open_connections()
             async with (
-                self._completer.storing_results(self._stop_timeouts.wait_until_stored),
+                self._completer.storing_results(self._stop_timeouts.wait_until_results_stored),
                 self._ending_maintenance(),
                 ServiceGroup() as services,
             ):
@@ -412,14 +411,14 @@ class Run:
                     await self._run_until_stopped(task_status, drain=drain)
                 finally:
                     self._report_stopping()
-                    await self._drain_jobs()
-            self._summary.end()
+                    await self._drain_running_jobs()
+            self._summary_logger.log_last_summary()
             return await self._end_run()
         except BaseExceptionGroup as group:
             raise unwrap_single_error(group) from None
         finally:
             self.queues.end()
-            self._executor.close()
+            self._job_executor.close()
             self._heartbeat.forget_registered_run()
             await self._connections.close()
             self.state = "stopped"
@@ -430,11 +429,11 @@ class Run:
         await reserved.open()
         async with reserved.acquire("checking the schema", CONNECT_TIMEOUT) as connection:
             state = await check_schema(connection, schema, url=url)
-        if self._membership is not None:
+        if self._domain_membership is not None:
             expect_feature(state, DOMAINS_VERSION, schema, url=url)
         warn_of_missing_features(state, schema, url=url)
         self._riverpy_schema_versions = frozenset(state.applied_versions(RIVERPY_LINE))
-        await self._singletons.prepare()
+        await self._singleton_runners.prepare()
         await self._connections.claims.open()
         await self._connections.results.open()
 
@@ -443,40 +442,40 @@ class Run:
         if CLIENTS_VERSION in schema_versions:
             await self._heartbeat.register()
             await services.start(self._heartbeat)
-        if self._membership is not None:
+        if self._domain_membership is not None:
             try:
-                await self._membership.join_domain()
+                await self._domain_membership.join_domain()
             except DomainConflictError:
                 await self._heartbeat.delete_client_row()
                 raise
-            await services.start(self._membership)
+            await services.start(self._domain_membership)
         if CLIENTS_VERSION in schema_versions:
             if SLOTS_VERSION in schema_versions:
                 self._status_reporter = ClientStatusReporter(
-                    self._context,
-                    self.running,
-                    self._skipped_rows,
+                    self._run_context,
+                    self.running_attempts,
+                    self._collect_skipped_rows,
                     has_state_columns=STATE_VERSION in schema_versions,
                     supports_domains=DOMAINS_VERSION in schema_versions
-                    and self._membership is None,
+                    and self._domain_membership is None,
                 )
                 await services.start(self._status_reporter)
             await services.start(self._leader_watch)
         await services.start(self._reconciler)
-        await services.start(ProgressWriter(self._context, self.running))
-        await services.start(self._summary)
-        await services.start(LoopWatch(self.running, self._record_lag))
+        await services.start(ProgressWriter(self._run_context, self.running_attempts))
+        await services.start(self._summary_logger)
+        await services.start(LoopWatch(self.running_attempts, self._record_loop_lag))
         if self._notifier is not None:
             await services.start(self._notifier)
 
     async def _run_until_stopped(self, task_status: TaskStatus[None], *, drain: bool) -> None:
         """Claim jobs, take part in leader election and run singletons until stopped."""
-        elections = () if self._leader_setup is None else self._leader_setup.elections
+        elections = () if self._election_manager is None else self._election_manager.elections
         async with ServiceGroup() as claiming:
             self._groups.append(claiming)
             with self.until_stop_requested():
                 await self.queues.start(claiming)
-                for service in (*elections, *self._singletons):
+                for service in (*elections, *self._singleton_runners):
                     await claiming.start(service)
             if not self._stop_requested.is_set():
                 self.state = "working"
@@ -496,18 +495,18 @@ class Run:
     def stop(self) -> None:
         """Stop claiming, and let running jobs end."""
         if not self._stop_requested.is_set():
-            self._stop_timeouts.start()
+            self._stop_timeouts.start_timeouts()
             self.state = "stopping"
             self.queues.refuse_changes()
             self._report_stopping()
             self._stop_requested.set()
-        if self._scope_until_stop is not None:
-            self._scope_until_stop.cancel()
+        if self._scope_cancelled_at_stop is not None:
+            self._scope_cancelled_at_stop.cancel()
 
     def stop_hard(self) -> None:
         """Stop, and cancel running jobs."""
-        self.running.end_drain()
-        self._stop_timeouts.start_hard()
+        self.running_attempts.end_drain()
+        self._stop_timeouts.start_hard_stop_timeout()
         self.stop()
 
     def _report_stopping(self) -> None:
@@ -517,11 +516,11 @@ class Run:
     @contextmanager
     def until_stop_requested(self) -> Generator[None]:
         """Run the `with` block. A stop request cancels this block at once."""
-        with anyio.CancelScope() as self._scope_until_stop:
+        with anyio.CancelScope() as self._scope_cancelled_at_stop:
             if self._stop_requested.is_set():
-                self._scope_until_stop.cancel()
+                self._scope_cancelled_at_stop.cancel()
             yield
-        self._scope_until_stop = None
+        self._scope_cancelled_at_stop = None
 
     async def _are_queues_empty(self) -> bool:
         """Whether no job runs, no result waits to be stored, and no job is available.
@@ -545,22 +544,23 @@ class Run:
         """Whether a job runs, a result waits to be stored, or a claim without an answer may have
         claimed jobs."""
         return bool(
-            self.running
+            self.running_attempts
             or self._completer.unstored_attempts
-            or self._reconciler.has_uncertain_claim
+            or self._reconciler.has_unanswered_claim
         )
 
-    async def _drain_jobs(self) -> None:
+    async def _drain_running_jobs(self) -> None:
         """Wait for running jobs after a stop request, then cancel the jobs that still run."""
-        if self.running.is_run_cancelled:  # the event loop ends soon, so cancel the jobs now
-            self._stop_timeouts.start_hard()
-        soft = 0.0 if self.running.is_run_cancelled else self._stop_timeouts.soft_seconds_left()
-        if self.running and soft != 0.0:
+        running = self.running_attempts
+        if running.is_run_cancelled:  # the event loop ends soon, so cancel the jobs now
+            self._stop_timeouts.start_hard_stop_timeout()
+        soft = 0.0 if running.is_run_cancelled else self._stop_timeouts.soft_stop_seconds_left()
+        if running and soft != 0.0:
             seconds = None if soft is None else round(soft, 1)
-            self._log.info(CLIENT_STOP_STARTED, running=len(self.running), seconds=seconds)
+            self._log.info(CLIENT_STOP_STARTED, running=len(running), seconds=seconds)
         try:
             with anyio.CancelScope(shield=soft == 0.0):
-                await self.running.drain(soft, self._stop_timeouts.seconds_left_for_jobs)
+                await running.drain(soft, self._stop_timeouts.seconds_left_for_jobs)
         finally:  # do this even if this task is cancelled
             await self._reconciler.release_last_claims(self._stop_timeouts.seconds_left_for_jobs())
 
@@ -571,28 +571,28 @@ class Run:
             yield
         finally:
             with anyio.CancelScope(shield=True):
-                if self._leader_setup is not None:
-                    has_ended = await self._leader_setup.close(self._maintenance_timeout())
+                if self._election_manager is not None:
+                    has_ended = await self._election_manager.close(self._maintenance_stop_timeout())
                     self._is_maintenance_abandoned = not has_ended
-                self._abandoned_singletons = await self._singletons.close(
-                    self._maintenance_timeout()
+                self._abandoned_singletons = await self._singleton_runners.close(
+                    self._maintenance_stop_timeout()
                 )
 
-    def _maintenance_timeout(self) -> float:
+    def _maintenance_stop_timeout(self) -> float:
         """Return the seconds that maintenance and singletons may take to end."""
-        if self.running.is_run_cancelled or not self._stop_timeouts.is_started:
-            return MAINTENANCE_END_MIN
-        return max(self._stop_timeouts.seconds_left(), MAINTENANCE_END_MIN)
+        if self.running_attempts.is_run_cancelled or not self._stop_timeouts.is_stop_requested:
+            return MAINTENANCE_STOP_TIMEOUT_MIN
+        return max(self._stop_timeouts.seconds_left(), MAINTENANCE_STOP_TIMEOUT_MIN)
 
     async def _end_run(self) -> StopReport:
         report = StopReport(
-            tuple(sorted(self.running.claim_keys())),
+            tuple(sorted(self.running_attempts.claim_keys())),
             len(self._completer.unstored_attempts),
-            self._reconciler.has_uncertain_claim,
+            self._reconciler.has_unanswered_claim,
             self._is_maintenance_abandoned,
             self._abandoned_singletons,
         )
-        log_report(report)
+        log_stop_report(report)
         if report.is_clean:
             await self._heartbeat.delete_client_row()
         if self._heartbeat.has_lost_client_id:

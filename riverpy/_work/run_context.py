@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from riverpy._work.attempt_store import AttemptStore
     from riverpy._work.child_process import ChildProcessPool
     from riverpy._work.counters import MetricEmitter, RunCounters
-    from riverpy._work.subscriptions import Subscriptions
+    from riverpy._work.subscriptions import SubscriptionManager
     from riverpy.config import Config, QueueConfig
     from riverpy.periodic import PeriodicJobs
     from riverpy.singletons import SingletonRegistry
@@ -42,29 +42,29 @@ class ClientParts:
     """The queues that the client works now. The run changes this dict."""
     singletons: SingletonRegistry
     leases: ClientLeaseEngine
-    subscriptions: Subscriptions
+    subscriptions: SubscriptionManager
     leadership: LeadershipPublisher
     periodic_jobs: PeriodicJobs
     inserter: Inserter
-    children: ChildProcessPool
+    child_processes: ChildProcessPool
     attempt_store: AttemptStore
 
     @property
-    def slots(self) -> dict[str, int]:
+    def slots_per_queue(self) -> dict[str, int]:
         """The number of slots of each queue."""
         return {name: queue.max_workers for name, queue in self.queues.items()}
 
 
 class RunConnections:
-    """The dedicated connections of one run. `reconnected` is called after the connection for claims
-    or for results was lost and opened again."""
+    """The dedicated connections of one run. `on_reconnect` is called after the connection for
+    claims or for results was lost and opened again."""
 
-    def __init__(self, client: ClientParts, reconnected: Callable[[], None]) -> None:
+    def __init__(self, client: ClientParts, on_reconnect: Callable[[], None]) -> None:
         self.connector = connector = Connector(client.url, client.config)
         self.outage = ConnectionOutageTracker(client_id=client.id)
         self._config = client.config
-        self.claims = self._make_connection("claims", connector.connect_for_claims, reconnected)
-        self.results = self._make_connection("results", connector.connect_for_results, reconnected)
+        self.claims = self._make_connection("claims", connector.connect_for_claims, on_reconnect)
+        self.results = self._make_connection("results", connector.connect_for_results, on_reconnect)
         self.reserved = self._make_connection(
             "reserved", connector.connect_for_leases_and_heartbeats
         )
@@ -102,7 +102,7 @@ class RunContext:
     connections: RunConnections
     heartbeat: HeartbeatWriter
     counters: RunCounters
-    metrics: MetricEmitter
+    metric_emitter: MetricEmitter
 
     @property
     def config(self) -> Config:
@@ -110,7 +110,7 @@ class RunContext:
         return self.client.config
 
     @property
-    def kinds(self) -> list[str] | None:
+    def kinds_to_claim(self) -> list[str] | None:
         """The kinds of jobs to claim, including aliases; None: all kinds."""
         return list(self.client.workers) if self.config.known_kinds_only else None
 

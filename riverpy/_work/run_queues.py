@@ -82,12 +82,12 @@ class RunQueues:
 
     async def is_any_job_available(self, connection: Connection) -> bool:
         """Whether a queue that is not paused has a job that can be claimed."""
-        claiming = [producer for producer in self.producers.values() if not producer.paused]
+        claiming = [producer for producer in self.producers.values() if not producer.is_paused]
         return await job_is_any_available(
             connection,
             self._context.schema,
             queues=[producer.queue for producer in claiming],
-            kinds=self._context.kinds,
+            kinds=self._context.kinds_to_claim,
             skipped_ids=[
                 job_id for producer in claiming for job_id in producer.unclaimable.skipped_job_ids
             ],

@@ -36,28 +36,28 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
     from riverpy.config import Config
 
-CHECK_INTERVAL_MIN = 0.01
+DEADLINE_CHECK_INTERVAL_MIN = 0.01
 """The minimum time between two checks of the deadlines, in seconds."""
 
 
 class RunningAttempts:
     """The claimed attempts that have not ended. Create this object in the task of the run."""
 
-    def __init__(self, config: Config, on_finish: Callable[[Attempt], None]) -> None:
-        """`on_finish` is called with each attempt that has ended or was released."""
-        self._stuck_after = config.job_stuck_threshold.total_seconds()
-        self._on_finish = on_finish
+    def __init__(self, config: Config, on_attempt_end: Callable[[Attempt], None]) -> None:
+        """`on_attempt_end` is called with each attempt that has ended or was released."""
+        self._stuck_threshold = config.job_stuck_threshold.total_seconds()
+        self._on_attempt_end = on_attempt_end
         self._context = contextvars.copy_context()
         self._run_task = asyncio.current_task()
         self._attempts: set[Attempt] = set()  # keeps tasks alive: asyncio's references are weak
-        self._is_idle = asyncio.Event()
-        self._is_idle.set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._next_check_at = math.inf
+        self._all_attempts_ended = asyncio.Event()
+        self._all_attempts_ended.set()
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._next_deadline_check_at = math.inf
         self._drain_scope = anyio.CancelScope()
         self._log = get_logger()
         self._limited_log = self._log.with_rate_limit()
-        self._stuck_handler = config.job_stuck_handler
+        self._job_stuck_handler = config.job_stuck_handler
         self.stuck_attempts: dict[Attempt, bool] = {}
         """The attempts that still run long after their cancellation, each with a bool: whether it
         keeps its slot. The user's handler decides this."""
@@ -77,21 +77,21 @@ class RunningAttempts:
         """Whether the task of the run was cancelled. `asyncio.run` cancels all tasks at its end."""
         return self._run_task is not None and self._run_task.cancelling() > 0
 
-    def add(self, attempts: Sequence[Attempt]) -> None:
+    def add_attempts(self, attempts: Sequence[Attempt]) -> None:
         """Add claimed attempts."""
         self._attempts.update(attempts)
         if attempts:
-            self._is_idle.clear()
+            self._all_attempts_ended.clear()
 
-    def finish(self, attempt: Attempt) -> None:
+    def remove_ended_attempt(self, attempt: Attempt) -> None:
         """Remove an attempt that ended, and free its slot."""
         attempt.task = None  # avoids a reference cycle between the attempt and its coroutine
         self._attempts.discard(attempt)
-        self._on_finish(attempt)
+        self._on_attempt_end(attempt)
         if not self.stuck_attempts or self._remove_stuck_attempt(attempt):
             attempt.free_slot()
         if not self._attempts:
-            self._is_idle.set()
+            self._all_attempts_ended.set()
 
     def release(self, attempts: Sequence[Attempt]) -> None:
         """Remove attempts that did not start. These attempts do not count, and the jobs keep their
@@ -99,11 +99,11 @@ class RunningAttempts:
         for attempt in attempts:
             set_released_outcome(attempt)
             self._attempts.discard(attempt)
-            self._on_finish(attempt)
+            self._on_attempt_end(attempt)
         if not self._attempts:
-            self._is_idle.set()
+            self._all_attempts_ended.set()
 
-    def cancel(self, job_id: int, queue: str) -> None:
+    def cancel_job(self, job_id: int, queue: str) -> None:
         """Cancel the attempts of a job, because of `job_cancel`."""
         self.cancel_attempts(one for one in self if one.id == job_id and one.queue == queue)
 
@@ -113,62 +113,62 @@ class RunningAttempts:
             if attempt in self._attempts:
                 self._cancel_attempt(attempt, StopCause.JOB_CANCELLED)
 
-    def set_cause(self, attempt: Attempt, error: BaseException) -> None:
+    def set_hard_stop_cause(self, attempt: Attempt, error: BaseException) -> None:
         """Record a hard stop as the cause if the attempt was cancelled together with the run."""
         if attempt.stop_cause is None and self.is_run_cancelled and is_cancellation(error):
             attempt.stop_cause = StopCause.HARD_STOP
 
-    async def wait_idle(self) -> None:
+    async def wait_until_all_ended(self) -> None:
         """Wait until no attempt runs."""
         while self._attempts:
-            await self._is_idle.wait()
+            await self._all_attempts_ended.wait()
 
-    async def drain(self, soft: float | None, hard: Callable[[], float]) -> None:
-        """Wait at most `soft` seconds for the attempts to end; None: no limit. Then cancel the
-        remaining attempts, and wait again, at most the number of seconds that `hard` returns."""
-        if soft is not None:
-            self._drain_scope.deadline = anyio.current_time() + soft
+    async def drain(self, soft_timeout: float | None, hard_timeout: Callable[[], float]) -> None:
+        """Wait at most `soft_timeout` seconds for the attempts to end; None: no limit. Then cancel
+        the remaining attempts, and wait again, at most the seconds that `hard_timeout` returns."""
+        if soft_timeout is not None:
+            self._drain_scope.deadline = anyio.current_time() + soft_timeout
         try:
             with self._drain_scope:
-                await self.wait_idle()
+                await self.wait_until_all_ended()
         finally:
-            await self._cancel_all(hard)
+            await self._cancel_all_attempts(hard_timeout)
 
     def end_drain(self) -> None:
         """Let `drain` cancel the attempts without a further wait."""
         self._drain_scope.cancel()
 
-    async def _cancel_all(self, hard: Callable[[], float]) -> None:
+    async def _cancel_all_attempts(self, hard_timeout: Callable[[], float]) -> None:
         if self._attempts:
             self._log.info(RUNNING_JOBS_CANCELLED, running=len(self._attempts))
             for attempt in self:
                 self._cancel_attempt(attempt, StopCause.HARD_STOP)
-            # A task that was cancelled before its first step did not call `finish`, so release its
-            # job.
+            # A task that was cancelled before its first step did not call `remove_ended_attempt`,
+            # so release its job.
             self.release([one for one in self if one.task and one.task.done()])
-            with anyio.move_on_after(hard(), shield=True):
-                await self.wait_idle()
-        self._stop_timer()
+            with anyio.move_on_after(hard_timeout(), shield=True):
+                await self.wait_until_all_ended()
+        self._stop_deadline_timer()
 
     def _cancel_attempt(self, attempt: Attempt, cause: StopCause) -> None:
         """Record the cause, then cancel the task. The first cause is kept.
 
         A task that has not started is not cancelled, because it would end without a call of
-        `finish`. Such a task checks the cause when it starts.
+        `remove_ended_attempt`. Such a task checks the cause when it starts.
         """
         if attempt.stop_cause is None:
             attempt.stop_cause = cause
             attempt.set_cancelled_flag()
-            self.set_deadline(attempt, self._stuck_after)
+            self.set_deadline(attempt, self._stuck_threshold)
         elif cause is not StopCause.HARD_STOP:
             return
         if attempt.started_at and attempt.task is not None:
             attempt.task.cancel()
 
-    def set_deadline(self, attempt: Attempt, seconds: float) -> None:
-        """Set the deadline of an attempt to `seconds` from now."""
-        attempt.deadline = time.monotonic() + seconds
-        self.check_deadlines_at(attempt.deadline)
+    def set_deadline(self, attempt: Attempt, seconds_from_now: float) -> None:
+        """Set the deadline of an attempt, in `seconds_from_now` seconds."""
+        attempt.deadline = time.monotonic() + seconds_from_now
+        self.schedule_deadline_check(attempt.deadline)
 
     def pause_timeout(self, attempt: Attempt) -> None:
         """Let no time count until `restart_timeout`: the code of the job cannot start yet."""
@@ -181,30 +181,30 @@ class RunningAttempts:
             attempt.started_at = time.monotonic()
             self.set_deadline(attempt, attempt.timeout)
 
-    def check_deadlines_at(self, deadline: float) -> None:
+    def schedule_deadline_check(self, deadline: float) -> None:
         """Start the timer, so that the deadlines of all attempts are checked at `deadline`."""
-        if deadline >= self._next_check_at:
+        if deadline >= self._next_deadline_check_at:
             return
-        self._stop_timer()
-        delay = max(deadline - time.monotonic(), CHECK_INTERVAL_MIN)
+        self._stop_deadline_timer()
+        delay = max(deadline - time.monotonic(), DEADLINE_CHECK_INTERVAL_MIN)
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(delay, self._check_deadlines, context=self._context)
-        self._next_check_at = deadline
+        self._deadline_timer = loop.call_later(delay, self._check_deadlines, context=self._context)
+        self._next_deadline_check_at = deadline
 
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self._next_check_at = None, math.inf
+    def _stop_deadline_timer(self) -> None:
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+        self._deadline_timer, self._next_deadline_check_at = None, math.inf
 
     def _check_deadlines(self) -> None:
         """Cancel the attempts whose deadline has passed. If such an attempt was already cancelled,
         it counts as stuck."""
-        self._timer, self._next_check_at = None, math.inf
+        self._deadline_timer, self._next_deadline_check_at = None, math.inf
         now, first = time.monotonic(), math.inf
         stuck: list[Attempt] = []
         for attempt in self._attempts:
             if attempt.deadline <= now:
-                if left := self._remaining_seconds(attempt, now):
+                if left := self._extra_seconds_after_deadline(attempt, now):
                     attempt.deadline = now + left
                 elif attempt.stop_cause is None:
                     self._cancel_attempt(attempt, StopCause.JOB_TIMEOUT)
@@ -212,32 +212,32 @@ class RunningAttempts:
                     attempt.deadline = math.inf
                     stuck.append(attempt)
             first = min(first, attempt.deadline)
-        self.check_deadlines_at(first)
+        self.schedule_deadline_check(first)
         for attempt in stuck:
-            self._add_stuck_attempt(attempt, now)
+            self._handle_stuck_attempt(attempt, now)
 
-    def _remaining_seconds(self, attempt: Attempt, now: float) -> float:
+    def _extra_seconds_after_deadline(self, attempt: Attempt, now: float) -> float:
         """Return the seconds that an attempt may still run after its deadline.
 
         The deadline counts from the creation of the task. But if the event loop was blocked, the
         task started late, and its timeout counts from this start.
         """
         if not attempt.started_at:
-            limit = attempt.timeout if attempt.stop_cause is None else self._stuck_after
-            return max(limit, CHECK_INTERVAL_MIN)
+            limit = attempt.timeout if attempt.stop_cause is None else self._stuck_threshold
+            return max(limit, DEADLINE_CHECK_INTERVAL_MIN)
         left = attempt.started_at + attempt.timeout - now
-        return left if attempt.stop_cause is None and left > CHECK_INTERVAL_MIN else 0.0
+        return left if attempt.stop_cause is None and left > DEADLINE_CHECK_INTERVAL_MIN else 0.0
 
-    def _add_stuck_attempt(self, attempt: Attempt, now: float) -> None:
+    def _handle_stuck_attempt(self, attempt: Attempt, now: float) -> None:
         """Call the handler for a stuck attempt, log the attempt, and free its slot if the handler
         returned True."""
         running = timedelta(seconds=now - attempt.started_at)
         self.stuck_attempts[attempt] = True
         job = StuckJob(attempt.id, attempt.kind, attempt.queue, running, len(self.stuck_attempts))
         gives_slot = False
-        if self._stuck_handler is not None:
+        if self._job_stuck_handler is not None:
             try:
-                gives_slot = bool(self._stuck_handler.handle_stuck(job))
+                gives_slot = bool(self._job_stuck_handler.handle_stuck(job))
             except BaseException:  # user code must not end the event loop
                 self._limited_log.exception(STUCK_JOB_HANDLER_FAILED, job_id=job.id, kind=job.kind)
         self.stuck_attempts[attempt] = not gives_slot

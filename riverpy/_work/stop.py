@@ -24,73 +24,73 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.jobs import ClaimKey
 
-STORING_TIME_SHARE = 0.4
+RESULT_STORING_TIME_SHARE = 0.4
 """The fraction of the hard stop timeout that is reserved for storing the last results."""
-STORING_TIME_MIN = 1.0
+RESULT_STORING_TIME_MIN = 1.0
 """Seconds. Storing the last results always gets at least the shorter of two times: this time, and
-`STORING_TIME_SHARE` of the hard stop timeout."""
+`RESULT_STORING_TIME_SHARE` of the hard stop timeout."""
 
 
 class StopTimeouts:
     """Computes the remaining seconds of each step of one stop."""
 
-    def __init__(self, soft: timedelta | None, hard: timedelta) -> None:
-        """`soft` limits how long jobs may keep running; None: no limit. `hard` limits how long
-        cancelled jobs and storing the results may take."""
-        self._soft = math.inf if soft is None else soft.total_seconds()
-        self._hard = hard.total_seconds()
-        self._started_at: float | None = None
-        self._deadline = math.inf
-        self._storing_scope: anyio.CancelScope | None = None
+    def __init__(self, soft_timeout: timedelta | None, hard_timeout: timedelta) -> None:
+        """`soft_timeout` limits how long jobs may keep running; None: no limit. `hard_timeout`
+        limits how long cancelled jobs and storing the results may take."""
+        self._soft_timeout = math.inf if soft_timeout is None else soft_timeout.total_seconds()
+        self._hard_timeout = hard_timeout.total_seconds()
+        self._stop_requested_at: float | None = None
+        self._stop_deadline = math.inf
+        self._result_storing_scope: anyio.CancelScope | None = None
 
     @property
-    def is_started(self) -> bool:
+    def is_stop_requested(self) -> bool:
         """Whether a stop was requested. A run also ends after a fault or a cancellation, without a
         stop request."""
-        return self._started_at is not None
+        return self._stop_requested_at is not None
 
-    def start(self) -> None:
+    def start_timeouts(self) -> None:
         """Start the timeouts, because a stop was requested."""
-        self._started_at = time.monotonic()
-        self._shorten_deadline(self._soft + self._hard)
+        self._stop_requested_at = time.monotonic()
+        self._shorten_deadline(self._soft_timeout + self._hard_timeout)
 
-    def start_hard(self) -> None:
+    def start_hard_stop_timeout(self) -> None:
         """Shorten the remaining time to the hard stop timeout."""
-        self._shorten_deadline(self._hard)
+        self._shorten_deadline(self._hard_timeout)
 
-    def soft_seconds_left(self) -> float | None:
+    def soft_stop_seconds_left(self) -> float | None:
         """Return the seconds that jobs may still keep running; None: no limit; 0: the run ends
         without a stop request, or the time has passed."""
-        if self._started_at is None:
+        if self._stop_requested_at is None:
             return 0.0
-        left = self._started_at + self._soft - time.monotonic()
+        left = self._stop_requested_at + self._soft_timeout - time.monotonic()
         return None if left == math.inf else max(left, 0.0)
 
     def seconds_left_for_jobs(self) -> float:
         """Return the seconds that cancelled jobs may take to end."""
-        return max(self.seconds_left() - self._hard * STORING_TIME_SHARE, 0.0)
+        return max(self.seconds_left() - self._hard_timeout * RESULT_STORING_TIME_SHARE, 0.0)
 
     def seconds_left(self) -> float:
         """Return the seconds until the end of the stop. If the stop has no deadline yet, the hard
         stop timeout starts now."""
-        if self._deadline == math.inf:
-            self.start_hard()
-        return max(self._deadline - time.monotonic(), 0.0)
+        if self._stop_deadline == math.inf:
+            self.start_hard_stop_timeout()
+        return max(self._stop_deadline - time.monotonic(), 0.0)
 
-    async def wait_until_stored(self, ended: asyncio.Event) -> None:
-        """Wait until `ended` is set or the deadline has passed. A cancellation does not end the
-        wait."""
-        minimum = min(self._hard * STORING_TIME_SHARE, STORING_TIME_MIN)
+    async def wait_until_results_stored(self, all_stored: asyncio.Event) -> None:
+        """Wait until `all_stored` is set or the deadline has passed. A cancellation does not end
+        the wait."""
+        minimum = min(self._hard_timeout * RESULT_STORING_TIME_SHARE, RESULT_STORING_TIME_MIN)
         until = anyio.current_time() + max(self.seconds_left(), minimum)
-        with anyio.CancelScope(shield=True, deadline=until) as self._storing_scope:
-            await ended.wait()
-        self._storing_scope = None
+        with anyio.CancelScope(shield=True, deadline=until) as self._result_storing_scope:
+            await all_stored.wait()
+        self._result_storing_scope = None
 
     def _shorten_deadline(self, seconds: float) -> None:
-        self._deadline = min(self._deadline, time.monotonic() + seconds)
-        if self._storing_scope is not None:
+        self._stop_deadline = min(self._stop_deadline, time.monotonic() + seconds)
+        if self._result_storing_scope is not None:
             until = anyio.current_time() + seconds
-            self._storing_scope.deadline = min(self._storing_scope.deadline, until)
+            self._result_storing_scope.deadline = min(self._result_storing_scope.deadline, until)
 
 
 class StopReport(msgspec.Struct, frozen=True):
@@ -121,7 +121,7 @@ class StopReport(msgspec.Struct, frozen=True):
         return self == StopReport()
 
 
-def log_report(report: StopReport) -> None:
+def log_stop_report(report: StopReport) -> None:
     """Log one event for each field of the report that is not empty."""
     log = get_logger()
     if report.abandoned:

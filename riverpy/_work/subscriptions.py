@@ -1,4 +1,4 @@
-"""Subscriptions: deliver events to subscribers, without waiting for the subscribers."""
+"""SubscriptionManager: deliver events to subscribers, without waiting for the subscribers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Subscription(Stream[Event]):
     dropped and counted in `dropped`.
     """
 
-    def __init__(self, owner: Subscriptions, kinds: frozenset[EventKind], size: int) -> None:
+    def __init__(self, owner: SubscriptionManager, kinds: frozenset[EventKind], size: int) -> None:
         super().__init__(owner, size)
         self.kinds = kinds
 
@@ -43,7 +43,7 @@ class Subscription(Stream[Event]):
             self._append(event)
 
 
-class Subscriptions(Streams[Subscription]):
+class SubscriptionManager(Streams[Subscription]):
     """The open subscriptions of a client."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Subscriptions(Streams[Subscription]):
         for subscription in subscribers:
             subscription.put(event)
 
-    def publish_queue(self, kind: EventKind, queue: str) -> None:
+    def publish_queue_event(self, kind: EventKind, queue: str) -> None:
         """Publish that a queue was paused or resumed."""
         for subscription in self._open_streams:
             if kind in subscription.kinds:
@@ -99,7 +99,7 @@ def _make_job_event(attempt: Attempt, kind: EventKind) -> Event:
         row = list(attempt.stored_row)
     else:
         row = list(attempt.columns())
-        _apply_outcome(row, attempt)
+        _apply_outcome_to_row(row, attempt)
     attempted_at = timestamp(row[JobColumn.ATTEMPTED_AT])
     due = max(attempt.scheduled_at, attempt.created_at)
     started = attempt.started_at or attempt.ended_at  # 0 if the job was released before its start
@@ -114,7 +114,7 @@ def _make_job_event(attempt: Attempt, kind: EventKind) -> Event:
     return Event(kind, job=JobRow(row), statistics=statistics)
 
 
-def _apply_outcome(row: list[Any], attempt: Attempt) -> None:
+def _apply_outcome_to_row(row: list[Any], attempt: Attempt) -> None:
     """Change a claimed row in the same way as the database changed it to store the outcome. The
     times are estimates."""
     outcome = attempt.outcome
@@ -124,7 +124,7 @@ def _apply_outcome(row: list[Any], attempt: Attempt) -> None:
     is_target_state = state == attempt.target_state
     if state in {JobState.COMPLETED, JobState.CANCELLED, JobState.DISCARDED}:
         at = attempt.ended_at if is_target_state else attempt.stored_at
-        row[JobColumn.FINALIZED_AT] = claimed + _microseconds(at - attempt.claimed_at)
+        row[JobColumn.FINALIZED_AT] = claimed + _to_microseconds(at - attempt.claimed_at)
     if outcome is not None:
         if outcome.error_entry is not None:
             row[JobColumn.ERRORS] = [*(row[JobColumn.ERRORS] or ()), outcome.error_entry]
@@ -132,9 +132,9 @@ def _apply_outcome(row: list[Any], attempt: Attempt) -> None:
             row[JobColumn.ATTEMPT] = outcome.attempt_to_store
             if outcome.seconds_until_due is not None:
                 delay = attempt.stored_at - attempt.claimed_at + outcome.seconds_until_due
-                row[JobColumn.SCHEDULED_AT] = claimed + _microseconds(delay)
+                row[JobColumn.SCHEDULED_AT] = claimed + _to_microseconds(delay)
     row[JobColumn.METADATA] = attempt.encode_merged_metadata()
 
 
-def _microseconds(seconds: float) -> int:
+def _to_microseconds(seconds: float) -> int:
     return int(seconds * 1e6)

@@ -1,4 +1,4 @@
-"""Summary: logs a summary of the jobs of a run.
+"""JobSummaryLogger: logs a summary of the jobs of a run.
 
 Each minute it logs an event with the counts of the ended jobs, if jobs ended or are stuck. It logs
 another event for failures: for each of the first ten kinds, the number of failures and one error.
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
     from riverpy._work.counters import RunCounters
     from riverpy.stats import ClientStats
 
-EVENT_INTERVAL = 60.0
+SUMMARY_INTERVAL = 60.0
 """Seconds between two log events of the same type."""
-FAILURE_COLLECT_TIME = 1.0
+FAILURE_COLLECTION_TIME = 1.0
 """Seconds. Failures in this time after the first failure are logged in one event."""
 ERROR_LENGTH_MAX = 200
 """The maximum number of characters of an error in an event."""
-OUTCOMES = ("completed", "failed", "discarded", "snoozed", "cancelled", "interrupted")
+ATTEMPT_OUTCOMES = ("completed", "failed", "discarded", "snoozed", "cancelled", "interrupted")
 """The outcomes of attempts, as in `KindStats`."""
 
 
-class Summary:
+class JobSummaryLogger:
     """Logs the summary of one run."""
 
     name = "summary"
 
     def __init__(
-        self, counters: RunCounters, stats: Callable[[], ClientStats], client_id: str
+        self, counters: RunCounters, get_stats: Callable[[], ClientStats], client_id: str
     ) -> None:
-        """`stats` returns the current state of the run."""
-        self._counters, self._stats = counters, stats
-        self._last_stats, self._last_waits = stats(), counters.build_wait_histogram()
+        """`get_stats` returns the current state of the run."""
+        self._counters, self._get_stats = counters, get_stats
+        self._last_logged_stats, self._last_waits = get_stats(), counters.build_wait_histogram()
         """The statistics and the waiting times when the ended jobs were last logged."""
         self._log = get_logger(client_id=client_id)
 
@@ -55,21 +55,21 @@ class Summary:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch_failures)
             while True:
-                scope.expect_progress(within=EVENT_INTERVAL)
-                await anyio.sleep(EVENT_INTERVAL)
-                self._log_jobs()
+                scope.expect_progress(within=SUMMARY_INTERVAL)
+                await anyio.sleep(SUMMARY_INTERVAL)
+                self._log_ended_jobs()
 
-    def end(self) -> None:
+    def log_last_summary(self) -> None:
         """Log the jobs that ended or failed since the last events, at the end of the run."""
         self._log_failures()
-        self._log_jobs()
+        self._log_ended_jobs()
 
     async def _watch_failures(self) -> None:
         while True:
             await self._counters.failure_counted.wait()
-            await anyio.sleep(FAILURE_COLLECT_TIME)
+            await anyio.sleep(FAILURE_COLLECTION_TIME)
             self._log_failures()
-            await anyio.sleep(EVENT_INTERVAL - FAILURE_COLLECT_TIME)
+            await anyio.sleep(SUMMARY_INTERVAL - FAILURE_COLLECTION_TIME)
 
     def _log_failures(self) -> None:
         failing, others = self._counters.pop_failures()
@@ -83,12 +83,12 @@ class Summary:
                 more_kinds=others,
             )
 
-    def _log_jobs(self) -> None:
-        stats, logged = self._stats(), self._last_stats
+    def _log_ended_jobs(self) -> None:
+        stats, logged = self._get_stats(), self._last_logged_stats
         all_waits, logged_waits = self._counters.build_wait_histogram(), self._last_waits
         # Set this before the return, so that the next event does not include the idle time.
-        self._last_stats, self._last_waits = stats, all_waits
-        counts, logged_counts = _count_ends(stats), _count_ends(logged)
+        self._last_logged_stats, self._last_waits = stats, all_waits
+        counts, logged_counts = _count_ended_attempts(stats), _count_ended_attempts(logged)
         counts = {outcome: count - logged_counts[outcome] for outcome, count in counts.items()}
         ended = sum(counts.values()) - counts["discarded"]  # discarded jobs count as failed too
         refused = stats.results_refused - logged.results_refused
@@ -113,14 +113,14 @@ class Summary:
         )
 
 
-def _count_ends(stats: ClientStats) -> dict[str, int]:
+def _count_ended_attempts(stats: ClientStats) -> dict[str, int]:
     """Return the number of ended attempts of all kinds, by outcome."""
     return {
         outcome: sum(getattr(kind, outcome) for kind in stats.kinds.values())
-        for outcome in OUTCOMES
+        for outcome in ATTEMPT_OUTCOMES
     }
 
 
-def _read_error_text(entry: str) -> str:
+def _read_error_text(error_entry: str) -> str:
     """Return the text of an error entry on one line, without passwords."""
-    return mask_passwords(" ".join(parse_error_entry(entry).error.split()))[:ERROR_LENGTH_MAX]
+    return mask_passwords(" ".join(parse_error_entry(error_entry).error.split()))[:ERROR_LENGTH_MAX]

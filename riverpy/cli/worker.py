@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from riverpy.cli._options import DatabaseSettings
     from riverpy.cli._target import ClientTarget
     from riverpy.client import Client
-    from riverpy.worker import WorkUnit
+    from riverpy.worker import RegisteredWorker
 
 _ValueBySetting = dict[Setting[Any], SettingValue[Any]]
 """The value of each setting."""
@@ -386,11 +386,11 @@ async def _release_jobs_and_exit(
     exit_process(EXIT_ABANDONED, f"riverpy: {note}")
 
 
-def _describe_job_limits(unit: WorkUnit, client: Client) -> str:
+def _describe_job_limits(unit: RegisteredWorker, client: Client) -> str:
     """Return the default timeout and number of attempts of a kind."""
     timeout = unit.resolve_timeout(client.config.job_timeout)
-    text = "by job" if unit.job_timeout is not None else format_duration(timeout)
-    default = " (default)" if unit.timeout is UNSET and unit.job_timeout is None else ""
+    text = "by job" if unit.get_job_timeout is not None else format_duration(timeout)
+    default = " (default)" if unit.timeout is UNSET and unit.get_job_timeout is None else ""
     return f"timeout {text}{default}, {client.config.max_attempts} attempts"
 
 

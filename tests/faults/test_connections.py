@@ -143,7 +143,7 @@ async def test_frozen_rarely_used_connections(stage: Stage) -> None:
 async def test_frozen_pool(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connections of an inserting client's pool freeze: an insert fails at its timeout, and the
     next one uses another connection."""
-    monkeypatch.setattr(riverpy.client, "STATEMENT_TIMEOUT", 2.0)
+    monkeypatch.setattr(riverpy.client, "POOL_STATEMENT_TIMEOUT", 2.0)
     async with stage.load() as load:
         async with frozen_backends(stage.url, await find_backends(stage.url, POOL_NAME)):
             await until(lambda: len(load.failures) > 0)

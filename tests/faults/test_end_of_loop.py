@@ -92,7 +92,7 @@ AT_CLAIM = """
 import asyncio, os, sys
 from jobs import Do, client, ready
 from riverpy._work import producer
-from riverpy._work.executor import Executor
+from riverpy._work.executor import JobExecutor
 
 tasks = []
 
@@ -117,7 +117,7 @@ async def claim(*args, **kwargs):
     await asyncio.sleep(0)
 
 if sys.argv[1] == "launched":
-    launch_as_ever, Executor.launch = Executor.launch, launch
+    launch_as_ever, JobExecutor.launch_attempts = JobExecutor.launch_attempts, launch
 else:
     claim_as_ever, producer.job_claim = producer.job_claim, claim
 try:

@@ -144,7 +144,7 @@ async def test_everything_but_the_notifications_is_stored(
             assert await job_release(tx, None, [ClaimKey(*row)]) == {row["id"]}
 
             with anyio.fail_after(PATIENCE, reason="the listener does not find the queue full"):
-                while run._is_notified():
+                while run._is_listening():
                     await asyncio.sleep(0.02)
             queue_events = {NOTIFICATION_QUEUE_FILLED, NOTIFICATION_QUEUE_DRAINED}
             assert [line["event"] for line in log if line["event"] in queue_events] == [
@@ -161,7 +161,7 @@ async def test_everything_but_the_notifications_is_stored(
         async with connected(rig.url) as listener:
             await listener.add_listener("public.river_insert", lambda *_: received.set())
             with anyio.fail_after(PATIENCE, reason="notifications do not arrive again"):
-                while not (received.is_set() and run._is_notified()):
+                while not (received.is_set() and run._is_listening()):
                     await client.insert(Task(0))
                     await asyncio.sleep(0.02)
         assert [line["event"] for line in log if line["event"] == NOTIFICATION_QUEUE_DRAINED] == [

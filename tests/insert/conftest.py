@@ -11,7 +11,7 @@ import pytest
 from riverpy._clock import Clock
 from riverpy._insert.inserter import Inserter
 from riverpy._insert.row import InsertSettings
-from riverpy._plugins import Plugins
+from riverpy._plugins import PluginLists
 from tests.kit.pgbouncer import detour
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ async def inserter_on(
     )
     async with pool:
         yield Inserter(
-            pool.acquire, schema=schema, insert_settings=rules, plugins=Plugins(), clock=Clock()
+            pool.acquire, schema=schema, insert_settings=rules, plugins=PluginLists(), clock=Clock()
         )
         assert pool.get_idle_size() == pool.get_size(), "a connection was not given back"
 

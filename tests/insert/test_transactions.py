@@ -15,7 +15,7 @@ import pytest
 
 from riverpy._clock import Clock
 from riverpy._insert.inserter import Inserter
-from riverpy._plugins import Plugins
+from riverpy._plugins import PluginLists
 from riverpy.errors import TransactionError, UniqueConflictError
 from riverpy.insert_opts import InsertOpts
 from tests._database import connected
@@ -302,7 +302,7 @@ async def test_acquire_is_retried(schema: Schema, send: Send) -> None:
         lambda: flaky(schema, failures),
         schema=schema.name,
         insert_settings=RULES,
-        plugins=Plugins(),
+        plugins=PluginLists(),
         clock=Clock(),
     )
     await send(inserter, Welcome(1), None)
@@ -317,7 +317,7 @@ async def test_acquire_error_without_retry(schema: Schema, send: Send) -> None:
         lambda: flaky(schema, failures),
         schema=schema.name,
         insert_settings=RULES,
-        plugins=Plugins(),
+        plugins=PluginLists(),
         clock=Clock(),
     )
     with pytest.raises(asyncpg.InvalidPasswordError):

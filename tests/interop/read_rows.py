@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from riverpy.job import UNIQUE_STATE_BITS, AttemptError
+from riverpy.job import UNIQUE_STATE_BY_BIT, AttemptError
 
 if TYPE_CHECKING:
     from riverpy import JobRow
@@ -48,7 +48,7 @@ def read_by_python(job: JobRow) -> Row:
         "queue": job.queue,
         "tags": job.tags,
         "unique_key": job.unique_key and job.unique_key.hex(),
-        "unique_states": states and sum(1 << UNIQUE_STATE_BITS.index(state) for state in states),
+        "unique_states": states and sum(1 << UNIQUE_STATE_BY_BIT.index(state) for state in states),
     }
 
 

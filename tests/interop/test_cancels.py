@@ -198,9 +198,9 @@ async def test_lost_notification(
 ) -> None:
     """A Python worker finds a cancel and a pause whose notification was lost when its listener
     connects again, and every 30 s otherwise (CF-097)."""
-    assert reconciler.CHECK_INTERVAL <= 30
+    assert reconciler.RECONCILE_INTERVAL <= 30
     if not reconnects:
-        monkeypatch.setattr(reconciler, "CHECK_INTERVAL", 0.1)
+        monkeypatch.setattr(reconciler, "RECONCILE_INTERVAL", 0.1)
     async with fleet.worker("python") as worker:
         job = await callers["go"].insert(conform("signal", message="never"))
         await worker.until("job_started", id=job["id"])

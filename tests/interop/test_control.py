@@ -58,8 +58,8 @@ def nobody_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing(_: Reconciler) -> None:
         pass
 
-    monkeypatch.setattr(Reconciler, "_read_pauses", nothing)
-    monkeypatch.setattr(Reconciler, "_read_cancels", nothing)
+    monkeypatch.setattr(Reconciler, "_check_paused_queues", nothing)
+    monkeypatch.setattr(Reconciler, "_check_cancelled_jobs", nothing)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ EVENTS_MAX = 1_000_000
 
 settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=LoadSettings)
 effects = os.open(settings.effects, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-job_scheduler.RUN_INTERVAL = reconciler.CHECK_INTERVAL = settings.look_interval
+job_scheduler.RUN_INTERVAL = reconciler.RECONCILE_INTERVAL = settings.look_interval
 _log.EVENTS_PER_WINDOW_MAX = EVENTS_MAX
 workers = riverpy.Workers()
 taking = anyio.Lock()

@@ -19,7 +19,7 @@ from tests.work.rig import Rig, Task
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from riverpy._work.run import Run
+    from riverpy._work.run import ClientRun
     from tests._database import Schema
 
 pytestmark = pytest.mark.timeout(300)
@@ -48,11 +48,11 @@ def seeded() -> random.Random:
     return random.Random(seed)
 
 
-def new_run(rig: Rig) -> Run:
+def new_run(rig: Rig) -> ClientRun:
     """Return the parts of a client, not started."""
     config = Config(schema=rig.schema.name, id="stress", hard_stop_timeout=timedelta(seconds=1))
     queues = {"default": QueueConfig(max_workers=5)}
-    return Client(rig.url, workers=rig.workers, queues=queues, config=config)._new_run()
+    return Client(rig.url, workers=rig.workers, queues=queues, config=config)._make_run()
 
 
 async def random_moment(rng: random.Random) -> None:
@@ -100,12 +100,12 @@ async def test_each_service(rig: Rig, seeded: random.Random, name: str) -> None:
         await run._connections.close()
 
 
-async def one_cycle(parts: Run, name: str, rng: random.Random) -> None:
+async def one_cycle(parts: ClientRun, name: str, rng: random.Random) -> None:
     """Start the service, wait for a moment, stop it."""
     cancel = rng.random() < 0.3
-    assert parts._leader_setup is not None
+    assert parts._election_manager is not None
     services: dict[str, Any] = {
-        "leader election": parts._leader_setup.elections[0],
+        "leader election": parts._election_manager.elections[0],
         "notifier": parts._make_notifier(),
         "producer": parts.producers["default"],
         "reconciler": parts._reconciler,
@@ -115,7 +115,7 @@ async def one_cycle(parts: Run, name: str, rng: random.Random) -> None:
             if name == "completer":
                 await stack.enter_async_context(
                     parts._completer.storing_results(
-                        StopTimeouts(None, timedelta(seconds=1)).wait_until_stored
+                        StopTimeouts(None, timedelta(seconds=1)).wait_until_results_stored
                     )
                 )
             else:

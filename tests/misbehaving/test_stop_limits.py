@@ -85,11 +85,11 @@ async def test_limit_of_a_stop_with_a_backlog(rig: Rig) -> None:
             run = client._run
             assert run is not None
             with anyio.fail_after(60, reason="not all were claimed"):
-                while len(run.running) < BACKLOG:
+                while len(run.running_attempts) < BACKLOG:
                     await asyncio.sleep(0.01)
             proxy.hold("riverpy results")
             release.set()
-            await run.running.wait_idle()
+            await run.running_attempts.wait_until_all_ended()
             with anyio.fail_after(FAR_BEYOND, reason="the stop does not end"):
                 client.stop()
                 while rig.report is None:

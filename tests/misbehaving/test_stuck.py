@@ -61,7 +61,7 @@ class Stubborn:
         """Time out this many running jobs. A short timeout would also hit other jobs on a slow
         machine."""
         assert client._run is not None
-        running = client._run.running
+        running = client._run.running_attempts
         async with asyncio.timeout(PATIENCE):
             while sum(attempt.started_at > 0 for attempt in running) < count:
                 await asyncio.sleep(0.001)
@@ -69,7 +69,7 @@ class Stubborn:
             if attempt.started_at:
                 attempt.timeout = 0.0
             attempt.deadline = time.monotonic()
-            running.check_deadlines_at(attempt.deadline)
+            running.schedule_deadline_check(attempt.deadline)
 
 
 class Handler:
@@ -120,14 +120,14 @@ async def test_stuck_job(
         run = client._run
         assert run is not None
         assert client.stats().stuck_jobs == 1
-        assert run.producers["default"]._free_slots == 1
+        assert run.producers["default"]._free_slot_count == 1
         await rig.until("SELECT stuck FROM riverpy_client", [stuck.job.id])
         jobs.release.set()
         event = await rig.event()
         assert event.job is not None
         assert event.job.id == stuck.job.id
         assert client.stats().stuck_jobs == 0
-        assert run.producers["default"]._free_slots == 2
+        assert run.producers["default"]._free_slot_count == 2
         await rig.until("SELECT stuck FROM riverpy_client", [])
     assert reported["job_id"] == stuck.job.id
     assert (reported["kind"], reported["queue"], reported["stuck"]) == ("task", "default", 1)
@@ -159,7 +159,7 @@ async def test_slot_for_a_stuck_job(rig: Rig, executor: str | None) -> None:
         jobs.release.set()
         await rig.event()
         assert client._run is not None
-        assert client._run.producers["default"]._free_slots == 1
+        assert client._run.producers["default"]._free_slot_count == 1
     (reported,) = handler.reported
     assert (reported.id, reported.kind, reported.queue, reported.total) == (
         stuck.job.id,

@@ -12,7 +12,7 @@ from riverpy._clock import Clock
 from riverpy._insert.inserter import Inserter
 from riverpy._insert.row import InsertSettings
 from riverpy._maintenance.periodic_enqueuer import PeriodicEnqueuer
-from riverpy._plugins import Plugins
+from riverpy._plugins import PluginLists
 from riverpy.periodic import PeriodicJob, PeriodicJobs
 from riverpy.schedules import every
 from tests.leading.term_context import QuickTimer, held_term
@@ -106,7 +106,7 @@ def inserter(held: HeldTerm) -> Inserter:
 
     rules = InsertSettings(default_max_attempts=25)
     config = held.context.config
-    plugins = Plugins(config.plugins, config.hooks, config.middleware)
+    plugins = PluginLists(config.plugins, config.hooks, config.middleware)
     return Inserter(
         no_pool, schema=held.schema.name, insert_settings=rules, plugins=plugins, clock=WrongClock()
     )

@@ -53,7 +53,7 @@ async def test_working(rig: Rig, asked: list[set[int]]) -> None:
         await client.job_cancel(ids[1])
         await client.queue_pause("default")
         run: Any = client._run
-        await run._reconciler._read_pauses()
+        await run._reconciler._check_paused_queues()
         await run._reconciler._release_lost_claims(age=0.0)
     assert asked == []
 

@@ -60,7 +60,7 @@ async def test_failed_attempts_leave_no_connections(
         is_failing = False
         run: Any = client._run
         with anyio.fail_after(PATIENCE):
-            while not run._is_notified():
+            while not run._is_listening():
                 await asyncio.sleep(0.005)
         await client.insert(Task())
         await rig.event()

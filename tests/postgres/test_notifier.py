@@ -26,7 +26,7 @@ async def test_lost_listener_hears_nothing(schema: Schema) -> None:
 
     async def until(is_notified: bool) -> None:
         with anyio.fail_after(PATIENCE, reason=f"it is not taken for {is_notified=}"):
-            while run._is_notified() is not is_notified:
+            while run._is_listening() is not is_notified:
                 await asyncio.sleep(0.005)
 
     rig = Rig(schema)
@@ -70,7 +70,7 @@ async def test_listener_that_is_lost_before_it_has_heard(
             await is_sent.wait()
             run._notifier._send_probe = send_probe
             proxy.cut("riverpy listener")
-            while not run._is_notified():
+            while not run._is_listening():
                 await asyncio.sleep(0.005)
     said = [
         line["event"] for line in log if line["event"].startswith(("connection", "notifications"))
@@ -112,7 +112,7 @@ async def test_listener_that_is_lost_again_and_again(
         with anyio.fail_after(PATIENCE):
             proxy.cut("riverpy listener")
             await is_enough.wait()
-            while not run._is_notified():
+            while not run._is_listening():
                 await asyncio.sleep(0.005)
     assert delays == sorted(delays)
     assert delays[-1] > delays[0]
@@ -145,10 +145,10 @@ async def test_listener_that_cannot_be_tested(
                 monkeypatch.setattr(notifier, "PROBE_TIMEOUT", 0.02)
                 proxy.cut("riverpy listener")
                 await resynced.wait()
-                assert not run._is_notified()
+                assert not run._is_listening()
                 accepted = proxy.accepted
                 monkeypatch.setattr(notifier, "PROBE_TIMEOUT", PATIENCE)
-            while not run._is_notified():
+            while not run._is_listening():
                 await asyncio.sleep(0.005)
         assert proxy.accepted == accepted
 
@@ -185,7 +185,7 @@ async def test_half_open_listener_is_replaced_once(
         listening._connect, listening._send_probe = connect_again, send
         proxy.hold("riverpy listener")
         with anyio.fail_after(PATIENCE):
-            while run._is_notified():
+            while run._is_listening():
                 await asyncio.sleep(0.005)
             monkeypatch.setattr(notifier, "PROBE_TIMEOUT", PATIENCE)  # the new one is well
             await proxy.release()

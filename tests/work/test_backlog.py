@@ -87,14 +87,14 @@ async def test_slow_completion(rig: Rig, log: list[dict[str, Any]]) -> None:
                     while (
                         not slow.waits
                         or run._completer.waiting_result_count <= BOUND
-                        or run.running
+                        or run.running_attempts
                     ):
                         await asyncio.sleep(0.005)
             except TimeoutError:
                 slow.take_all()
                 raise AssertionError(
                     f"claims did not stop: {slow.waits=}, {run._completer.waiting_result_count=}, "
-                    f"{len(run.running)=}, {run._heartbeat.can_claim_jobs=}, "
+                    f"{len(run.running_attempts)=}, {run._heartbeat.can_claim_jobs=}, "
                     f"{await rig.states()}, {log}"
                 ) from None
             states = await rig.states()

@@ -205,7 +205,7 @@ async def test_thread_past_its_timeout(rig: Rig) -> None:
         run = client._run
         assert run is not None
         async with asyncio.timeout(PATIENCE):
-            while not any(attempt.stop_cause for attempt in run.running):
+            while not any(attempt.stop_cause for attempt in run.running_attempts):
                 await asyncio.sleep(0.001)
         assert await rig.states() == {"running": 1, "available": 1}
         release.set()
@@ -395,7 +395,9 @@ async def test_limit_of_processes(rig: Rig, tmp_path: Path) -> None:
         inserted = [await client.insert(Apart("return")) for _ in range(3)]
         await rig.until_state("running", 4)
         assert client._run is not None
-        waiting = {one.id: one for one in client._run.running if one.id in ids_of(inserted)}
+        waiting = {
+            one.id: one for one in client._run.running_attempts if one.id in ids_of(inserted)
+        }
         await wait_until(lambda: all(one.deadline == math.inf for one in waiting.values()))
         await client.job_cancel(inserted[1].job.id)
         assert (await rig.event()).kind is EventKind.JOB_CANCELLED
@@ -441,12 +443,12 @@ async def end_by(how: str, client: riverpy.Client, job_id: int) -> None:
         client.stop()
     else:
         assert client._run is not None
-        running = client._run.running
+        running = client._run.running_attempts
         for attempt in running:  # the timeout has passed
             if attempt.id != job_id:
                 continue
             attempt.timeout, attempt.deadline = 0.0, time.monotonic()
-            running.check_deadlines_at(attempt.deadline)
+            running.schedule_deadline_check(attempt.deadline)
 
 
 async def until_exists(file: Path) -> None:
@@ -502,7 +504,7 @@ async def test_job_sees_that_it_is_cancelled(
     stop = {"soft_stop_timeout": timedelta(0), "hard_stop_timeout": timedelta(minutes=1)}
     async with rig.working(**stop) as client:
         assert client._run is not None
-        client._run._executor._blocking._cancel_grace_period = 60.0
+        client._run._job_executor._blocking_runner._cancel_grace_period = 60.0
         inserted = await client.insert(Watch(str(tmp_path)))
         await until_exists(tmp_path / "started")
         await end_by(how, client, inserted.job.id)

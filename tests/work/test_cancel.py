@@ -59,7 +59,7 @@ async def test_before_the_answer_to_the_claim(
     async def never(_: Reconciler) -> None:
         pass
 
-    monkeypatch.setattr(Reconciler, "_read_cancels", never)
+    monkeypatch.setattr(Reconciler, "_check_cancelled_jobs", never)
     async with rig.working() as client:
         producer: Any = client._run.producers["default"]  # type: ignore[union-attr]
         take = producer._claim_rows
@@ -68,7 +68,7 @@ async def test_before_the_answer_to_the_claim(
             for row in (rows := await take(*args)):
                 await client.job_cancel(row[0])
                 with anyio.fail_after(PATIENCE):
-                    while not producer._cancelled_during_claim:
+                    while not producer._ids_cancelled_during_claim:
                         await asyncio.sleep(0.001)
             return rows
 
@@ -94,7 +94,7 @@ async def test_another_job_of_the_number(rig: Rig, started: asyncio.Queue[Job[Ta
         await client.insert(Task(n=1))
         await started.get()  # earlier messages are handled by now
         assert client._run is not None
-        assert len(client._run.running) == 2
+        assert len(client._run.running_attempts) == 2
         client.stop_and_cancel()
     assert await rig.states() == {"available": 2}
 
@@ -117,7 +117,7 @@ async def test_after_a_lost_notification(
     rig: Rig, started: asyncio.Queue[Job[Task]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cancel whose notification was lost is found in the row."""
-    monkeypatch.setattr(riverpy._work.reconciler, "CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(riverpy._work.reconciler, "RECONCILE_INTERVAL", 0.05)
     async with rig.working() as client:
         inserted = await client.insert(Task())
         await started.get()
@@ -133,7 +133,7 @@ async def test_poll_only(
 ) -> None:
     """Without LISTEN a running job is cancelled too, and queues pause and resume. No connection
     ever listens (NR-13)."""
-    monkeypatch.setattr(riverpy._work.reconciler, "POLLING_CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(riverpy._work.reconciler, "RECONCILE_INTERVAL_WHEN_POLLING", 0.05)
     soon = timedelta(milliseconds=50)
     began = await rig.schema.fetchval("SELECT clock_timestamp()")
     async with rig.working(poll_only=True, fetch_poll_interval=soon) as client:

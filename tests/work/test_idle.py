@@ -16,7 +16,7 @@ from riverpy._leading.domain_queues import NO_OWNED_QUEUES_READ_INTERVAL
 from riverpy._lifecycle import ServiceGroup, StopScope
 from riverpy._maintenance.services import make_domain_services
 from riverpy._work.client_status import ClientStatusReporter
-from riverpy._work.producer import CLAIM_TIMEOUT, FOLLOW_UP_DELAYS
+from riverpy._work.producer import CLAIM_TIMEOUT, FOLLOW_UP_CLAIM_DELAYS
 from tests._statements import record_statements
 from tests.leading.term_context import held_term
 from tests.work.rig import PATIENCE, Task
@@ -46,8 +46,8 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
     renews its lease where a follower tries to acquire it.)"""
     config = Config(schema=rig.schema.name, **settings)
     queues = {"default": QueueConfig(max_workers=10)}
-    run: Any = Client(rig.url, workers=rig.workers, queues=queues, config=config)._new_run()
-    run._reconciler._touch_at = float("inf")
+    run: Any = Client(rig.url, workers=rig.workers, queues=queues, config=config)._make_run()
+    run._reconciler._next_queue_update_at = float("inf")
     listening = run._make_notifier()
     dead_after = config.dead_after.total_seconds()
     lost_claims = run._reconciler._release_lost_claims
@@ -57,12 +57,12 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
             run._leader_watch._check_election,
             dead_after / leader_watch.LEADER_CHECKS_WITHIN_DEAD_AFTER,
         ),
-        (run._reconciler._read_pauses, run._reconciler.interval),
-        (lambda: lost_claims(age=CLAIM_TIMEOUT), run._reconciler.interval),
+        (run._reconciler._check_paused_queues, run._reconciler.interval),
+        (lambda: lost_claims(min_age_seconds=CLAIM_TIMEOUT), run._reconciler.interval),
         (lambda: listening._check_delivery(first=False), listening.probe_interval),
     ]
     if config.candidate:
-        engine = run._leader_setup.engine
+        engine = run._election_manager.engine
         interval = config.elect_interval.total_seconds()
         steps.append((lambda: engine.try_acquire("default"), interval))
     async with ServiceGroup() as group:
@@ -71,7 +71,11 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
         await rig.schema.execute("TRUNCATE riverpy_client")
         await run._heartbeat.register()
         reporter = ClientStatusReporter(
-            run._context, run.running, list, has_state_columns=True, supports_domains=False
+            run._run_context,
+            run.running_attempts,
+            list,
+            has_state_columns=True,
+            supports_domains=False,
         )
         again = await statements_of(sent, reporter._write_changed_status)
     await run._connections.close()
@@ -225,13 +229,13 @@ async def test_claims_of_a_notification(rig: Rig, monkeypatch: pytest.MonkeyPatc
         producer: Any = client._run.producers["default"]  # type: ignore[union-attr]
         await first_claim(sent)
         await rig.insert_rows(1)
-        producer.notify()
+        producer.wake_after_notification()
         await rig.event()
         while producer._follow_up_times:
             producer.claimed.init()
             await producer.claimed.wait()
     assert claims_of(sent) <= 1 + 1 + 2 * len(
-        FOLLOW_UP_DELAYS
+        FOLLOW_UP_CLAIM_DELAYS
     )  # a timer may fire early, and is set again
 
 

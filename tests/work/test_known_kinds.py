@@ -104,7 +104,7 @@ async def test_notifications_of_other_kinds(rig: Rig) -> None:
         producer.claimed.emit = lambda: claims.append(time.monotonic())  # type: ignore[method-assign]
         began = time.monotonic()
         while time.monotonic() < began + 1.0:
-            producer.notify()
+            producer.wake_after_notification()
             await asyncio.sleep(0.001)
         assert (
             len(claims)

@@ -28,8 +28,8 @@ PATIENCE = 30.0
 @pytest.fixture(autouse=True)
 def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Log a blocked loop soon. (A thread that is later than this treats the process as frozen.)"""
-    monkeypatch.setattr(loop_watch, "CHECK_INTERVAL", 0.05)
-    monkeypatch.setattr(loop_watch, "BLOCKED_AFTER", LATE)
+    monkeypatch.setattr(loop_watch, "LOOP_CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(loop_watch, "BLOCKED_THRESHOLD", LATE)
 
 
 def block_until_told(log: list[dict[str, Any]]) -> None:
@@ -95,10 +95,10 @@ async def test_blocked_by_no_job(rig: Rig, log: list[dict[str, Any]]) -> None:
         assert run is not None
         store = AttemptStore(client._transaction, None)
         waiting = Attempt([0] * 20, (None, 0.0), lambda: None, 0.0, store)
-        run.running.add([waiting])  # like a prefetched job, without a task
+        run.running_attempts.add_attempts([waiting])  # like a prefetched job, without a task
         asyncio.get_running_loop().call_soon(block_until_told, log)
         after = await until_told(log, EVENT_LOOP_RESUMED)
-        run.running._attempts.remove(waiting)
+        run.running_attempts._attempts.remove(waiting)
     (entry,) = told(log, EVENT_LOOP_BLOCKED)
     assert "kind" not in entry | after
     assert "block_until_told" in entry["at"]

@@ -83,7 +83,7 @@ async def test_answer_is_lost_at_the_end(rig: Rig, monkeypatch: pytest.MonkeyPat
     """A claim whose answer is lost just before a stop leaves no row behind. Its rows are released
     before the run ends, although they are younger than the claim timeout."""
     monkeypatch.setattr(riverpy._work.reconciler, "CLAIM_TIMEOUT", 600.0)
-    monkeypatch.setattr(riverpy._work.reconciler, "LAST_RELEASE_TIMEOUT", 10.0)
+    monkeypatch.setattr(riverpy._work.reconciler, "CLAIM_RELEASE_TIMEOUT_MIN", 10.0)
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -106,7 +106,7 @@ async def test_answer_is_lost_at_the_end(rig: Rig, monkeypatch: pytest.MonkeyPat
 async def test_running_jobs_are_not_released(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that run, wait to be stored, or belong to another client stay running, however often
     this client searches for lost claims."""
-    monkeypatch.setattr(riverpy._work.reconciler, "CHECK_INTERVAL", 0.02)
+    monkeypatch.setattr(riverpy._work.reconciler, "RECONCILE_INTERVAL", 0.02)
     monkeypatch.setattr(riverpy._work.reconciler, "CLAIM_TIMEOUT", 0.0)
     release, storing, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
     complete = jobs.job_complete
@@ -161,7 +161,7 @@ async def test_running_jobs_are_not_released(rig: Rig, monkeypatch: pytest.Monke
 
 async def test_lost_claim_with_a_cancel(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost claim whose job was cancelled in the meantime is cancelled when it is released."""
-    monkeypatch.setattr(riverpy._work.reconciler, "CHECK_INTERVAL", 0.02)
+    monkeypatch.setattr(riverpy._work.reconciler, "RECONCILE_INTERVAL", 0.02)
 
     @rig.job
     async def work(job: Job[Task]) -> None:

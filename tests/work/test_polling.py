@@ -61,7 +61,7 @@ async def test_poll_finds_jobs_of_lost_notifications(rig: Rig, *, poll_only: boo
     }
     async with rig.working(**settings) as client:
         run: Any = client._run
-        assert run._is_notified() is not poll_only
+        assert run._is_listening() is not poll_only
         for _ in range(2):
             for queue in QUEUES:
                 await rig.insert_rows(1, queue=queue)
@@ -103,13 +103,13 @@ async def test_polls_are_spread(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> No
 
     chance = random.Random(14)
     monkeypatch.setattr(riverpy._work.producer, "random", chance)
-    producers: list[Any] = [rig.client()._new_run().producers["default"] for _ in range(20)]
+    producers: list[Any] = [rig.client()._make_run().producers["default"] for _ in range(20)]
     poll = FAR.total_seconds()
     for wake in ("start", "notification"):
         if wake == "notification":
             for producer in producers:
                 producer._is_woken_with_other_clients = False
-                producer.notify()
+                producer.wake_after_notification()
         waits = [producer._seconds_to_next_poll() for producer in producers]
         assert statistics.pstdev(waits) > poll * 0.1
         assert poll * 0.5 <= min(waits) <= max(waits) <= poll

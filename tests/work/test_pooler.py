@@ -132,7 +132,7 @@ async def test_through_pooler_alone(
     """Without a `listen_url` the client logs that it receives no notifications and does not rebuild
     indexes. It polls, so jobs are still worked and cancelled (PB-05)."""
     monkeypatch.setattr("riverpy._postgres.notifier.PROBE_TIMEOUT", 0.2)
-    monkeypatch.setattr("riverpy._work.reconciler.POLLING_CHECK_INTERVAL", 0.1)
+    monkeypatch.setattr("riverpy._work.reconciler.RECONCILE_INTERVAL_WHEN_POLLING", 0.1)
 
     @rig.job
     async def task(job: Job[Any]) -> None:

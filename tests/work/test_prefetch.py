@@ -63,7 +63,7 @@ def producer_of(client: Client) -> Producer:
 
 async def until_ahead(rig: Rig, client: Client) -> None:
     """Wait until so many jobs wait in the client and are running in the database."""
-    prefetch = producer_of(client)._prefetch
+    prefetch = producer_of(client)._prefetch_buffer
     while prefetch is None or len(prefetch) < AHEAD:
         await asyncio.sleep(0.001)
     await rig.until_state("running", 1 + AHEAD)
@@ -168,7 +168,7 @@ async def test_released_after_a_while(rig: Rig, ahead: None) -> None:
     await insert(rig)
     async with rig.working(queues=QUEUES) as client:
         await blocked.began.wait()
-        producer_of(client)._prefetch.count_extra_jobs_to_claim = lambda: 0  # type: ignore[method-assign, union-attr]
+        producer_of(client)._prefetch_buffer.count_extra_jobs_to_claim = lambda: 0  # type: ignore[method-assign, union-attr]
         other = rig.client(id="other", fetch_poll_interval=timedelta(milliseconds=20))
         async with other, other.working():
             await rig.until_state("completed", AHEAD)
@@ -248,7 +248,7 @@ async def test_cancel(rig: Rig, ahead: None, patient: None, how: str) -> None:
         await client.job_cancel(3)
         run = client._run
         assert run is not None
-        while not any(attempt.stop_cause for attempt in run.running):
+        while not any(attempt.stop_cause for attempt in run.running_attempts):
             await asyncio.sleep(0.001)
         if how == "begins":
             blocked.release.set()
@@ -273,7 +273,7 @@ async def test_looks_for_lost_claims(
 ) -> None:
     """Prefetched jobs are not released as lost claims, however often the client checks. Lost claims
     are."""
-    monkeypatch.setattr(riverpy._work.reconciler, "CHECK_INTERVAL", 0.02)
+    monkeypatch.setattr(riverpy._work.reconciler, "RECONCILE_INTERVAL", 0.02)
     monkeypatch.setattr(riverpy._work.reconciler, "CLAIM_TIMEOUT", 0.0)
     blocked = Blocked(rig)
     await insert(rig)

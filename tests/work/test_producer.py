@@ -257,7 +257,7 @@ async def test_follow_up_claims_after_a_notification(
     async def work(job: Job[Task]) -> None:
         pass
 
-    assert riverpy._work.producer.FOLLOW_UP_DELAYS == (0.005, 0.1)
+    assert riverpy._work.producer.FOLLOW_UP_CLAIM_DELAYS == (0.005, 0.1)
     async with rig.working() as client, asyncio.timeout(PATIENCE):
         run: Any = client._run
         while not claims:
@@ -280,7 +280,7 @@ async def test_insert_of_an_open_transaction(rig: Rig, monkeypatch: pytest.Monke
     """An insert in an open transaction wakes no worker, nor does its rollback. Its commit does
     (NR-10)."""
     woken: list[str] = []
-    notify = Producer.notify
+    notify = Producer.wake_after_notification
 
     def spy(producer: Producer) -> None:
         woken.append(producer.queue)
@@ -290,7 +290,7 @@ async def test_insert_of_an_open_transaction(rig: Rig, monkeypatch: pytest.Monke
     async def work(job: Job[Task]) -> None:
         pass
 
-    monkeypatch.setattr(Producer, "notify", spy)
+    monkeypatch.setattr(Producer, "wake_after_notification", spy)
     async with rig.working() as client, rig.schema.connected() as connection:
         transaction = connection.transaction()
         await transaction.start()
@@ -365,7 +365,7 @@ async def test_paused_queue(rig: Rig) -> None:
     async with rig.running(client):
         assert (await rig.event()).kind is EventKind.QUEUE_PAUSED
         assert client._run is not None
-        assert client._run.producers["default"].paused
+        assert client._run.producers["default"].is_paused
         assert await rig.states() == {"available": 1}
         await client.queue_resume("default")
         event = await rig.event()
@@ -457,7 +457,7 @@ async def test_due_times_of_a_busy_queue(rig: Rig) -> None:
         nonlocal most
         assert client._run is not None
         producer = client._run.producers["default"]
-        producer.expect_due_job(1e-6)
+        producer.schedule_claim(1e-6)
         most = max(most, len(producer._due_times))
         await asyncio.sleep(2 * riverpy._work.producer.DUE_JOB_CLAIM_DELAY)
 
@@ -480,7 +480,7 @@ async def test_due_during_a_claim(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> 
             is_first = False
             await rig.insert_rows(1)
             assert client._run is not None
-            client._run.producers["default"].expect_due_job(1e-6)
+            client._run.producers["default"].schedule_claim(1e-6)
             await asyncio.sleep(5 * riverpy._work.producer.DUE_JOB_CLAIM_DELAY)
         return rows
 

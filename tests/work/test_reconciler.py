@@ -10,7 +10,7 @@ import pytest
 
 from riverpy import EventKind, Job, QueueConfig
 from riverpy._postgres import jobs, queues
-from riverpy._work.producer import FOLLOW_UP_DELAYS
+from riverpy._work.producer import FOLLOW_UP_CLAIM_DELAYS
 from riverpy._work.reconciler import Reconciler
 from tests.work.rig import PATIENCE, Task
 
@@ -28,8 +28,8 @@ async def _until(condition: Any) -> None:
 @pytest.mark.parametrize(
     ("question", "ask"),
     [
-        ("queue_filter_paused", Reconciler._read_pauses),
-        ("queue_touch", lambda reconciler: reconciler._touch_queues()),
+        ("queue_filter_paused", Reconciler._check_paused_queues),
+        ("queue_touch", lambda reconciler: reconciler._update_queue_rows()),
     ],
 )
 async def test_pause_notified_before_an_older_answer(
@@ -50,21 +50,21 @@ async def test_pause_notified_before_an_older_answer(
         change = client.queue_pause if is_pause else client.queue_resume
         if not is_pause:
             await client.queue_pause("default")
-            await _until(lambda: heard.paused)
+            await _until(lambda: heard.is_paused)
         asked = getattr(queues, question)
 
         async def answered_late(*args: Any) -> Any:
             answer = await asked(*args)
             await change("default")
-            await _until(lambda: heard.paused is is_pause)
+            await _until(lambda: heard.is_paused is is_pause)
             return answer
 
         await rig.schema.execute("UPDATE river_queue SET paused_at = now() WHERE name = 'other'")
         with monkeypatch.context() as patch:
             patch.setattr(queues, question, answered_late)
             await ask(run._reconciler)
-        assert heard.paused is is_pause
-        assert silent_cancel.paused
+        assert heard.is_paused is is_pause
+        assert silent_cancel.is_paused
 
 
 async def test_retried_before_an_older_answer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ async def test_retried_before_an_older_answer(rig: Rig, monkeypatch: pytest.Monk
         await _until(lambda: attempts == [1])
         with monkeypatch.context() as patch:
             patch.setattr(jobs, "job_find_cancel_requested", answered_late)
-            await client._run._reconciler._read_cancels()
+            await client._run._reconciler._check_cancelled_jobs()
         ends.set()
         assert (await rig.event()).kind is EventKind.JOB_COMPLETED
 
@@ -108,7 +108,7 @@ async def test_cancel_beside_an_attempt_that_keeps_running(
     async def never(_: Reconciler) -> None:
         pass
 
-    monkeypatch.setattr(Reconciler, "_read_cancels", never)
+    monkeypatch.setattr(Reconciler, "_check_cancelled_jobs", never)
     attempts: list[int] = []
     ends = asyncio.Event()
 
@@ -131,7 +131,7 @@ async def test_cancel_beside_an_attempt_that_keeps_running(
         async def answered_late(*args: Any) -> Any:
             if rows := await take(*args):
                 await client.job_cancel(inserted.job.id)
-                earlier = next(iter(client._run.running))  # type: ignore[union-attr]
+                earlier = next(iter(client._run.running_attempts))  # type: ignore[union-attr]
                 await _until(lambda: earlier.stop_cause is not None)
             return rows
 
@@ -160,5 +160,5 @@ async def test_claims_after_a_reconnect(rig: Rig) -> None:
                 await asyncio.sleep(0.01)
             producer.claimed.emit = claims.release
             run._resync()
-            for _ in range(1 + len(FOLLOW_UP_DELAYS)):
+            for _ in range(1 + len(FOLLOW_UP_CLAIM_DELAYS)):
                 await claims.acquire()

@@ -68,7 +68,7 @@ async def test_idle_client_is_notified(rig: Rig, ahead: None) -> None:
     async with rig.working(queues=QUEUES) as client:
         await until_ahead(rig, client)
         async with idle_client(rig):
-            prefetch: Any = producer_of(client)._prefetch
+            prefetch: Any = producer_of(client)._prefetch_buffer
             prefetch.count_extra_jobs_to_claim = lambda: 0
             prefetch.release_all_attempts()
             try:
@@ -182,7 +182,7 @@ async def test_frozen_client(
     """A client that counts as dead when its claim is answered, or when a job would take its first
     step, releases the job, and publishes no attempt."""
     if when == "before the first step":
-        monkeypatch.setattr(riverpy._work.executor, "FIRST_STEP_DELAY_MAX", -1.0)
+        monkeypatch.setattr(riverpy._work.executor, "TASK_START_DELAY_MAX", -1.0)
     ran: list[int] = []
 
     @rig.job
@@ -195,7 +195,7 @@ async def test_frozen_client(
         heartbeat, take, launch = (
             producer._heartbeat,
             producer._claim_rows,
-            producer._executor.launch,
+            producer._executor.launch_attempts,
         )
         until: list[float] = []
 
@@ -215,7 +215,7 @@ async def test_frozen_client(
                 stand_still()
             return waiting
 
-        producer._claim_rows, producer._executor.launch = late_answer, late_start
+        producer._claim_rows, producer._executor.launch_attempts = late_answer, late_start
         await client.insert(Task())
         await rig.until("SELECT state = 'available' AND attempted_by IS NOT NULL FROM river_job")
         assert (ran, (await rig.row(1))["attempt"]) == ([], 0)
@@ -233,7 +233,7 @@ async def test_times_of_a_job_that_waited(rig: Rig, ahead: None) -> None:
     hour = timedelta(hours=1)
     async with rig.working(queues=QUEUES) as client:
         await until_ahead(rig, client)
-        for _, attempt in producer_of(client)._prefetch._waiting_attempts:  # type: ignore[union-attr]
+        for _, attempt in producer_of(client)._prefetch_buffer._waiting_attempts:  # type: ignore[union-attr]
             attempt.claimed_at -= hour.total_seconds()
         blocked.release.set()
         events = await rig.take(1 + AHEAD)

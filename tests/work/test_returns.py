@@ -102,9 +102,9 @@ async def end_by(how: str, rig: Rig, client: Client, job_id: int) -> None:
         client.stop_and_cancel()
     else:
         assert client._run is not None
-        for attempt in client._run.running:
+        for attempt in client._run.running_attempts:
             attempt.timeout, attempt.deadline = 0.0, time.monotonic()
-            client._run.running.check_deadlines_at(attempt.deadline)
+            client._run.running_attempts.schedule_deadline_check(attempt.deadline)
 
 
 REASON = {

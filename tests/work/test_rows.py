@@ -151,7 +151,7 @@ async def cancel_running(rig: Rig, client: Client, row: dict[str, str | None]) -
 
 async def cancel_unheard(rig: Rig, client: Client, row: dict[str, str | None]) -> int:
     """Insert, and set the cancel mark while the job runs, without a notification."""
-    client._run.running.cancel_attempts = lambda _: None  # type: ignore[union-attr, method-assign]
+    client._run.running_attempts.cancel_attempts = lambda _: None  # type: ignore[union-attr, method-assign]
     job_id = await insert(client, row)
     await rig.until_state("running")
     await client.job_cancel(job_id)

@@ -225,7 +225,7 @@ async def test_queue_of_a_leader_domain(rig: Rig, blocked: Blocked, policy: Any)
         assert ("foreign" in client.queues) is (policy == "warn")
         await client.queues.remove("extra")
         run: Any = client._run
-        assert run._membership._claimed_queues == ["default"]
+        assert run._domain_membership._claimed_queues == ["default"]
     assert await rig.schema.fetchval(owners) == "default:one extra:one foreign:two"
 
 

@@ -21,13 +21,13 @@ def notices(client: Client) -> list[str]:
     """Return a list that receives the queues of later notifications."""
     told: list[str] = []
     producer: Any = client._run.producers["default"]  # type: ignore[union-attr]
-    notify = producer.notify
+    notify = producer.wake_after_notification
 
     def spy() -> None:
         told.append(producer.queue)
         notify()
 
-    producer.notify = spy
+    producer.wake_after_notification = spy
     return told
 
 

@@ -189,7 +189,7 @@ async def test_lost_claims_beside_one_that_fails(
         )
         async with rig.running(client):
             assert client._run is not None
-            client._run._reconciler.claim_failed()
+            client._run._reconciler.handle_failed_claim()
             events = await rig.take(19)
             assert 7 not in {event.job.id for event in events if event.job}
             await rig.schema.execute("DROP FUNCTION meddle CASCADE")
@@ -223,8 +223,8 @@ async def test_queues_are_slow_to_renew(rig: Rig, monkeypatch: pytest.MonkeyPatc
     """If a check has no time for the rows of all queues, the next checks renew the others."""
     for name, seconds in {
         "STATEMENT_TIMEOUT": LIMIT,
-        "SEND_TIMEOUT": LIMIT,
-        "CHECK_INTERVAL": 0.0,
+        "RECONCILE_STEP_TIMEOUT": LIMIT,
+        "RECONCILE_INTERVAL": 0.0,
     }.items():
         monkeypatch.setattr(f"riverpy._work.reconciler.{name}", seconds)
     names = {f"queue_{number}" for number in range(12)}

@@ -150,7 +150,7 @@ async def test_service_that_cannot_start(rig: Rig, monkeypatch: pytest.MonkeyPat
     async def broken(*args: Any) -> None:
         raise asyncpg.InsufficientPrivilegeError("permission denied for table river_queue")
 
-    monkeypatch.setattr(Reconciler, "_touch_queues", broken)
+    monkeypatch.setattr(Reconciler, "_update_queue_rows", broken)
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="river_queue"):
         await rig.client().run()
     await rig.until(NO_CONNECTION, 0)

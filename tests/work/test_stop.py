@@ -173,7 +173,7 @@ async def test_claim_in_flight_at_a_stop(rig: Rig, monkeypatch: pytest.MonkeyPat
         pass
 
     monkeypatch.setattr(riverpy._work.producer, "job_claim", slow)
-    monkeypatch.setattr(riverpy._work.producer, "CLAIM_TIMEOUT_STOPPING", PATIENCE)
+    monkeypatch.setattr(riverpy._work.producer, "CLAIM_TIMEOUT_AFTER_STOP", PATIENCE)
     await rig.insert_rows(3)
     async with rig.working() as client:
         await claiming.wait()
@@ -319,7 +319,7 @@ async def test_blocked_thread(rig: Rig) -> None:
     before = asyncio.all_tasks()
     let_go.set()
     async with asyncio.timeout(PATIENCE):
-        while any("Executor.work" in repr(task) for task in asyncio.all_tasks() & before):
+        while any("JobExecutor.work" in repr(task) for task in asyncio.all_tasks() & before):
             await asyncio.sleep(0.001)
 
 
@@ -408,7 +408,7 @@ async def test_run_is_cancelled_while_it_drains(
         " VALUES ('task', '{}', 25, 'running', 1, now(), array[$1])",
         client.id,
     )
-    client._run._reconciler.has_uncertain_claim = True
+    client._run._reconciler.has_unanswered_claim = True
     client.stop()
     async with asyncio.timeout(PATIENCE):
         while not any(entry["event"] == CLIENT_STOP_STARTED for entry in log):
@@ -438,10 +438,10 @@ async def test_fault_of_ours(
     swallowed, and never leaves an idle client (SC-14)."""
     method = {
         Producer: "_wait_until_next_claim",
-        Reconciler: "_read_pauses",
+        Reconciler: "_check_paused_queues",
         Completer: "_send_batches",
     }[service]
-    monkeypatch.setattr("riverpy._work.reconciler.CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr("riverpy._work.reconciler.RECONCILE_INTERVAL", 0.05)
 
     async def broken(*args: Any, **values: Any) -> None:
         raise ZeroDivisionError("a fault of ours")

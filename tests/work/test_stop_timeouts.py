@@ -30,23 +30,23 @@ def test_phases(clock: list[float]) -> None:
     """Running jobs get the soft stop timeout. Cancelled jobs get the rest, except the share for
     results. A hard stop leaves the hard stop timeout, and a second one does not extend it."""
     stop = budget(10, 5)
-    assert (stop.is_started, stop.soft_seconds_left()) == (False, 0.0)
-    stop.start()
-    assert stop.is_started
+    assert (stop.is_stop_requested, stop.soft_stop_seconds_left()) == (False, 0.0)
+    stop.start_timeouts()
+    assert stop.is_stop_requested
     clock[0] += 4
     assert (
-        stop.soft_seconds_left(),
+        stop.soft_stop_seconds_left(),
         stop.seconds_left(),
         stop.seconds_left_for_jobs(),
     ) == (6.0, 11.0, 9.0)
-    stop.start_hard()
+    stop.start_hard_stop_timeout()
     assert (stop.seconds_left(), stop.seconds_left_for_jobs()) == (5.0, 3.0)
     clock[0] += 4
-    stop.start_hard()
+    stop.start_hard_stop_timeout()
     assert (stop.seconds_left(), stop.seconds_left_for_jobs()) == (1.0, 0.0)
     clock[0] += 10
     assert (
-        stop.soft_seconds_left(),
+        stop.soft_stop_seconds_left(),
         stop.seconds_left(),
         stop.seconds_left_for_jobs(),
     ) == (0.0, 0.0, 0.0)
@@ -55,9 +55,9 @@ def test_phases(clock: list[float]) -> None:
 def test_jobs_that_may_go_on_for_any_time(clock: list[float]) -> None:
     """Without a soft stop timeout, the hard stop timeout starts when jobs are cancelled."""
     stop = budget(None, 5)
-    stop.start()
+    stop.start_timeouts()
     clock[0] += 1000
-    assert stop.soft_seconds_left() is None
+    assert stop.soft_stop_seconds_left() is None
     assert stop.seconds_left() == 5.0
     clock[0] += 2
     assert stop.seconds_left() == 3.0
@@ -67,7 +67,7 @@ def test_end_without_a_stop(clock: list[float]) -> None:
     """A run that ends by a fault gives its jobs no soft time, and the hard stop timeout for
     everything."""
     stop = budget(10, 5)
-    assert stop.soft_seconds_left() == 0.0
+    assert stop.soft_stop_seconds_left() == 0.0
     assert stop.seconds_left_for_jobs() == 3.0
     clock[0] += 4
     assert stop.seconds_left() == 1.0
@@ -76,11 +76,11 @@ def test_end_without_a_stop(clock: list[float]) -> None:
 async def test_results_have_a_moment() -> None:
     """After all time was used there is still a short time for results."""
     stop = budget(0, 0.25)
-    stop.start_hard()
+    stop.start_hard_stop_timeout()
     await asyncio.sleep(0.25)
     began = time.monotonic()
     with anyio.fail_after(PATIENCE):
-        await stop.wait_until_stored(asyncio.Event())
+        await stop.wait_until_results_stored(asyncio.Event())
     assert time.monotonic() - began > 0.09
 
 
@@ -89,16 +89,16 @@ async def test_hard_stop_while_results_are_stored() -> None:
     stop, ended = budget(8, 0.1), []
 
     async def wait() -> None:
-        await stop.wait_until_stored(asyncio.Event())
+        await stop.wait_until_results_stored(asyncio.Event())
         ended.append(True)
 
     began = time.monotonic()
-    stop.start()
+    stop.start_timeouts()
     with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait)
             await anyio.lowlevel.checkpoint()
             tasks.cancel_scope.cancel()
-            stop.start_hard()
+            stop.start_hard_stop_timeout()
     assert ended == [True]
     assert time.monotonic() - began < 8

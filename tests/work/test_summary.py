@@ -14,7 +14,7 @@ from riverpy._lifecycle import StopScope
 from riverpy._log_events import JOBS_FAILED, JOBS_WORKED
 from riverpy._work import summary as summary_module
 from riverpy._work.counters import LOGGED_FAILING_KINDS_MAX, RunCounters
-from riverpy._work.summary import Summary
+from riverpy._work.summary import JobSummaryLogger
 from riverpy.job import JobColumn
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Told:
     def __init__(self, kinds: list[str], stuck: int = 0) -> None:
         self.stuck, self.uptime = stuck, 0.0
         self.counters = RunCounters(kinds, ["default"])
-        self.summary = Summary(self.counters, self.stats, "c")
+        self.summary = JobSummaryLogger(self.counters, self.stats, "c")
 
     def stats(self) -> ClientStats:
         kinds = {kind: of_kind.stats() for kind, of_kind in self.counters.counters_by_kind.items()}
@@ -74,7 +74,7 @@ class Told:
     def lines(self) -> list[Any]:
         """Return the events at the end of the run."""
         with structlog.testing.capture_logs() as log:
-            self.summary.end()
+            self.summary.log_last_summary()
         return log
 
 
@@ -149,7 +149,7 @@ def test_error_on_one_line_without_password() -> None:
 
 async def test_first_failure_is_logged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first failures are logged within moments, not after a minute (OP-07)."""
-    monkeypatch.setattr(summary_module, "FAILURE_COLLECT_TIME", 0.01)
+    monkeypatch.setattr(summary_module, "FAILURE_COLLECTION_TIME", 0.01)
     told = Told(["a"])
     ready = SimpleNamespace(started=lambda: None)
     with structlog.testing.capture_logs() as log:

@@ -250,7 +250,7 @@ async def test_cancelled_in_nested_groups(rig: Rig) -> None:
         assert client._run is not None
         let_fail.set()
         for job_id in ids:
-            client._run.running.cancel(job_id, "default")
+            client._run.running_attempts.cancel_job(job_id, "default")
         events = await rig.take(200)
     assert {event.kind for event in events} == {EventKind.JOB_CANCELLED}
     assert await rig.states() == {"cancelled": 200}
@@ -267,17 +267,17 @@ async def test_time_limit_before_the_first_step(rig: Rig) -> None:
     async with rig.working() as client:
         run = client._run
         assert run is not None
-        launch = run._executor.launch
+        launch = run._job_executor.launch_attempts
 
         def launch_late(rows: Any, free_slot: Any, slots: int) -> list[Any]:
             waiting = launch(rows, free_slot, slots)
-            for attempt in run.running:
+            for attempt in run.running_attempts:
                 attempt.deadline = 0.0
-            run.running._check_deadlines()
-            assert all(attempt.deadline > time.monotonic() for attempt in run.running)
+            run.running_attempts._check_deadlines()
+            assert all(attempt.deadline > time.monotonic() for attempt in run.running_attempts)
             return waiting
 
-        run._executor.launch = launch_late  # type: ignore[method-assign]
+        run._job_executor.launch_attempts = launch_late  # type: ignore[method-assign]
         await client.insert(Task())
         assert (await rig.event()).kind is EventKind.JOB_COMPLETED
 
@@ -288,21 +288,21 @@ async def test_time_limit_of_a_late_first_step(rig: Rig) -> None:
 
     @rig.job(timeout=timedelta(hours=1))
     async def work(job: Job[Task]) -> None:
-        run.running._check_deadlines()
+        run.running_attempts._check_deadlines()
         await asyncio.sleep(0)
 
     async with rig.working() as client:
         assert client._run is not None
         run = client._run
-        launch = run._executor.launch
+        launch = run._job_executor.launch_attempts
 
         def launch_late(rows: Any, free_slot: Any, slots: int) -> list[Any]:
             waiting = launch(rows, free_slot, slots)
-            for attempt in run.running:
+            for attempt in run.running_attempts:
                 attempt.deadline = 0.0
             return waiting
 
-        run._executor.launch = launch_late  # type: ignore[method-assign]
+        run._job_executor.launch_attempts = launch_late  # type: ignore[method-assign]
         await client.insert(Task())
         assert (await rig.event()).kind is EventKind.JOB_COMPLETED
 
@@ -321,18 +321,18 @@ async def test_cancel_before_the_first_step(rig: Rig) -> None:
         run = client._run
         assert run is not None
         await rig.event()
-        launch = run._executor.launch
+        launch = run._job_executor.launch_attempts
 
         def launch_and_cancel(rows: Any, free_slot: Any, slots: int) -> list[Any]:
             waiting = launch(rows, free_slot, slots)
-            for attempt in run.running:
-                run.running.cancel(attempt.id, attempt.queue)
+            for attempt in run.running_attempts:
+                run.running_attempts.cancel_job(attempt.id, attempt.queue)
             return waiting
 
-        run._executor.launch = launch_and_cancel  # type: ignore[method-assign]
+        run._job_executor.launch_attempts = launch_and_cancel  # type: ignore[method-assign]
         inserted = await client.insert(Task(n=5))
         assert (await rig.event()).kind is EventKind.JOB_CANCELLED
-        run._executor.launch = launch  # type: ignore[method-assign]
+        run._job_executor.launch_attempts = launch  # type: ignore[method-assign]
         await rig.work(client, Task(n=6))
     assert called == [1, 6]
     row = await rig.row(inserted.job.id)

@@ -105,7 +105,7 @@ async def test_trigger_that_refuses(
                 await rig.work(client, Task())
             assert await tries(rig) == refused
             assert client._run is not None
-            assert not client._run._reconciler.has_uncertain_claim
+            assert not client._run._reconciler.has_unanswered_claim
             aside = client._run.producers["default"].unclaimable.skipped_jobs
             assert sorted(one.row for one in aside) == [1, 60, 61, 120]
     finally:

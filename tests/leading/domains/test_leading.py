@@ -91,8 +91,8 @@ async def own(rig: Rig, domain: str, queue: str, silent: str) -> None:
 def services_of(one: Member, slot: int = 0) -> dict[str, Any]:
     """Return the services of a client's last term as leader of its domain (slot 0) or of the schema
     (slot 1)."""
-    leader_setup: Any = one.client._run._leader_setup  # type: ignore[union-attr]
-    return {service.name: service for service in leader_setup.setups[slot]._services}
+    leader_setup: Any = one.client._run._election_manager  # type: ignore[union-attr]
+    return {service.name: service for service in leader_setup.maintenance_elections[slot]._services}
 
 
 async def passed(one: Member, slot: int = 0) -> None:
@@ -169,7 +169,7 @@ async def test_stop_hands_over(rig: Rig, schema: Schema) -> None:
         async with member(rig, "a", "mail", **LONG) as a:
             first = await a.until_leader()
             async with member(rig, "b", "mail", **LONG) as b:
-                engine: Any = b.client._run._leader_setup.engine  # type: ignore[union-attr]
+                engine: Any = b.client._run._election_manager.engine  # type: ignore[union-attr]
                 engine.lease_denied.init()
                 engine.wake_all_callers()  # its first attempt may have ended
                 with anyio.fail_after(PATIENCE):
@@ -207,8 +207,8 @@ async def test_request_of_an_old_term(rig: Rig) -> None:
     async with member(rig, "a", "mail", **LONG) as a:
         term = await a.until_leader()
         assert term.epoch is not None
-        leader_setup: Any = a.client._run._leader_setup  # type: ignore[union-attr]
-        receive = leader_setup.topics["riverpy_lease"]
+        leader_setup: Any = a.client._run._election_manager  # type: ignore[union-attr]
+        receive = leader_setup.handler_by_topic["riverpy_lease"]
         for lease, epoch in (("d:mail", term.epoch - 1), ("d:pay", term.epoch)):
             receive(json.dumps({"lease": lease, "epoch": epoch, "action": "resign_requested"}))
             assert a.client.is_leader
@@ -408,10 +408,10 @@ async def test_queue_that_is_moved(rig: Rig) -> None:
                 connection, rig.schema.name, queue="one", domain="pay", assigned_by="me"
             )
         assert await owners(rig) == {"one": "pay", "two": "pay"}
-        slots = [one.client._run._leader_setup._domain_setup for one in (a, b)]  # type: ignore[union-attr]
+        slots = [one.client._run._election_manager._domain_election for one in (a, b)]  # type: ignore[union-attr]
         for slot in slots:
-            slot.forget_owners()
-        scopes = [await slot._queues.read_queue_scope() for slot in slots]  # type: ignore[union-attr]
+            slot.forget_queue_owners()
+        scopes = [await slot._domain_queues.read_queue_scope() for slot in slots]  # type: ignore[union-attr]
         assert [sorted(scope.queues) for scope in scopes] == [[], ["one", "two"]]  # type: ignore[union-attr]
         await due(rig, "one")
         await passed(b)
@@ -425,9 +425,9 @@ async def test_default_is_notified_of_the_first_domain(rig: Rig) -> None:
         await c.until_leader()
         await passed(c)
         async with member(rig, "a", "mail", "one", candidate=False):
-            slot: Any = c.client._run._leader_setup._domain_setup  # type: ignore[union-attr]
+            slot: Any = c.client._run._election_manager._domain_election  # type: ignore[union-attr]
             with anyio.fail_after(PATIENCE):
-                while "one" in await slot._queues.read_queue_scope():
+                while "one" in await slot._domain_queues.read_queue_scope():
                     await asyncio.sleep(0.01)
             await due(rig, "one", "two")
             await is_scheduled(rig, "two")
@@ -447,9 +447,9 @@ async def test_orphans(rig: Rig) -> None:
         await passed(c)
         assert await unscheduled(rig) == ["two"]
         async with member(rig, "a", "mail", "x", candidate=False):
-            slot: Any = c.client._run._leader_setup._domain_setup  # type: ignore[union-attr]
+            slot: Any = c.client._run._election_manager._domain_election  # type: ignore[union-attr]
             with anyio.fail_after(PATIENCE):
-                while "one" in await slot._queues.read_queue_scope():
+                while "one" in await slot._domain_queues.read_queue_scope():
                     await asyncio.sleep(0.01)
 
 
@@ -471,7 +471,7 @@ async def test_schema_leader_without_default(rig: Rig) -> None:
         async with member(rig, "c", None) as c:
             await c.until_leader()
             await rig.until(SCHEMA_HOLDER, None)
-            engine = a.client._run._leader_setup.setups[1].engine  # type: ignore[union-attr]
+            engine = a.client._run._election_manager.maintenance_elections[1].engine  # type: ignore[union-attr]
             engine.lease_denied.init()
             with anyio.fail_after(PATIENCE, reason="it is elected beside the leader of default"):
                 await engine.lease_denied.wait()

@@ -249,7 +249,7 @@ async def test_domain_without_heartbeats(rig: Rig, log: list[Any]) -> None:
                 await anyio.sleep(0.02)
 
     async with member(rig, "a", "mail", candidate=False, dead_after=timedelta(seconds=0.6)) as a:
-        membership: Any = a.client._run._membership  # type: ignore[union-attr]
+        membership: Any = a.client._run._domain_membership  # type: ignore[union-attr]
         await rig.schema.execute("ALTER TABLE riverpy_queue_owner RENAME TO away")
         await until_told(DOMAIN_HEARTBEAT_LOST)
         await rig.schema.execute("ALTER TABLE away RENAME TO riverpy_queue_owner")
@@ -336,7 +336,7 @@ async def test_moved_queue_is_left(rig: Rig, log: list[Any]) -> None:
     """A client does not claim back a queue that an administrator moved. The move is logged once."""
     text = QUEUE_MOVED_TO_ANOTHER_DOMAIN
     async with member(rig, "a", "mail", "one", dead_after=timedelta(seconds=0.6)) as a:
-        membership: Any = a.client._run._membership  # type: ignore[union-attr]
+        membership: Any = a.client._run._domain_membership  # type: ignore[union-attr]
 
         async def kept_twice() -> None:
             membership.heartbeat_written.init()

@@ -610,7 +610,7 @@ async def test_answer_to_a_claim_is_lost(schema: Schema, monkeypatch: pytest.Mon
             return epoch
 
         with monkeypatch.context() as patch:
-            patch.setattr(client_module, "STATEMENT_TIMEOUT", 4.0)
+            patch.setattr(client_module, "POOL_STATEMENT_TIMEOUT", 4.0)
             patch.setattr(executions, "execution_claim", claim_and_lose)
             async with Client(proxy.url, config=Config(schema=schema.name)) as client:
                 with pytest.raises(TimeoutError, match="the call took longer"):

@@ -35,7 +35,7 @@ async def test_slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await anext(lines) == b"\n"
     with structlog.testing.capture_logs():
         for n in range(5):
-            client._subscriptions.publish_queue(EventKind.QUEUE_PAUSED, f"q{n}")
+            client._subscriptions.publish_queue_event(EventKind.QUEUE_PAUSED, f"q{n}")
     dropped, *events = await next_lines(lines, 3)
     assert dropped == {"event": "dropped", "dropped": 3}
     assert [event["queue"] for event in events] == ["q0", "q1"]
@@ -68,7 +68,7 @@ async def test_filters() -> None:
         await anext(lines)
     for queue in ("a", "c", "b"):
         for kind in (EventKind.QUEUE_PAUSED, EventKind.QUEUE_RESUMED):
-            client._subscriptions.publish_queue(kind, queue)
+            client._subscriptions.publish_queue_event(kind, queue)
     client._subscriptions.close()
     assert [json.loads(line)["queue"] async for line in wanted] == ["a", "b"]
     assert [line async for line in of_jobs] == []
@@ -81,7 +81,7 @@ async def test_keepalive_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = stream_events(client, {"state": ["completed"]})
     await anext(lines)
     for _ in range(3):
-        client._subscriptions.publish_queue(EventKind.QUEUE_PAUSED, "a")
+        client._subscriptions.publish_queue_event(EventKind.QUEUE_PAUSED, "a")
     client._subscriptions.close()
     assert [line async for line in lines] == [b"\n"] * 3
 

@@ -25,7 +25,7 @@ from riverpy._work.counters import (
     RUN_TIME_BUCKET_BOUNDS,
     HistogramBuilder,
 )
-from riverpy.stats import UNKNOWN_KINDS
+from riverpy.stats import UNKNOWN_KINDS_LABEL
 from tests.work.rig import Task
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ async def test_series_are_bounded(rig: Rig) -> None:
     pages = [page_of(one.stats()) for one in (client, other)]
     for page in pages:
         kinds = Counter(dict(labels)["kind"] for _, labels in page if "kind" in dict(labels))
-        assert set(kinds) == {"task", UNKNOWN_KINDS}
+        assert set(kinds) == {"task", UNKNOWN_KINDS_LABEL}
         assert max(kinds.values()) <= SERIES_MAX
     assert value(pages[0], "claim_jobs_sum", queue="idle") == 0
 
@@ -230,7 +230,7 @@ async def test_series_are_bounded(rig: Rig) -> None:
     failed = total("attempts_total", kind="task", outcome="failed")
     assert (done, failed) == (jobs * 2 / 3, jobs / 3)
     assert total("jobs_discarded_total", kind="task") == jobs / 3
-    assert total("attempts_total", kind=UNKNOWN_KINDS, outcome="failed") == 10
+    assert total("attempts_total", kind=UNKNOWN_KINDS_LABEL, outcome="failed") == 10
     assert total("run_seconds_count", kind="task") == jobs
     assert total("wait_seconds_count", queue="default") == jobs + 10
     assert total("claim_jobs_sum", queue="default") == jobs + 10
