@@ -54,7 +54,7 @@ async def test_working(rig: Rig, asked: list[set[int]]) -> None:
         await client.queue_pause("default")
         run: Any = client._run
         await run._reconciler._check_paused_queues()
-        await run._reconciler._release_lost_claims(age=0.0)
+        await run._reconciler._release_lost_claims(min_age_seconds=0.0)
     assert asked == []
 
 
