@@ -188,9 +188,8 @@ where job.id = @id::text::bigint and job.state = 'running' and job.attempt = @at
   and job.attempted_at
     = timestamptz '2000-01-01 00:00:00+00' + @attempted_at::text::bigint * interval '1 microsecond'
 returning
-  id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
-  timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
-  timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int;
+  -- include: job_parts.columns
+;
 
 
 -- name: job_notify_queues
@@ -318,9 +317,7 @@ select exists (
 -- name: job_get
 -- The given jobs that exist, newest first.
 select
-  id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
-  timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
-  timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int
+  -- include: job_parts.columns
 from /* schema */ river_job
 where id = any(@id::bigint[])
 order by id desc;
@@ -356,20 +353,11 @@ with found as (
   from found
   where finalized_at is null and (select pg_notification_queue_usage() < 0.9)
 ), given as (
-  select jsonb_build_object(
-    'cancel_attempted_at',
-    rtrim(rtrim(to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), '0'), '.') || 'Z'
-  ) as mark
+  -- include: job_parts.cancel_mark
 ), cancelled as (
   update /* schema */ river_job as job
   set
-    state = case when job.state = 'running' then job.state else 'cancelled' end,
-    finalized_at = case when job.state = 'running' then null else now() end,
-    metadata = case
-      when jsonb_typeof(job.metadata) = 'object' then job.metadata || given.mark
-      when job.state = 'running' then jsonb_build_object('riverpy:metadata', job.metadata) || given.mark
-      else job.metadata
-    end
+    -- include: job_parts.cancelled_values
   from found, given
   where job.id = found.id and found.finalized_at is null
   returning job.*
@@ -379,16 +367,14 @@ with found as (
   select * from found where finalized_at is not null
 )
 select
-  id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
-  timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
-  timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int
+  -- include: job_parts.columns
 from result
 left join notified on true;
 
 
 -- name: job_retry
--- Make a job available now, without a time at which it expires, and notify its queue. A running job, and one that is due already, stay as they are. In
--- that case the locked row is returned, as by job_cancel.
+-- Make a job available now, without a time at which it expires, and notify its queue. A running job, and one that is
+-- due already, stay as they are. In that case the locked row is returned, as by job_cancel.
 with found as (
   select *
   from /* schema */ river_job
@@ -397,15 +383,7 @@ with found as (
 ), retried as (
   update /* schema */ river_job as job
   set
-    state = 'available',
-    finalized_at = null,
-    scheduled_at = now(),
-    max_attempts = least(job.max_attempts + case when job.attempt = job.max_attempts then 1 else 0 end, 32767),
-    metadata = case
-      when jsonb_typeof(job.metadata) = 'object'
-      then job.metadata - 'cancel_attempted_at' - 'riverpy:expires_at'
-      else job.metadata
-    end
+    -- include: job_parts.retried_values
   from found
   where job.id = found.id and found.state <> 'running'
     and not (found.state = 'available' and found.scheduled_at < now())
@@ -422,9 +400,7 @@ with found as (
   select * from found where not exists (select from retried)
 )
 select
-  id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
-  timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
-  timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int
+  -- include: job_parts.columns
 from result
 left join notified on true;
 
@@ -438,6 +414,5 @@ set metadata = case
 end
 where id = @id
 returning
-  id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
-  timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
-  timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int;
+  -- include: job_parts.columns
+;

@@ -19,7 +19,7 @@ with found as (
   returning job.id
 )
 select
-  -- include: job_filters.job_columns
+  -- include: job_parts.columns
 from found
 where (select count(*) from deleted) >= 0;
 
@@ -40,7 +40,7 @@ with picked as materialized (
 delete from /* schema */ river_job
 where id = any(array(select id from picked))
 returning
-  -- include: job_filters.job_columns
+  -- include: job_parts.columns
 ;
 
 
@@ -99,15 +99,7 @@ with found as materialized (
 ), retried as (
   update /* schema */ river_job as job
   set
-    state = 'available',
-    finalized_at = null,
-    scheduled_at = now(),
-    max_attempts = least(job.max_attempts + case when job.attempt = job.max_attempts then 1 else 0 end, 32767),
-    metadata = case
-      when jsonb_typeof(job.metadata) = 'object'
-      then job.metadata - 'cancel_attempted_at' - 'riverpy:expires_at'
-      else job.metadata
-    end
+    -- include: job_parts.retried_values
   where job.id = any(array(select id from chosen except select id from refused))
   returning job.queue
 ), notified as (
@@ -133,20 +125,11 @@ with found as materialized (
   order by id
   for update skip locked
 ), given as (
-  select jsonb_build_object(
-    'cancel_attempted_at',
-    rtrim(rtrim(to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), '0'), '.') || 'Z'
-  ) as mark
+  -- include: job_parts.cancel_mark
 ), cancelled as (
   update /* schema */ river_job as job
   set
-    state = case when job.state = 'running' then job.state else 'cancelled' end,
-    finalized_at = case when job.state = 'running' then null else now() end,
-    metadata = case
-      when jsonb_typeof(job.metadata) = 'object' then job.metadata || given.mark
-      when job.state = 'running' then jsonb_build_object('riverpy:metadata', job.metadata) || given.mark
-      else job.metadata
-    end
+    -- include: job_parts.cancelled_values
   from given
   where job.id = any(array(select id from found where finalized_at is null))
   returning job.id, job.queue, job.state

@@ -7,7 +7,7 @@ with page as materialized (
   -- include: job_pages.job_page_by_id
 )
 select
-  -- include: job_filters.job_columns
+  -- include: job_parts.columns
 from /* schema */ river_job
 where id = any(array(select id from page));
 
@@ -17,7 +17,7 @@ with page as materialized (
   -- include: job_pages.job_page_by_time
 )
 select
-  -- include: job_filters.job_columns
+  -- include: job_parts.columns
 from /* schema */ river_job
 where id = any(array(select id from page));
 
@@ -27,7 +27,7 @@ with page as materialized (
   -- include: job_pages.job_page_by_finalized_at
 )
 select
-  -- include: job_filters.job_columns
+  -- include: job_parts.columns
 from /* schema */ river_job
 where id = any(array(select id from page));
 

@@ -1,0 +1,41 @@
+-- Parts of the statements that read and change jobs.
+
+
+-- name: columns
+-- The columns of a whole job, in the order of riverpy.job.JobColumn.
+id, args::text, attempt, timestamptz_send(attempted_at), attempted_by, timestamptz_send(created_at), errors::text[],
+timestamptz_send(finalized_at), kind, max_attempts, metadata::text, priority, queue, state::text,
+timestamptz_send(scheduled_at), tags::text[], unique_key, unique_states::int;
+
+
+-- name: cancel_mark
+-- The object that marks the metadata of a cancelled job, as `mark`.
+select jsonb_build_object(
+  'cancel_attempted_at',
+  rtrim(rtrim(to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), '0'), '.') || 'Z'
+) as mark;
+
+
+-- name: cancelled_values
+-- The new values of a cancelled `job`. `given` has the mark. Metadata of a running job that are no object are moved
+-- under a key, so that the mark can be one.
+state = case when job.state = 'running' then job.state else 'cancelled' end,
+finalized_at = case when job.state = 'running' then null else now() end,
+metadata = case
+  when jsonb_typeof(job.metadata) = 'object' then job.metadata || given.mark
+  when job.state = 'running' then jsonb_build_object('riverpy:metadata', job.metadata) || given.mark
+  else job.metadata
+end;
+
+
+-- name: retried_values
+-- The new values of a retried `job`. It does not expire.
+state = 'available',
+finalized_at = null,
+scheduled_at = now(),
+max_attempts = least(job.max_attempts + case when job.attempt = job.max_attempts then 1 else 0 end, 32767),
+metadata = case
+  when jsonb_typeof(job.metadata) = 'object'
+  then job.metadata - 'cancel_attempted_at' - 'riverpy:expires_at'
+  else job.metadata
+end;
