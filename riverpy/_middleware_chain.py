@@ -110,10 +110,10 @@ async def run_middleware(
 
     Args:
         middleware: the middleware.
-        call: calls one middleware.
+        call_middleware: calls one middleware.
         inner: the innermost code.
-        may_catch: whether a middleware may suppress an error of its inner code. If so, the result
-            is None after such an error. If not, the error is raised again.
+        may_suppress_errors: whether a middleware may suppress an error of its inner code. If so,
+            the result is None after such an error. If not, the error is raised again.
 
     Raises:
         RuntimeError: a middleware did not call and await `do_inner` exactly once.

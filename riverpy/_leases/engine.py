@@ -458,7 +458,7 @@ class AcquireAttempt:
             raise self._error
 
     def start_timeout(self) -> None:
-        """Cancel the statement after `CANCELLED_ATTEMPT_TIMEOUT` seconds, because no caller waits
+        """Cancel the statement after `CANCELLED_ACQUIRE_TIMEOUT` seconds, because no caller waits
         for it any more."""
         self._cancel_scope.deadline = anyio.current_time() + CANCELLED_ACQUIRE_TIMEOUT
 

@@ -164,17 +164,15 @@ class LeaseTable(LeaseStore):
         """Create the lease table.
 
         Args:
-            renewals: the connection for renewals, which never wait for a lock.
-            others: the connection for the other statements. An attempt to acquire may wait for a
+            renewal_connection: the connection for renewals, which never wait for a lock.
+            request_connection: the connection for the other statements. An attempt to acquire may wait for a
                 transaction of the last holder, and a release may wait for a locked row.
             schema: the schema of River's tables; None: the search path decides.
             prefix: the prefix of the names in the table.
         """
-        self._renewal_connection, self._request_connection, self._schema = (
-            renewal_connection,
-            request_connection,
-            schema,
-        )
+        self._renewal_connection = renewal_connection
+        self._request_connection = request_connection
+        self._schema = schema
         self.lease_name_prefix = prefix
 
     async def acquire(
