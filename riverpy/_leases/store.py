@@ -165,8 +165,8 @@ class LeaseTable(LeaseStore):
 
         Args:
             renewal_connection: the connection for renewals, which never wait for a lock.
-            request_connection: the connection for the other statements. An attempt to acquire may wait for a
-                transaction of the last holder, and a release may wait for a locked row.
+            request_connection: the connection for the other statements. An attempt to acquire may
+                wait for a transaction of the last holder, and a release may wait for a locked row.
             schema: the schema of River's tables; None: the search path decides.
             prefix: the prefix of the names in the table.
         """

@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import anyio.lowlevel
 
 from riverpy import Config, Workers
