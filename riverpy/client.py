@@ -6,7 +6,7 @@ import asyncio
 import os
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, Unpack
 
 import anyio
 import msgspec
@@ -41,7 +41,7 @@ from riverpy._work.release import release_claims
 from riverpy._work.run import ClientRun
 from riverpy._work.run_context import ClientParts
 from riverpy._work.subscriptions import SUBSCRIPTION_SIZE_DEFAULT, Subscription, SubscriptionManager
-from riverpy.config import Config
+from riverpy.config import Config, ConfigChanges
 from riverpy.context import calling_client
 from riverpy.errors import ClientStateError, ConfigError
 from riverpy.periodic import PeriodicJobs
@@ -51,7 +51,6 @@ from riverpy.worker import Workers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-    from datetime import timedelta
     from types import TracebackType
 
     from anyio.abc import TaskStatus
@@ -202,36 +201,26 @@ class Client(
         *,
         database: str | UnsetType = UNSET,
         queues: Mapping[str, QueueConfig] | UnsetType = UNSET,
-        schema: str | UnsetType | None = UNSET,
-        name: str | UnsetType = UNSET,
-        poll_only: bool | UnsetType = UNSET,
-        known_kinds_only: bool | UnsetType = UNSET,
-        candidate: bool | UnsetType = UNSET,
-        leader_domain: str | UnsetType | None = UNSET,
-        soft_stop_timeout: timedelta | UnsetType | None = UNSET,
-        dead_after: timedelta | UnsetType = UNSET,
-        max_processes: int | UnsetType | None = UNSET,
+        **settings: Unpack[ConfigChanges],
     ) -> None:
         """Change settings of a client that is not open yet. UNSET leaves a setting as it is.
+
+        Args:
+            database: the URL of the database, in place of the present database.
+            queues: the queues to work, in place of the present queues.
+            settings: the settings of `Config` that `riverpy worker` has too: `schema`, `name`,
+                `poll_only`, `known_kinds_only`, `soft_stop_timeout`, `max_processes`, `candidate`,
+                `leader_domain`, `domain_queues`, `on_domain_conflict`, `elect_interval`,
+                `leader_ttl`, `max_leases` and `dead_after`.
 
         Raises:
             ClientStateError: the client is open or running.
             ConfigError: a name or a value is not allowed.
+            TypeError: there is no such setting.
         """
         if self._opened_in is not None or self.is_running:
             raise ClientStateError("configure() comes before the client is opened")
-        changes = {
-            "schema": schema,
-            "name": name,
-            "poll_only": poll_only,
-            "known_kinds_only": known_kinds_only,
-            "candidate": candidate,
-            "leader_domain": leader_domain,
-            "soft_stop_timeout": soft_stop_timeout,
-            "dead_after": dead_after,
-            "max_processes": max_processes,
-        }
-        given = {key: value for key, value in changes.items() if value is not UNSET}
+        given = {key: value for key, value in settings.items() if value is not UNSET}
         if given:
             self._config = msgspec.structs.replace(self._config, **given)
         if database is not UNSET:

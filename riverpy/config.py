@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
 
 import msgspec
+from msgspec import UnsetType
 
 from riverpy._dsn import mask_passwords, validate_url
 from riverpy._names import (
@@ -106,6 +107,26 @@ class JobRetention(msgspec.Struct, frozen=True, kw_only=True):
             value: timedelta | None = getattr(self, name)
             if value is not None:
                 _check_duration(f"the retention of {name} jobs", value, _ZERO_MINIMUM)
+
+
+class ConfigChanges(TypedDict, total=False):
+    """The settings that `Client.configure` changes, besides the database and the queues. UNSET
+    leaves a setting as it is. `Config` describes each one."""
+
+    schema: str | UnsetType | None
+    name: str | UnsetType | None
+    poll_only: bool | UnsetType
+    known_kinds_only: bool | UnsetType
+    soft_stop_timeout: timedelta | UnsetType | None
+    max_processes: int | UnsetType | None
+    candidate: bool | UnsetType
+    leader_domain: str | UnsetType | None
+    domain_queues: Sequence[str] | UnsetType | None
+    on_domain_conflict: DomainConflictPolicy | UnsetType
+    elect_interval: timedelta | UnsetType
+    leader_ttl: timedelta | UnsetType
+    max_leases: int | UnsetType | None
+    dead_after: timedelta | UnsetType
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,13 +298,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         self._check_maintenance_settings()
 
     def _check_leader_settings(self) -> None:
-        minimum = 2 * (1 + ELECT_JITTER_FRACTION) * self.elect_interval
-        if self.leader_ttl < minimum:
-            raise ConfigError(
-                "leader_ttl must be at least 2.4 times elect_interval, so one renewal may fail: at "
-                f"least {minimum} with elect_interval {self.elect_interval}, got "
-                f"{self.leader_ttl}"
-            )
         _expect_type("leader_domain", self.domain, str)
         validate_domain(self.domain)
         queues = self.domain_queues
@@ -291,17 +305,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"domain_queues must be a list of queue names, got {queues!r}")
         for queue in queues or ():
             validate_queue(queue)
-        if queues and self.domain == DEFAULT_DOMAIN:
-            raise ConfigError(
-                "domain_queues requires leader_domain: set it, or remove domain_queues. The domain "
-                "`default` has every queue that no other domain has claimed"
-            )
-        if self.domain != DEFAULT_DOMAIN and self.leader_ttl > LEASE_TTL_MAX:
-            raise ConfigError(
-                f"leader_ttl must be {LEASE_TTL_MAX} or less in a leader_domain, got "
-                f"{self.leader_ttl}"
-            )
         expect_literal_value("on_domain_conflict", self.on_domain_conflict, DomainConflictPolicy)
+        faults = find_leader_setting_faults(msgspec.structs.asdict(self))
+        if faults:
+            raise ConfigError("; ".join(faults))
 
     def _check_maintenance_settings(self) -> None:
         rescue_after, job_timeout = self.rescue_after, self.job_timeout
@@ -323,6 +330,46 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         if self.listen_url is None:
             return text
         return text.replace(repr(self.listen_url), repr(mask_passwords(self.listen_url)))
+
+
+def find_leader_setting_faults(
+    settings: Mapping[str, Any],
+    name_setting: Callable[[str], str] = str,
+    format_time: Callable[[timedelta], str] = str,
+) -> list[str]:
+    """Return one text for each rule that these values break together. Each value alone is valid.
+
+    Args:
+        settings: values of `elect_interval`, `leader_ttl`, `leader_domain` and `domain_queues`. A
+            rule is checked only if each value that it needs is present.
+        name_setting: returns the name of a setting for the text.
+        format_time: returns a duration as text.
+    """
+    faults: list[str] = []
+    interval, ttl = settings.get("elect_interval"), settings.get("leader_ttl")
+    if interval is not None and ttl is not None:
+        minimum = 2 * (1 + ELECT_JITTER_FRACTION) * interval
+        if ttl < minimum:
+            faults.append(
+                f"{name_setting('leader_ttl')} must be at least 2.4 times "
+                f"{name_setting('elect_interval')}, so one renewal may fail: at least "
+                f"{format_time(minimum)} with {format_time(interval)}, got {format_time(ttl)}"
+            )
+    if "leader_domain" not in settings:
+        return faults
+    is_default_domain = settings["leader_domain"] in {None, DEFAULT_DOMAIN}
+    if is_default_domain and settings.get("domain_queues"):
+        faults.append(
+            f"{name_setting('domain_queues')} requires {name_setting('leader_domain')}: set it, or "
+            "remove the queues. The domain `default` has every queue that no other domain has "
+            "claimed"
+        )
+    if not is_default_domain and ttl is not None and ttl > LEASE_TTL_MAX:
+        faults.append(
+            f"{name_setting('leader_ttl')} must be {format_time(LEASE_TTL_MAX)} or less with "
+            f"{name_setting('leader_domain')}, got {format_time(ttl)}"
+        )
+    return faults
 
 
 def check_queues(queues: Mapping[str, QueueConfig]) -> None:

@@ -17,7 +17,7 @@ import tomllib
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args
 
 import click
 import msgspec
@@ -41,9 +41,15 @@ from riverpy.cli._types import (
     format_queues,
     format_size,
     make_validated_type,
+    parse_queue_names,
     parse_queues,
 )
-from riverpy.config import MAX_PROCESSES_MAX
+from riverpy.config import (
+    LEASE_DURATION_MIN,
+    MAX_PROCESSES_MAX,
+    SETTING_DURATION_MAX,
+    DomainConflictPolicy,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -124,6 +130,28 @@ def _parse_positive_duration(text: str) -> timedelta:
     return duration
 
 
+def _parse_leading_duration(text: str) -> timedelta:
+    """Parse a duration for leases and heartbeats."""
+    duration = parse_duration(text)
+    if not LEASE_DURATION_MIN <= duration <= SETTING_DURATION_MAX:
+        raise ValueError(
+            f"expected {format_duration(LEASE_DURATION_MIN)} to "
+            f"{format_duration(SETTING_DURATION_MAX)}, got {text!r}"
+        )
+    return duration
+
+
+def _make_leading_duration_setting(name: str, default: str, help_text: str) -> Setting[timedelta]:
+    return Setting(
+        name,
+        ParsedType("duration", _parse_leading_duration),
+        f"{help_text} Default: the client's, else {default}.",
+        metavar="DURATION",
+        default=f"the client's, else {default}",
+        format_value=format_duration,
+    )
+
+
 def _make_boolean_setting(name: str, default: str, help_text: str) -> Setting[bool]:
     return Setting(
         name, click.BOOL, help_text, default=default, format_value=lambda is_on: str(is_on).lower()
@@ -163,34 +191,12 @@ KNOWN_KINDS_ONLY = _make_boolean_setting(
     "the client's, else true",
     "Claim only jobs of kinds that this program has a worker for. Default: the client's, else yes.",
 )
-CANDIDATE = _make_boolean_setting(
-    "candidate",
-    "the client's, else true",
-    "Take part in leader election. Default: the client's, else yes.",
-)
-LEADER_DOMAIN = Setting(
-    "leader-domain",
-    DOMAIN,
-    "Claim the queues for this leader domain, which has its own leader. Default: the client's, else"
-    " `default`.",
-    metavar="NAME",
-    default="the client's, else default",
-)
 SOFT_STOP = Setting(
     "soft-stop",
     DURATION,
     "How long running jobs may continue after a stop. Default: the client's, else 30s.",
     metavar="DURATION",
     default="the client's, else 30s",
-    format_value=format_duration,
-)
-DEAD_AFTER = Setting(
-    "dead-after",
-    ParsedType("duration", _parse_positive_duration),
-    "How long this worker may send no heartbeat until other workers get its running jobs. Default:"
-    " the client's, else 1m.",
-    metavar="DURATION",
-    default="the client's, else 1m",
     format_value=format_duration,
 )
 MAX_PROCESSES = Setting(
@@ -225,6 +231,61 @@ MAX_RSS = Setting(
     default="no limit",
     format_value=format_size,
 )
+CANDIDATE = _make_boolean_setting(
+    "candidate",
+    "the client's, else true",
+    "Take part in leader election. Default: the client's, else yes.",
+)
+LEADER_DOMAIN = Setting(
+    "leader-domain",
+    DOMAIN,
+    "Claim the queues for this leader domain, which has its own leader. Default: the client's, else"
+    " `default`.",
+    metavar="NAME",
+    default="the client's, else default",
+)
+DOMAIN_QUEUES = Setting(
+    "domain-queues",
+    ParsedType("queues", parse_queue_names),
+    "Queues that this worker claims for its leader domain. Default: the client's, else the queues"
+    " that it works.",
+    metavar="NAME,…",
+    default="the client's, else those it works",
+    format_value=",".join,
+)
+ON_DOMAIN_CONFLICT = Setting(
+    "on-domain-conflict",
+    click.Choice(get_args(DomainConflictPolicy), case_sensitive=False),
+    "What to do at the start if a queue belongs to another domain: refuse to start (error), work it"
+    " and leave its maintenance to that domain (warn), or claim it unless that domain has a live"
+    " worker (takeover). Default: the client's, else error.",
+    default="the client's, else error",
+)
+ELECT_INTERVAL = _make_leading_duration_setting(
+    "elect-interval",
+    "5s",
+    "How often a leader renews its lease, and other workers try to acquire it.",
+)
+LEADER_TTL = _make_leading_duration_setting(
+    "leader-ttl",
+    "15s",
+    "How long a lease lasts without a renewal, at least 2.4 times --elect-interval. Leases and"
+    " singletons use both settings too.",
+)
+MAX_LEASES = Setting(
+    "max-leases",
+    click.IntRange(1),
+    "How many leases this worker holds at the same time, those of singletons included. Default: the"
+    " client's, else no limit.",
+    metavar="NUMBER",
+    default="the client's, else no limit",
+)
+DEAD_AFTER = _make_leading_duration_setting(
+    "dead-after",
+    "1m",
+    "How long this worker may send no heartbeat until other workers get its running jobs. It sends"
+    " six heartbeats in this time.",
+)
 NAME = Setting(
     "name",
     make_validated_type("name", validate_client_id),
@@ -254,20 +315,31 @@ LOG_LEVEL = Setting(
 )
 DEBUG = _make_boolean_setting("debug", "false", "Show the tracebacks of errors. Default: no.")
 
+LEADER_SETTINGS: tuple[Setting[Any], ...] = (
+    CANDIDATE,
+    LEADER_DOMAIN,
+    DOMAIN_QUEUES,
+    ON_DOMAIN_CONFLICT,
+    ELECT_INTERVAL,
+    LEADER_TTL,
+    MAX_LEASES,
+    DEAD_AFTER,
+)
+"""The settings of leader election, leases and heartbeats. Each one has the name of its field in
+`Config`."""
+
 SETTINGS: tuple[Setting[Any], ...] = (
     DATABASE_URL,
     SCHEMA,
     QUEUES,
     POLL_ONLY,
     KNOWN_KINDS_ONLY,
-    CANDIDATE,
-    LEADER_DOMAIN,
     SOFT_STOP,
-    DEAD_AFTER,
     MAX_PROCESSES,
     MAX_JOBS,
     MAX_AGE,
     MAX_RSS,
+    *LEADER_SETTINGS,
     NAME,
     HEALTH,
     LOG,
@@ -340,6 +412,11 @@ def _toml_value_as_text(setting: Setting[Any], value: object, source: str) -> st
         if isinstance(value, dict):
             return format_queues(cast("dict[str, object]", value))
         expected = "a table of names and slots, such as { default = 50 }"
+    elif setting is DOMAIN_QUEUES:
+        names = cast("list[object]", value) if isinstance(value, list) else []
+        if names and all(isinstance(name, str) and "," not in name for name in names):
+            return ",".join(map(str, names))
+        expected = 'a list of names, such as ["mail", "reports"]'
     elif isinstance(value, str):
         return value
     raise SettingsError(f"{source}: expected {expected}, got {value!r}")

@@ -57,6 +57,16 @@ def format_queues(queues: Mapping[str, object]) -> str:
     return ",".join(f"{name}:{slots}" for name, slots in queues.items())
 
 
+def parse_queue_names(text: str) -> tuple[str, ...]:
+    """Parse names of queues from a text like `mail,reports`."""
+    names = tuple(part.strip() for part in text.split(","))
+    for name in names:
+        validate_queue(name)
+        if names.count(name) > 1:
+            raise ValueError(f"queue {name!r} is given twice")
+    return names
+
+
 _SIZE = re.compile(r"(?P<number>[0-9]{1,9}(\.[0-9]{1,3})?)(?P<unit>[KMGT])(i?B|i)?", re.IGNORECASE)
 _BYTES_BY_UNIT = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 

@@ -37,6 +37,12 @@ from riverpy._tools.health.probes import check_liveness
 from riverpy._tools.health.systemd import SystemdNotifier
 from riverpy._tools.health.worker_health import HealthRequestHandler
 from riverpy.cli import _settings
+from riverpy.cli._leader_options import (
+    GroupedOptionsCommand,
+    check_leader_settings,
+    find_setting_values,
+    leader_options,
+)
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import HOW_TO_GIVE_A_DATABASE, database_options
 from riverpy.cli._output import print_table
@@ -118,16 +124,13 @@ def _parse_queues(
         raise click.BadParameter(str(error)) from None
 
 
-@click.command(epilog=_EPILOG)
+@click.command(epilog=_EPILOG, cls=GroupedOptionsCommand)
 @click.argument("target", metavar="MODULE:ATTR")
 @_settings.QUEUES.click_option("-q", multiple=True, type=click.STRING, callback=_parse_queues)
 @database_options
 @_settings.POLL_ONLY.click_option()
 @_settings.KNOWN_KINDS_ONLY.click_option()
-@_settings.CANDIDATE.click_option()
-@_settings.LEADER_DOMAIN.click_option()
 @_settings.SOFT_STOP.click_option()
-@_settings.DEAD_AFTER.click_option()
 @_settings.MAX_PROCESSES.click_option()
 @_settings.MAX_JOBS.click_option()
 @_settings.MAX_AGE.click_option()
@@ -137,6 +140,7 @@ def _parse_queues(
 @click.option("--drain", is_flag=True, help="Stop when the queues have no more jobs to work.")
 @_settings.LOG.click_option()
 @_settings.LOG_LEVEL.click_option()
+@leader_options
 @click.option("--print-config", is_flag=True, help="Print each setting and its source, and exit.")
 def worker(
     target: str,
@@ -152,14 +156,14 @@ def worker(
     context manager that yields one. Without :ATTR, the names `client`, `app` and `riverpy` are
     tried. The current directory is on Python's path.
     """
-    sources = SettingSources()
-    settings: _ValueBySetting = {
-        _settings.DATABASE_URL: SettingValue(database.url or UNSET, database.url_source),
-        _settings.SCHEMA: SettingValue(database.schema or UNSET, database.schema_source),
-    }
-    for setting in _settings.SETTINGS[len(settings) :]:
-        flag = get_debug_flag() if setting is _settings.DEBUG else flags[setting.parameter_name]
-        settings[setting] = sources.find_value(setting, flag)
+    settings = find_setting_values(
+        SettingSources(),
+        {
+            _settings.DATABASE_URL: SettingValue(database.url or UNSET, database.url_source),
+            _settings.SCHEMA: SettingValue(database.schema or UNSET, database.schema_source),
+        },
+        {**flags, _settings.DEBUG.parameter_name: get_debug_flag()},
+    )
     if print_config:
         rows = [
             (
@@ -298,6 +302,7 @@ class _WorkerProcess:
             raise SettingsError(
                 f'no database is given: write Client("postgres://…"), or {HOW_TO_GIVE_A_DATABASE}'
             )
+        check_leader_settings(client.config, settings)
         slots = settings[_settings.QUEUES].value
         client.configure(
             database=settings[_settings.DATABASE_URL].value,
@@ -305,11 +310,16 @@ class _WorkerProcess:
             name=settings[_settings.NAME].value,
             poll_only=settings[_settings.POLL_ONLY].value,
             known_kinds_only=settings[_settings.KNOWN_KINDS_ONLY].value,
+            soft_stop_timeout=settings[_settings.SOFT_STOP].value,
+            max_processes=settings[_settings.MAX_PROCESSES].value,
             candidate=settings[_settings.CANDIDATE].value,
             leader_domain=settings[_settings.LEADER_DOMAIN].value,
-            soft_stop_timeout=settings[_settings.SOFT_STOP].value,
+            domain_queues=settings[_settings.DOMAIN_QUEUES].value,
+            on_domain_conflict=settings[_settings.ON_DOMAIN_CONFLICT].value,
+            elect_interval=settings[_settings.ELECT_INTERVAL].value,
+            leader_ttl=settings[_settings.LEADER_TTL].value,
+            max_leases=settings[_settings.MAX_LEASES].value,
             dead_after=settings[_settings.DEAD_AFTER].value,
-            max_processes=settings[_settings.MAX_PROCESSES].value,
             queues=slots
             if slots is UNSET
             else {

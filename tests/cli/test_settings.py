@@ -18,16 +18,22 @@ from riverpy.cli._settings import (
     DATABASE_URL,
     DEAD_AFTER,
     DEBUG,
+    DOMAIN_QUEUES,
+    ELECT_INTERVAL,
     HEALTH,
     KNOWN_KINDS_ONLY,
     LEADER_DOMAIN,
+    LEADER_SETTINGS,
+    LEADER_TTL,
     LOG,
     LOG_LEVEL,
     MAX_AGE,
     MAX_JOBS,
+    MAX_LEASES,
     MAX_PROCESSES,
     MAX_RSS,
     NAME,
+    ON_DOMAIN_CONFLICT,
     POLL_ONLY,
     QUEUES,
     SCHEMA,
@@ -51,14 +57,19 @@ SAMPLES: list[tuple[Setting[Any], Any, str, str]] = [
     (QUEUES, {"flag": 1}, "env:2", "{ file = 3 }"),
     (POLL_ONLY, True, "no", "true"),
     (KNOWN_KINDS_ONLY, False, "yes", "false"),
-    (CANDIDATE, False, "yes", "false"),
-    (LEADER_DOMAIN, "flag", "env", "'file'"),
     (SOFT_STOP, timedelta(seconds=1), "2s", "'3s'"),
-    (DEAD_AFTER, timedelta(seconds=1), "2s", "'3s'"),
     (MAX_PROCESSES, 1, "2", "3"),
     (MAX_JOBS, 1, "2", "3"),
     (MAX_AGE, timedelta(seconds=1), "2s", "'3s'"),
     (MAX_RSS, 1024, "2K", "'3K'"),
+    (CANDIDATE, False, "yes", "false"),
+    (LEADER_DOMAIN, "flag", "env", "'file'"),
+    (DOMAIN_QUEUES, ("flag",), "env,e2", "['file', 'f2']"),
+    (ON_DOMAIN_CONFLICT, "warn", "takeover", "'error'"),
+    (ELECT_INTERVAL, timedelta(seconds=1), "2s", "'3s'"),
+    (LEADER_TTL, timedelta(seconds=20), "30s", "'40s'"),
+    (MAX_LEASES, 1, "2", "3"),
+    (DEAD_AFTER, timedelta(seconds=1), "2s", "'3s'"),
     (NAME, "flag", "env", "'file'"),
     (HEALTH, Address("::1", 1), "0.0.0.0:2", "':3'"),
     (LOG, "console", "json", "'json'"),
@@ -237,7 +248,13 @@ def test_tool_riverpy_is_a_table(tmp_path: Path) -> None:
         ("queues = { a = 0 }", "queues: queue 'a' needs 1 to 10000 slots, got 0"),
         ("queues = {}", "queues: '' is not NAME:SLOTS"),
         ("soft-stop = '3 parsecs'", "soft-stop: '3 parsecs' is not a duration"),
-        ("dead-after = '0s'", "dead-after: expected a duration above zero, got '0s'"),
+        ("max-age = '0s'", "max-age: expected a duration above zero, got '0s'"),
+        ("dead-after = '99ms'", "dead-after: expected 100ms to 365000d, got '99ms'"),
+        ("domain-queues = 'mail'", 'domain-queues: expected a list of names, such as ["mail"'),
+        ("domain-queues = []", 'domain-queues: expected a list of names, such as ["mail"'),
+        ("domain-queues = ['a', 'a']", "domain-queues: queue 'a' is given twice"),
+        ("on-domain-conflict = 'fight'", "'fight' is not one of 'error', 'warn', 'takeover'"),
+        ("max-leases = 0", "max-leases: 0 is not in the range x>=1"),
         ("log = 'xml'", "log: 'xml' is not one of 'console', 'json'"),
         ("database-url = 'mysql://u:s3cret@h/d'", "database-url: a database URL must start with"),
         ("schema = ", "riverpy.toml: "),
@@ -322,3 +339,77 @@ def test_print_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows["soft-stop"] == ["1m30s", "RIVERPY_SOFT_STOP"]
     assert rows["poll-only"] == ["false", str(tmp_path / "riverpy.toml")]
     assert rows["name"] == ["the", "client's,", "else", "the", "host's", "default"]
+
+
+WRONG_TOGETHER = """
+from riverpy import Client, Config, Workers
+client = Client("postgres://nobody@127.0.0.1:1/none", workers=Workers())
+"""
+
+
+def test_settings_of_leaders_are_checked_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One error has all wrong values of flags, variables and the file, and all rules that the
+    values break together. It names the source of each value. No connection is opened before."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "wrong_together.py").write_text(WRONG_TOGETHER)
+    file = tmp_path / "riverpy.toml"
+
+    def run_worker(toml: str, *flags: str, **variables: str) -> str:
+        file.write_text(toml)
+        environ = {setting.environment_variable: None for setting in SETTINGS} | variables
+        result = CliRunner(env=environ).invoke(main, ["worker", "wrong_together:client", *flags])
+        assert result.exit_code == 2, result.output
+        assert result.stderr.count("\n") == 1
+        return result.stderr
+
+    error = run_worker(
+        "max-leases = 0\nelect-interval = '10s'",
+        "--leader-ttl=2s",
+        "--domain-queues=mail,A",
+        "--dead-after=1ms",
+        RIVERPY_ON_DOMAIN_CONFLICT="fight",
+        RIVERPY_LEADER_DOMAIN="b@d",
+    )
+    for text in (
+        "6 settings are wrong: (1) --domain-queues: a queue name must have lower-case",
+        "--dead-after: expected 100ms to 365000d, got '1ms'",
+        "RIVERPY_LEADER_DOMAIN: a domain name must",
+        "RIVERPY_ON_DOMAIN_CONFLICT: 'fight' is not one of 'error', 'warn', 'takeover'",
+        f"{file}: max-leases: 0 is not in the range",
+        f"leader-ttl (from --leader-ttl) must be at least 2.4 times elect-interval (from {file})",
+        "at least 24s with 10s, got 2s",
+    ):
+        assert text in error
+
+    error = run_worker("", RIVERPY_LEADER_TTL="2s", RIVERPY_DOMAIN_QUEUES="mail")
+    for text in (
+        "2 settings are wrong: (1) leader-ttl (from RIVERPY_LEADER_TTL) must be at least 2.4",
+        "elect-interval (from the client's Config)",
+        "at least 12s with 5s, got 2s",
+        "(2) domain-queues (from RIVERPY_DOMAIN_QUEUES) requires leader-domain (from the client's",
+    ):
+        assert text in error
+
+    error = run_worker("leader-domain = 'mail'", "--leader-ttl=2d")
+    assert "leader-ttl (from --leader-ttl) must be 1d or less with leader-domain (from " in error
+
+
+def test_settings_of_leaders_reach_the_client() -> None:
+    """Each setting of leader election changes the field of its name in the client's config, and
+    `--help` has all of them under one heading."""
+    changes = {setting.parameter_name: flag for setting, flag, *_ in SAMPLES}
+    changes = {
+        setting.parameter_name: changes[setting.parameter_name] for setting in LEADER_SETTINGS
+    }
+    client = Client(URL)
+    client.configure(**changes)
+    assert {name: getattr(client.config, name) for name in changes} == changes
+    with pytest.raises(TypeError, match="no_such"):
+        client.configure(no_such=1)  # pyright: ignore[reportCallIssue]
+    options, leading = CliRunner().invoke(main, ["worker", "--help"]).stdout.split("Leading:")
+    for setting in LEADER_SETTINGS:
+        assert f"--{setting.name} " in leading
+        assert f"--{setting.name} " not in options

@@ -1,0 +1,149 @@
+"""The options of `riverpy worker` for leader election, and the check of all its settings.
+
+All wrong values are reported in one message, so that a deployment is not repaired one value at a
+time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+from msgspec import UNSET
+
+from riverpy._duration import format_duration
+from riverpy.cli._settings import (
+    DOMAIN_QUEUES,
+    LEADER_SETTINGS,
+    SETTINGS,
+    Setting,
+    SettingsError,
+    SettingSources,
+    SettingValue,
+)
+from riverpy.config import find_leader_setting_faults
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from riverpy.config import Config
+
+CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
+_ValueBySetting = dict[Setting[Any], SettingValue[Any]]
+
+_FAULTS_KEY = "riverpy.worker_option_faults"
+_CLIENT_SOURCE = "the client's Config"
+"""What an error names as the source of a value that no flag, variable or file sets."""
+
+
+class _LeaderOption(click.Option):
+    """An option in the group "Leading". A wrong value does not end the command at once."""
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        try:
+            return super().process_value(ctx, value)
+        except click.BadParameter as error:
+            ctx.meta.setdefault(_FAULTS_KEY, []).append(f"{self.opts[-1]}: {error.message}")
+            return None
+
+
+class GroupedOptionsCommand(click.Command):
+    """A command whose help has the options of `leader_options` under a heading of their own."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for heading, is_leading in (("Options", False), ("Leading", True)):
+            records = [
+                record
+                for option in self.get_params(ctx)
+                if isinstance(option, click.Option)
+                and isinstance(option, _LeaderOption) is is_leading
+                and (record := option.get_help_record(ctx)) is not None
+            ]
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def _join_queue_names(
+    _ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]
+) -> tuple[str, ...] | None:
+    return DOMAIN_QUEUES.type.convert(",".join(texts), None, None) if texts else None
+
+
+def leader_options(command: CommandT) -> CommandT:
+    """Add the options of the settings of leader election."""
+    for setting in reversed(LEADER_SETTINGS):
+        attributes: dict[str, Any] = {"cls": _LeaderOption}
+        if setting is DOMAIN_QUEUES:
+            attributes |= {
+                "multiple": True,
+                "type": click.STRING,
+                "callback": _join_queue_names,
+            }
+        command = setting.click_option(**attributes)(command)
+    return command
+
+
+def find_setting_values(
+    sources: SettingSources,
+    known: Mapping[Setting[Any], SettingValue[Any]],
+    flags: Mapping[str, Any],
+) -> _ValueBySetting:
+    """Return the value and source of each setting.
+
+    Args:
+        sources: the environment and the file.
+        known: the settings whose values are known already.
+        flags: the values of the options, by the names of their parameters.
+
+    Raises:
+        SettingsError: values are wrong. The text has all of them.
+    """
+    context = click.get_current_context(silent=True)
+    faults: list[str] = [] if context is None else context.meta.get(_FAULTS_KEY, [])
+    values: _ValueBySetting = dict(known)
+    for setting in SETTINGS:
+        if setting not in known:
+            try:
+                values[setting] = sources.find_value(setting, flags[setting.parameter_name])
+            except SettingsError as error:
+                faults.append(error.message)
+    if faults:
+        faults += _find_faults_of_combinations({}, values)
+    _raise_faults(faults)
+    return values
+
+
+def check_leader_settings(config: Config, values: _ValueBySetting) -> None:
+    """Check that the settings and those of the client are valid together.
+
+    Raises:
+        SettingsError: they are not. The text has each broken rule, with the source of each value.
+    """
+    _raise_faults(_find_faults_of_combinations(msgspec.structs.asdict(config), values))
+
+
+def _find_faults_of_combinations(
+    client_settings: Mapping[str, Any], values: _ValueBySetting
+) -> list[str]:
+    """Return the broken rules. A value of `values` replaces the one of the client."""
+    given = {
+        setting.parameter_name: value
+        for setting, value in values.items()
+        if setting in LEADER_SETTINGS and value.value is not UNSET
+    }
+
+    def name_setting(field: str) -> str:
+        source = given[field].source if field in given else _CLIENT_SOURCE
+        return f"{field.replace('_', '-')} (from {source})"
+
+    settings = {**client_settings, **{field: value.value for field, value in given.items()}}
+    return find_leader_setting_faults(settings, name_setting, format_duration)
+
+
+def _raise_faults(faults: Sequence[str]) -> None:
+    if len(faults) == 1:
+        raise SettingsError(faults[0])
+    if faults:
+        listed = "; ".join(f"({number}) {text}" for number, text in enumerate(faults, start=1))
+        raise SettingsError(f"{len(faults)} settings are wrong: {listed}")
