@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, TypeVar, cast, get_args
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_args
 
 import anyio
 import click
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from riverpy._postgres.driver import Transaction
+    from riverpy.cli._job_batches import BatchVerb
     from riverpy.cli._options import DatabaseSettings
     from riverpy.job import JobRow
     from riverpy.job_list import JobPage
@@ -48,6 +50,43 @@ _first_option = click.option(
     help="With options that choose jobs: only the first N jobs, by id. Default: all of them.",
 )
 _yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+
+
+class _ChosenJobs(NamedTuple):
+    """The jobs that a command changes, and how it does this. There are either ids or filters."""
+
+    ids: Sequence[int]
+    filters: JobFilters
+    limit: int | None
+    """The maximum number of jobs with these filters."""
+    yes: bool
+    """Whether to ask no question."""
+    as_json: bool
+
+
+def _change_options(
+    command: Callable[[DatabaseSettings, _ChosenJobs], None],
+) -> Callable[..., None]:
+    """Add the ids of jobs, and the options that choose jobs to change. Pass them as one value."""
+
+    @_ids_argument
+    @job_filter_options
+    @_first_option
+    @_yes_option
+    @json_option
+    @database_options
+    @wraps(command)
+    def with_chosen_jobs(database: DatabaseSettings, **options: Any) -> None:
+        chosen = _ChosenJobs(ids=options.pop("job_ids"), **options)
+        if chosen.ids and (chosen.filters or chosen.limit):
+            raise click.UsageError("give either ids or options that choose jobs, not both")
+        if not chosen.ids and not chosen.filters:
+            raise click.UsageError(
+                "Missing argument 'ID...': give ids, or options that choose jobs, such as --kind"
+            )
+        command(database, chosen)
+
+    return with_chosen_jobs
 
 
 @click.group
@@ -154,21 +193,8 @@ def show(database: DatabaseSettings, *, job_id: int, shows_log: bool, as_json: b
 
 
 @job.command
-@_ids_argument
-@job_filter_options
-@_first_option
-@_yes_option
-@json_option
-@database_options
-def cancel(
-    database: DatabaseSettings,
-    *,
-    job_ids: Sequence[int],
-    filters: JobFilters,
-    limit: int | None,
-    yes: bool,
-    as_json: bool,
-) -> None:
+@_change_options
+def cancel(database: DatabaseSettings, chosen: _ChosenJobs) -> None:
     """Cancel jobs, so that they are not worked (again).
 
     The worker of a running job is notified. The worker cancels the attempt, and stores the job as
@@ -183,30 +209,12 @@ def cancel(
     riverpy job cancel 12 13
     riverpy job cancel --state available --kind report --yes
     """
-    if _is_by_ids(job_ids, filters, limit):
-        change_items(database, "job", "id", job_ids, _cancel_job, as_json=as_json)
-    else:
-        change_matching_jobs(
-            database, "cancel", filters, limit=limit, is_confirmed=yes, as_json=as_json
-        )
+    _change_jobs(database, chosen, "cancel", _cancel_job)
 
 
 @job.command
-@_ids_argument
-@job_filter_options
-@_first_option
-@_yes_option
-@json_option
-@database_options
-def retry(
-    database: DatabaseSettings,
-    *,
-    job_ids: Sequence[int],
-    filters: JobFilters,
-    limit: int | None,
-    yes: bool,
-    as_json: bool,
-) -> None:
+@_change_options
+def retry(database: DatabaseSettings, chosen: _ChosenJobs) -> None:
     """Make waiting or ended jobs available now.
 
     A job without attempts left gets one more. A running job is not changed. The exit code is 1 if a
@@ -221,30 +229,12 @@ def retry(
     riverpy job retry --state discarded --kind welcome
     riverpy job retry --state retryable --error TimeoutError --yes --json
     """
-    if _is_by_ids(job_ids, filters, limit):
-        change_items(database, "job", "id", job_ids, _retry_job, as_json=as_json)
-    else:
-        change_matching_jobs(
-            database, "retry", filters, limit=limit, is_confirmed=yes, as_json=as_json
-        )
+    _change_jobs(database, chosen, "retry", _retry_job)
 
 
 @job.command
-@_ids_argument
-@job_filter_options
-@_first_option
-@_yes_option
-@json_option
-@database_options
-def delete(
-    database: DatabaseSettings,
-    *,
-    job_ids: Sequence[int],
-    filters: JobFilters,
-    limit: int | None,
-    yes: bool,
-    as_json: bool,
-) -> None:
+@_change_options
+def delete(database: DatabaseSettings, chosen: _ChosenJobs) -> None:
     """Delete jobs. A running job is not deleted: cancel it first.
 
     The command asks first. The exit code is 1 if a job does not exist or is running; the others are
@@ -258,29 +248,33 @@ def delete(
     riverpy job delete 12 13 --yes
     riverpy job delete --state discarded --kind welcome
     """
-    if not _is_by_ids(job_ids, filters, limit):
+    if chosen.ids and not chosen.yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(
+                "this deletes jobs, and there is no terminal to ask for confirmation: add --yes"
+            )
+        click.confirm(f"Delete {format_count(len(chosen.ids), 'job')}?", abort=True, err=True)
+    _change_jobs(database, chosen, "delete", _delete_job)
+
+
+def _change_jobs(
+    database: DatabaseSettings,
+    chosen: _ChosenJobs,
+    verb: BatchVerb,
+    change_job: Callable[[Client, int, Transaction], Awaitable[ItemChangeResult]],
+) -> None:
+    """Change the jobs: those with the ids one by one, or those with the filters in batches."""
+    if chosen.ids:
+        change_items(database, "job", "id", chosen.ids, change_job, as_json=chosen.as_json)
+    else:
         change_matching_jobs(
-            database, "delete", filters, limit=limit, is_confirmed=yes, as_json=as_json
+            database,
+            verb,
+            chosen.filters,
+            limit=chosen.limit,
+            is_confirmed=chosen.yes,
+            as_json=chosen.as_json,
         )
-        return
-    if not yes and not sys.stdin.isatty():
-        raise click.UsageError(
-            "this deletes jobs, and there is no terminal to ask for confirmation: add --yes"
-        )
-    if not yes:
-        click.confirm(f"Delete {format_count(len(job_ids), 'job')}?", abort=True, err=True)
-    change_items(database, "job", "id", job_ids, _delete_job, as_json=as_json)
-
-
-def _is_by_ids(job_ids: Sequence[int], filters: JobFilters, limit: int | None) -> bool:
-    """Whether the jobs are given by their ids, and not by filters."""
-    if job_ids and (filters or limit):
-        raise click.UsageError("give either ids or options that choose jobs, not both")
-    if not job_ids and not filters:
-        raise click.UsageError(
-            "Missing argument 'ID...': give ids, or options that choose jobs, such as --kind"
-        )
-    return bool(job_ids)
 
 
 async def _cancel_job(client: Client, job_id: int, tx: Transaction) -> ItemChangeResult:
