@@ -191,7 +191,7 @@ class Stage:
 
     @asynccontextmanager
     async def load(
-        self, *, outages: int | None = None, expected: Collection[str] = (), rate: int = RATE
+        self, *, outages: int | None = None, expected: Collection[str] = ()
     ) -> AsyncGenerator[Load]:
         """Run a load during the block. At its end the load recovers, stops, and is checked.
 
