@@ -19,7 +19,7 @@ class Stream(Generic[ItemT]):
     The iteration ends when the client stops. A full stream drops items and counts them in
     `dropped`. The class of the stream decides whether it drops the newest or the oldest items."""
 
-    def __init__(self, owner: Streams[Any], size: int) -> None:
+    def __init__(self, owner: StreamGroup[Any], size: int) -> None:
         self._owner, self._size = owner, size
         self._waiting_items: deque[ItemT] = deque()
         self._items_ready = asyncio.Event()
@@ -49,11 +49,11 @@ class Stream(Generic[ItemT]):
         self._items_ready.set()
 
     async def __aenter__(self) -> Self:
-        self._owner.add(self)
+        self._owner.add_stream(self)
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        self._owner.remove(self)
+        self._owner.remove_stream(self)
         self.close()
 
     def __aiter__(self) -> Self:
@@ -68,7 +68,7 @@ class Stream(Generic[ItemT]):
         return self._waiting_items.popleft()
 
 
-class Streams(Generic[StreamT]):
+class StreamGroup(Generic[StreamT]):
     """The open streams of one kind in one client."""
 
     def __init__(self) -> None:
@@ -76,11 +76,11 @@ class Streams(Generic[StreamT]):
         self.dropped = 0
         """The number of items that all streams so far have dropped because they were full."""
 
-    def add(self, stream: StreamT) -> None:
+    def add_stream(self, stream: StreamT) -> None:
         """Add a stream that was opened."""
         self._open_streams.append(stream)
 
-    def remove(self, stream: StreamT) -> None:
+    def remove_stream(self, stream: StreamT) -> None:
         """Remove a stream, if it is still open."""
         if stream in self._open_streams:
             self._open_streams.remove(stream)

@@ -470,7 +470,7 @@ class Client(
                         await opened.enter_async_context(self)
                 return await run.run(drain=drain, task_status=task_status)
         finally:
-            self._abandoned_claim_keys |= run.running_attempts.claim_keys()
+            self._abandoned_claim_keys |= run.running_attempts.collect_claim_keys()
             self._run = None
             self._subscriptions.close()
             self._leadership.close()
@@ -564,7 +564,9 @@ class Client(
     def running_claims(self) -> list[ClaimKey]:
         """Return the claim keys of the running attempts. This method may be called in another
         thread."""
-        return sorted(self._run.running_attempts.claim_keys()) if self._run is not None else []
+        return (
+            sorted(self._run.running_attempts.collect_claim_keys()) if self._run is not None else []
+        )
 
     async def release_claims(self, claim_keys: Sequence[ClaimKey]) -> int:
         """Release the jobs of these attempts over a separate connection. The attempts do not count,

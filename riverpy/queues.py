@@ -34,21 +34,21 @@ class QueueRemoval(msgspec.Struct, frozen=True, kw_only=True):
         return not self.running_job_ids and not self.unstored
 
 
-class RunningQueues(Protocol):
+class RunningQueueManager(Protocol):
     """The queues of a running client."""
 
-    async def add(self, name: str, config: QueueConfig) -> None:
+    async def add_queue(self, name: str, config: QueueConfig) -> None:
         """Start to work a queue."""
         ...
 
-    async def remove(
+    async def remove_queue(
         self, name: str, timeout: timedelta | UnsetType | None
     ) -> tuple[tuple[int, ...], int]:
         """Stop working a queue, and wait for its jobs. UNSET: the default timeout. Return the
         ids of the jobs that still run, and the number of results that are not stored."""
         ...
 
-    def resize(self, name: str, config: QueueConfig) -> None:
+    def resize_queue(self, name: str, config: QueueConfig) -> None:
         """Change the number of slots."""
         ...
 
@@ -63,12 +63,12 @@ class ClientQueues(Mapping[str, QueueConfig]):
 
     def __init__(
         self,
-        get_running: Callable[[], RunningQueues | None],
+        get_running: Callable[[], RunningQueueManager | None],
         *,
         has_workers: bool,
     ) -> None:
         """`get_running` returns the queues of the client's run; None: the client does not run."""
-        self._get_running = get_running
+        self._get_running_queues = get_running
         self._has_workers = has_workers
         self.configs: dict[str, QueueConfig] = {}
         """The settings by name. The run changes this dict."""
@@ -117,11 +117,11 @@ class ClientQueues(Mapping[str, QueueConfig]):
         self._check({name: config})
         if name in self.configs:
             raise QueueAlreadyAddedError(name)
-        running = self._get_running()
+        running = self._get_running_queues()
         if running is None:
             self.configs[name] = config
         else:
-            await running.add(name, config)
+            await running.add_queue(name, config)
 
     async def remove(
         self, name: str, *, timeout: timedelta | UnsetType | None = UNSET
@@ -146,11 +146,11 @@ class ClientQueues(Mapping[str, QueueConfig]):
         if timeout is not UNSET and timeout is not None:
             _check_timeout(timeout)
         self._expect_queue(name)
-        running = self._get_running()
+        running = self._get_running_queues()
         if running is None:
             del self.configs[name]
             return QueueRemoval(queue=name)
-        job_ids, unstored = await running.remove(name, timeout)
+        job_ids, unstored = await running.remove_queue(name, timeout)
         return QueueRemoval(queue=name, running_job_ids=job_ids, unstored=unstored)
 
     async def resize(self, name: str, max_workers: int) -> None:
@@ -170,11 +170,11 @@ class ClientQueues(Mapping[str, QueueConfig]):
         """
         self._expect_queue(name)
         config = msgspec.structs.replace(self.configs[name], max_workers=max_workers)
-        running = self._get_running()
+        running = self._get_running_queues()
         if running is None:
             self.configs[name] = config
         else:
-            running.resize(name, config)
+            running.resize_queue(name, config)
 
     def _check(self, queues: Mapping[str, QueueConfig]) -> None:
         check_queues(queues)

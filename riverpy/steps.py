@@ -26,7 +26,7 @@ JsonT = TypeVar("JsonT", bound="str | int | float | bool | list[Any] | dict[str,
 class StepRunner(Protocol):
     """Runs the steps of one attempt."""
 
-    def run(
+    def run_step(
         self,
         name: str,
         function: Callable[..., object],
@@ -150,7 +150,7 @@ class StepMethods:
             AttemptLostError: the attempt no longer belongs to this client.
             ClientStateError: the job is a blocking job.
         """
-        return self._find_steps("job.step").run(
+        return self._get_step_runner("job.step").run_step(
             name, function, args, cursor=cursor, keep=keep, result_type=result_type
         )
 
@@ -163,7 +163,7 @@ class StepMethods:
             StepError: no step with a cursor is running.
             ClientStateError: the job is a blocking job.
         """
-        self._find_steps("job.set_cursor").set_cursor(value)
+        self._get_step_runner("job.set_cursor").set_cursor(value)
 
     def checkpoint(
         self, tx: Transaction | None = None, *, now: bool = False
@@ -187,9 +187,9 @@ class StepMethods:
             TransactionError: `tx` is closed, aborted or not in a transaction.
             ClientStateError: the job is a blocking job.
         """
-        return self._find_steps("job.checkpoint").checkpoint(tx, now=now)
+        return self._get_step_runner("job.checkpoint").checkpoint(tx, now=now)
 
-    def _find_steps(self, method: str) -> StepRunner:
+    def _get_step_runner(self, method: str) -> StepRunner:
         """Return the steps of this attempt. `method` is the called method, for error texts."""
         raise make_unavailable_error(method)
 

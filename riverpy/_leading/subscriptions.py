@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from riverpy._log_events import LEADERSHIP_CHANGES_DROPPED
-from riverpy._stream import Stream, Streams
+from riverpy._stream import Stream, StreamGroup
 from riverpy.events import LeadershipChange
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class LeadershipSubscription(Stream[LeadershipChange]):
         self._append(change)
 
 
-class LeadershipPublisher(Streams[LeadershipSubscription]):
+class LeadershipPublisher(StreamGroup[LeadershipSubscription]):
     """The state of one client's leadership, and the subscribers to its changes."""
 
     def __init__(self, leader_id: Callable[[], str], domain: Callable[[], str]) -> None:

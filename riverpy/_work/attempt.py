@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from riverpy._postgres.jobs import AttemptResult, ClaimKey, StoredOutcome
 from riverpy._work.attempt_store import encode_json_object
-from riverpy._work.steps import KEY_PREFIX, Steps
+from riverpy._work.steps import STEP_METADATA_KEY_PREFIX, AttemptStepRunner
 from riverpy.events import EventKind
 from riverpy.job import ERRORS_PER_JOB_MAX, Job, JobColumn, JobRow, JobState
 from riverpy.progress import PROGRESS_KEY
@@ -48,18 +48,18 @@ class Attempt(Job[Any]):
     `Job`."""
 
     __slots__ = (
+        "attempt_store",
         "claimed_at",
         "deadline",
         "ended_at",
-        "free_slot",
         "has_own_timeout",
         "is_completed_in_transaction",
         "is_result_replaced",
         "outcome",
+        "release_slot",
         "started_at",
-        "steps",
+        "step_runner",
         "stop_cause",
-        "store",
         "stored_at",
         "stored_row",
         "stored_state",
@@ -71,18 +71,18 @@ class Attempt(Job[Any]):
     def __init__(
         self,
         row: Sequence[Any],
-        unit: tuple[RegisteredWorker | None, float],
-        free_slot: Callable[[], None],
+        worker_and_timeout: tuple[RegisteredWorker | None, float],
+        release_slot: Callable[[], None],
         claimed_at: float,
-        store: AttemptStore,
+        attempt_store: AttemptStore,
     ) -> None:
         """`worker` is a pair: the worker of the kind, or None, and the timeout in seconds."""
         self._row = row
         self._metadata_updates = None
-        self.worker, self.timeout = unit
+        self.worker, self.timeout = worker_and_timeout
         self.has_own_timeout = False
         """Whether the worker's method `timeout` has set the timeout of this attempt."""
-        self.free_slot = free_slot
+        self.release_slot = release_slot
         """The callback that frees the slot of the attempt for another job. It is called once."""
         self.deadline = math.inf
         """The time at which the attempt times out, in monotonic seconds; infinity: there is no
@@ -103,8 +103,8 @@ class Attempt(Job[Any]):
         """The row of the job, if another session made the job final before this result was
         stored."""
         self.is_result_replaced = False
-        self.store = store
-        self.steps: Steps | None = None
+        self.attempt_store = attempt_store
+        self.step_runner: AttemptStepRunner | None = None
         """The steps of the job; None: the code has used none so far."""
         self.is_completed_in_transaction = False
         """Whether the code has completed the job in a transaction of its own. If that was rolled
@@ -215,7 +215,7 @@ class Attempt(Job[Any]):
             return
         text = msgspec.json.encode(progress).decode()
         self._record_metadata(PROGRESS_KEY, text)
-        self.store.progress_reports.report(self.claim_key, text)
+        self.attempt_store.progress_reports.add_report(self.claim_key, text)
 
     # -- steps and completion by the code of the job
 
@@ -230,23 +230,23 @@ class Attempt(Job[Any]):
         Raises:
             StepError: the stored cursors are a list.
         """
-        if KEY_PREFIX in self._row[JobColumn.METADATA]:
-            self.steps = Steps(self)
+        if STEP_METADATA_KEY_PREFIX in self._row[JobColumn.METADATA]:
+            self.step_runner = AttemptStepRunner(self)
 
-    def _find_steps(self, method: str) -> Steps:
+    def _get_step_runner(self, method: str) -> AttemptStepRunner:
         if not is_in_event_loop():
             raise make_unavailable_error(method)
-        if self.steps is None:
-            self.steps = Steps(self)
-        return self.steps
+        if self.step_runner is None:
+            self.step_runner = AttemptStepRunner(self)
+        return self.step_runner
 
-    def remove_update(self, key: str) -> None:
+    def remove_metadata_update(self, key: str) -> None:
         """Do not store this key when the attempt ends."""
         if self._metadata_updates is not None:
             self._metadata_updates.pop(key, None)
             self._metadata_updates = self._metadata_updates or None
 
-    async def merge_now(
+    async def store_metadata_now(
         self, updates: Mapping[str, str], *, tx: Transaction | None = None, timeout: float = 0.0
     ) -> None:
         """Merge keys and their values, as JSON texts, into the metadata of the row now.
@@ -254,9 +254,11 @@ class Attempt(Job[Any]):
         Without `tx`, a statement that fails is tried again for `timeout` seconds.
         """
         if tx is None and timeout:
-            await self.store.merge_with_retries(self.claim_key, updates, timeout=timeout)
+            await self.attempt_store.merge_metadata_with_retries(
+                self.claim_key, updates, timeout=timeout
+            )
         else:
-            await self.store.merge(self.claim_key, updates, tx=tx)
+            await self.attempt_store.merge_metadata(self.claim_key, updates, tx=tx)
 
     def complete_tx(self, tx: Transaction) -> Coroutine[object, None, JobRow]:
         if not is_in_event_loop():
@@ -264,7 +266,7 @@ class Attempt(Job[Any]):
         return self._complete_in_transaction(tx)
 
     async def _complete_in_transaction(self, tx: Transaction) -> JobRow:
-        job = await self.store.complete(self.claim_key, self.metadata_updates_json, tx)
+        job = await self.attempt_store.complete_job(self.claim_key, self.metadata_updates_json, tx)
         self.is_completed_in_transaction = True
         return job
 

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.jobs import ClaimKey
 
-RETRY_DELAY_MIN = timedelta(milliseconds=50)
-RETRY_DELAY_MAX = timedelta(seconds=2)
-LOCK_TIMEOUT = "5s"
+MERGE_RETRY_DELAY_MIN = timedelta(milliseconds=50)
+MERGE_RETRY_DELAY_MAX = timedelta(seconds=2)
+ROW_LOCK_TIMEOUT = "5s"
 """How long a statement on the client's pool waits for a lock of the row."""
 
 
@@ -52,7 +52,7 @@ class AttemptStore:
         self.progress_reports = ProgressReports()
         """The progress that the jobs have reported, until it is written."""
 
-    async def merge(
+    async def merge_metadata(
         self, claim_key: ClaimKey, updates: Mapping[str, str], *, tx: Transaction | None = None
     ) -> None:
         """Merge keys and their values, as JSON texts, into the metadata of a running job.
@@ -67,16 +67,16 @@ class AttemptStore:
                 self._schema,
                 claim_key,
                 updates=encode_json_object(updates),
-                lock_timeout=LOCK_TIMEOUT if tx is None else None,
+                lock_timeout=ROW_LOCK_TIMEOUT if tx is None else None,
             )
             if not is_stored:
-                raise _make_lost_error(claim_key)
+                raise _make_attempt_lost_error(claim_key)
 
-    async def merge_with_retries(
+    async def merge_metadata_with_retries(
         self, claim_key: ClaimKey, updates: Mapping[str, str], *, timeout: float
     ) -> None:
-        """Merge as `merge` on the client's pool. After a lost connection or another temporary
-        error, try again for at most `timeout` seconds.
+        """Merge as `merge_metadata` on the client's pool. After a lost connection or another
+        temporary error, try again for at most `timeout` seconds.
 
         Raises:
             AttemptLostError: the attempt no longer belongs to this client. Nothing was written.
@@ -84,20 +84,22 @@ class AttemptStore:
             Exception: one of DATABASE_ERRORS, after the last try.
         """
         give_up_at = time.monotonic() + timeout
-        backoff = Backoff(RETRY_DELAY_MIN, RETRY_DELAY_MAX)
+        backoff = Backoff(MERGE_RETRY_DELAY_MIN, MERGE_RETRY_DELAY_MAX)
         while True:
             try:
-                await self.merge(claim_key, updates)
+                await self.merge_metadata(claim_key, updates)
             except DATABASE_ERRORS as error:
                 if is_permanent_statement_error(error) or time.monotonic() > give_up_at:
                     if isinstance(error, LockNotAvailableError):
-                        raise _make_locked_error(claim_key) from None
+                        raise _make_row_locked_error(claim_key) from None
                     raise
             else:
                 return
             await anyio.sleep(backoff.next_delay())
 
-    async def complete(self, claim_key: ClaimKey, updates: str | None, tx: Transaction) -> JobRow:
+    async def complete_job(
+        self, claim_key: ClaimKey, updates: str | None, tx: Transaction
+    ) -> JobRow:
         """Complete a running job in the caller's transaction, and merge an object, as JSON text,
         into its metadata. Return the row.
 
@@ -112,7 +114,7 @@ class AttemptStore:
                     connection, self._schema, claim_key, updates=updates
                 )
                 if row is None:
-                    raise _make_lost_error(claim_key)
+                    raise _make_attempt_lost_error(claim_key)
         except UniqueViolationError:
             raise UniqueConflictError(
                 f"job {claim_key.id} cannot be completed: another job has the same unique key"
@@ -126,7 +128,7 @@ def encode_json_object(members: Mapping[str, str]) -> str:
     return "{" + ",".join(texts) + "}"
 
 
-def _make_locked_error(claim_key: ClaimKey) -> TransactionError:
+def _make_row_locked_error(claim_key: ClaimKey) -> TransactionError:
     return TransactionError(
         f"the row of job {claim_key.id} is locked by another transaction, perhaps the job's own: "
         "after job.checkpoint(tx) or job.complete_tx(tx), end the transaction before a step with "
@@ -134,7 +136,7 @@ def _make_locked_error(claim_key: ClaimKey) -> TransactionError:
     )
 
 
-def _make_lost_error(claim_key: ClaimKey) -> AttemptLostError:
+def _make_attempt_lost_error(claim_key: ClaimKey) -> AttemptLostError:
     return AttemptLostError(
         f"attempt {claim_key.attempt} of job {claim_key.id} has ended in the database: the job was "
         "completed already, rescued, changed or deleted. Nothing was written: end the job, and "

@@ -47,7 +47,7 @@ class BlockingJobRunner:
     def __init__(
         self,
         child_processes: ChildProcessPool,
-        running: RunningAttempts,
+        running_attempts: RunningAttempts,
         max_processes: int | None,
         cancel_grace_period: float,
     ) -> None:
@@ -55,7 +55,7 @@ class BlockingJobRunner:
         `cancel_grace_period`: a cancelled job that runs in a process and uses `job.cancelled` gets
         this number of seconds to end. Then its process is killed."""
         self._child_processes = child_processes
-        self._running = running
+        self._running_attempts = running_attempts
         self._idle_timer: asyncio.TimerHandle | None = None
         """The timer that ends processes that have been idle for long."""
         self._process_slots = asyncio.Semaphore(max_processes or count_usable_cores())
@@ -86,7 +86,7 @@ class BlockingJobRunner:
         A cancellation kills the process: at once, or after `cancel_grace_period` if the code uses
         `job.cancelled`. If the function ends before that, its result is used.
         """
-        self._running.pause_timeout(attempt)  # until the function is called
+        self._running_attempts.pause_timeout(attempt)  # until the function is called
         await self._process_slots.acquire()
         try:
             return await self._run_in_child(function, attempt)
@@ -100,11 +100,11 @@ class BlockingJobRunner:
         job = JobInChild(attempt.id, attempt.kind, pack_job(function, attempt), lambda: None)
         child = self._child_processes.assign_child(claim_key)
         loop = asyncio.get_running_loop()
-        start_timer = loop.call_later(PROCESS_START_TIMEOUT, child.kill_late_start)
+        start_timer = loop.call_later(PROCESS_START_TIMEOUT, child.kill_after_start_timeout)
 
         def start_timeout() -> None:
             start_timer.cancel()
-            self._running.restart_timeout(attempt)
+            self._running_attempts.restart_timeout(attempt)
 
         job.on_start = lambda: _call_in_loop(loop, start_timeout)
         future = self._submit_to_thread(child.run_job, job)
@@ -141,7 +141,7 @@ class BlockingJobRunner:
         if self._child_processes.has_idle_children:
             self._end_idle_children_later()
 
-    async def check_functions(self, units: Sequence[RegisteredWorker]) -> None:
+    async def check_process_functions(self, workers: Sequence[RegisteredWorker]) -> None:
         """Check that a process can find the functions of jobs by their names.
 
         If processes import the main module, as after the start of a script, import it and the
@@ -150,12 +150,12 @@ class BlockingJobRunner:
         Raises:
             ConfigError: a function is not found, or the main module cannot be imported.
         """
-        packed = [pack_function(unit) for unit in units]
+        packed = [pack_function(unit) for unit in workers]
         if not describe_main_module():
             return
         child = self._child_processes.take_child()
         loop = asyncio.get_running_loop()
-        start_timer = loop.call_later(PROCESS_START_TIMEOUT, child.kill_late_start)
+        start_timer = loop.call_later(PROCESS_START_TIMEOUT, child.kill_after_start_timeout)
         future = self._submit_to_thread(child.check_functions, packed)
         try:
             try:
@@ -169,9 +169,9 @@ class BlockingJobRunner:
             raise ConfigError(str(error)) from None
         finally:
             start_timer.cancel()
-            self._child_processes.keep_child(child)
+            self._child_processes.keep_or_end_child(child)
             self._end_idle_children_later()
-        for unit, error in zip(units, errors, strict=True):
+        for unit, error in zip(workers, errors, strict=True):
             if error is not None:
                 raise ConfigError(
                     f"a process for jobs cannot import the function of job kind {unit.kind!r}: "

@@ -35,7 +35,7 @@ from riverpy._work.child_messages import (
     send_message,
 )
 from riverpy._work.failure import (
-    find_error,
+    find_error_of_type,
     make_storable_error_text,
     make_storable_trace,
 )
@@ -45,7 +45,7 @@ from riverpy.job import Job
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_LINE_BUFFERED = 1
+_C_LINE_BUFFERING = 1
 """C's constant _IOLBF on Linux."""
 
 
@@ -89,9 +89,11 @@ class _WorkerConnection:
         """The messages for the main thread."""
         self._pipe_to_worker.write(token.encode())
         self.send(CHILD_STARTED, str(self._pid).encode())
-        threading.Thread(target=self._read, name="riverpy worker watch", daemon=True).start()
+        threading.Thread(
+            target=self._read_messages, name="riverpy worker watch", daemon=True
+        ).start()
 
-    def _read(self) -> None:
+    def _read_messages(self) -> None:
         while True:
             try:
                 kind, content = receive_message(self._pipe_from_worker)
@@ -143,14 +145,14 @@ class _WorkerConnection:
             os._exit(0)
         with self._send_lock:
             self._running_job = None
-        self._end_output()
+        self._write_end_of_output()
         self.send(JOB_ENDED, result)
 
-    def _end_output(self) -> None:
+    def _write_end_of_output(self) -> None:
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):  # the job may have closed or replaced the stream
                 stream.flush()
-        self._repair_output()
+        self._reopen_closed_output()
         data = self._end_of_output
         while data:
             try:
@@ -158,7 +160,7 @@ class _WorkerConnection:
             except BlockingIOError:  # a program of the job made the pipe non-blocking
                 select.select([], [self._output], [], 1.0)
 
-    def _repair_output(self) -> None:
+    def _reopen_closed_output(self) -> None:
         """Open stdout and stderr again if the job has closed them, for the next job."""
         for number, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(self._output, number)
@@ -173,7 +175,7 @@ def run_jobs(*, main_module: dict[str, str], token: str, owns_process_group: boo
     """Run jobs until the worker ends."""
     worker = _WorkerConnection(token, owns_process_group=owns_process_group)
     faulthandler.enable()  # after a crash in C code, the places of the threads are in the output
-    _buffer_lines_of_c_code()
+    _line_buffer_c_output()
     refusal = _import_main_module(main_module)
     if refusal is None:
         worker.send(CHILD_READY)
@@ -182,7 +184,7 @@ def run_jobs(*, main_module: dict[str, str], token: str, owns_process_group: boo
     while True:
         kind, content = worker.requests.get()
         if kind == CHECK_FUNCTIONS:
-            errors = [_check_function(one) for one in pickle.loads(content)]  # noqa: S301
+            errors = [_find_import_error(one) for one in pickle.loads(content)]  # noqa: S301
             worker.send(FUNCTIONS_CHECKED, pickle.dumps(errors))
         else:
             _run_job(content, worker)
@@ -200,7 +202,7 @@ def _move_stdio_pipes() -> tuple[IO[bytes], IO[bytes], int]:
     return from_worker, to_worker, os.dup(2)
 
 
-def _buffer_lines_of_c_code() -> None:
+def _line_buffer_c_output() -> None:
     """Let C code write each line at once. To a pipe, C code writes only when a buffer is full."""
     if sys.platform == "linux":
         import ctypes
@@ -208,7 +210,7 @@ def _buffer_lines_of_c_code() -> None:
         with suppress(ValueError, OSError, AttributeError):
             library = ctypes.CDLL(None)
             stdout = ctypes.c_void_p.in_dll(library, "stdout")
-            library.setvbuf(stdout, None, _LINE_BUFFERED, 0)
+            library.setvbuf(stdout, None, _C_LINE_BUFFERING, 0)
 
 
 def _import_main_module(main_module: dict[str, str]) -> str | None:
@@ -218,7 +220,7 @@ def _import_main_module(main_module: dict[str, str]) -> str | None:
         with importing_main_module():
             prepare(main_module)
     except BaseException as error:
-        if find_error(error, MainGuardMissingError) is not None:
+        if find_error_of_type(error, MainGuardMissingError) is not None:
             reason = "it would start the client again"
         else:
             text = make_storable_error_text(error)
@@ -230,7 +232,7 @@ def _import_main_module(main_module: dict[str, str]) -> str | None:
     return None
 
 
-def _check_function(packed_function: bytes) -> str | None:
+def _find_import_error(packed_function: bytes) -> str | None:
     """Return why this process cannot import a function, or None."""
     try:
         pickle.loads(packed_function)  # noqa: S301 (our own worker's)

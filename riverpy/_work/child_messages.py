@@ -28,12 +28,12 @@ JOB_ENDED = b"F"
 """From the child: the type name of the returned value and the raised error, pickled."""
 FUNCTIONS_CHECKED = b"L"
 """From the child: for each checked function the text of its error, or None, pickled."""
-_LENGTH_FORMAT = struct.Struct("!Q")
+_MESSAGE_LENGTH_FORMAT = struct.Struct("!Q")
 
 
 def send_message(pipe: IO[bytes], kind: bytes, content: bytes = b"") -> None:
     """Send a message. `kind` is one of the constants of this module."""
-    pipe.write(_LENGTH_FORMAT.pack(len(content)) + kind + content)
+    pipe.write(_MESSAGE_LENGTH_FORMAT.pack(len(content)) + kind + content)
     pipe.flush()
 
 
@@ -43,7 +43,7 @@ def receive_message(pipe: IO[bytes]) -> tuple[bytes, bytes]:
     Raises:
         EOFError: the other side has ended.
     """
-    (length,) = _LENGTH_FORMAT.unpack(_read_bytes(pipe, _LENGTH_FORMAT.size))
+    (length,) = _MESSAGE_LENGTH_FORMAT.unpack(_read_bytes(pipe, _MESSAGE_LENGTH_FORMAT.size))
     return _read_bytes(pipe, 1), _read_bytes(pipe, length)
 
 

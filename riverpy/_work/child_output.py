@@ -40,25 +40,27 @@ class JobOutputLog:
         """`end_of_job` is the random text of the line that the child writes after each job."""
         self._pipe, self._end_of_job = pipe, end_of_job
         self._log = get_logger()
-        self._jobs: deque[tuple[int, str]] = deque()
+        self._next_jobs: deque[tuple[int, str]] = deque()
         """The id and the kind of the running job, after those of ended jobs whose output may still
         be in the pipe."""
-        self._job: tuple[int | None, str | None] = (None, None)
+        self._job_of_last_line: tuple[int | None, str | None] = (None, None)
         """The id and the kind of the job that wrote the last line."""
-        self._line = bytearray()
+        self._partial_line = bytearray()
         """The beginning of a line that is not complete."""
         self._is_line_cut = False
-        self._allowed_lines = float(LINE_BURST_MAX)
-        self._allowed_since = time.monotonic()
-        self._dropped_lines = 0
-        self._next_drop_event_at = 0.0
+        self._line_allowance = float(LINE_BURST_MAX)
+        self._allowance_updated_at = time.monotonic()
+        self._dropped_line_count = 0
+        self._next_dropped_lines_log_at = 0.0
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._read, name="riverpy job output", daemon=True)
-        self._thread.start()
+        self._reader_thread = threading.Thread(
+            target=self._read_pipe, name="riverpy job output", daemon=True
+        )
+        self._reader_thread.start()
 
     def add_job(self, job_id: int, kind: str) -> None:
         """Log the next lines with this job, when the lines of the job before it have been read."""
-        self._jobs.append((job_id, kind))
+        self._next_jobs.append((job_id, kind))
 
     def add_early_output(self, data: bytes) -> None:
         """Log what Python wrote to the pipe of the messages before the child used it."""
@@ -68,9 +70,9 @@ class JobOutputLog:
 
     def close(self, timeout: float) -> None:
         """Wait at most `timeout` seconds until all output of an ended process is logged."""
-        self._thread.join(timeout)
+        self._reader_thread.join(timeout)
 
-    def _read(self) -> None:
+    def _read_pipe(self) -> None:
         while True:
             try:
                 data = os.read(self._pipe.fileno(), _READ_SIZE)
@@ -81,30 +83,30 @@ class JobOutputLog:
             with self._lock:
                 self._add_data(data)
         with self._lock:
-            if self._line:
+            if self._partial_line:
                 self._end_line()
             self._log_dropped_lines()
         self._pipe.close()
 
     def _add_data(self, data: bytes) -> None:
         first, *others = data.split(b"\n")
-        self._add_part(first)
+        self._add_line_part(first)
         for part in others:
             self._end_line()
-            self._add_part(part)
+            self._add_line_part(part)
 
-    def _add_part(self, part: bytes) -> None:
+    def _add_line_part(self, part: bytes) -> None:
         """Add to the current line. Of a long line only its beginning and its end are kept; the end
         may be the line that ends a job."""
-        self._line += part
-        excess = len(self._line) - LINE_SIZE_MAX - len(self._end_of_job)
+        self._partial_line += part
+        excess = len(self._partial_line) - LINE_SIZE_MAX - len(self._end_of_job)
         if excess > 0:
-            del self._line[LINE_SIZE_MAX : LINE_SIZE_MAX + excess]
+            del self._partial_line[LINE_SIZE_MAX : LINE_SIZE_MAX + excess]
             self._is_line_cut = True
 
     def _end_line(self) -> None:
-        line = bytes(self._line)
-        self._line.clear()
+        line = bytes(self._partial_line)
+        self._partial_line.clear()
         is_end_of_job = line.endswith(self._end_of_job)
         if is_end_of_job:
             line = line.removesuffix(self._end_of_job)
@@ -113,30 +115,30 @@ class JobOutputLog:
         self._is_line_cut = False
         if is_end_of_job:
             self._log_dropped_lines()
-            if self._jobs:
-                self._job = self._jobs.popleft()
+            if self._next_jobs:
+                self._job_of_last_line = self._next_jobs.popleft()
 
-    def _current_job(self) -> dict[str, int | str | None]:
-        job_id, kind = self._jobs[0] if self._jobs else self._job
+    def _describe_current_job(self) -> dict[str, int | str | None]:
+        job_id, kind = self._next_jobs[0] if self._next_jobs else self._job_of_last_line
         return {"kind": kind, "job_id": job_id}
 
     def _log_line(self, line: bytes) -> None:
         now = time.monotonic()
-        allowed = self._allowed_lines + (now - self._allowed_since) * LINES_PER_SECOND_MAX
-        self._allowed_lines, self._allowed_since = min(allowed, LINE_BURST_MAX), now
-        if self._allowed_lines < 1:
-            self._dropped_lines += 1
+        allowed = self._line_allowance + (now - self._allowance_updated_at) * LINES_PER_SECOND_MAX
+        self._line_allowance, self._allowance_updated_at = min(allowed, LINE_BURST_MAX), now
+        if self._line_allowance < 1:
+            self._dropped_line_count += 1
             return
-        self._allowed_lines -= 1
-        if now > self._next_drop_event_at:
+        self._line_allowance -= 1
+        if now > self._next_dropped_lines_log_at:
             self._log_dropped_lines()
         text = line[:LINE_SIZE_MAX].decode("utf-8", "backslashreplace").rstrip("\r")
         text = text.translate(_CONTROL_CHARACTER_ESCAPES)
         is_cut = {"is_cut": True} if self._is_line_cut or len(line) > LINE_SIZE_MAX else {}
-        self._log.info(JOB_WROTE_OUTPUT, **self._current_job(), line=text, **is_cut)
+        self._log.info(JOB_WROTE_OUTPUT, **self._describe_current_job(), line=text, **is_cut)
 
     def _log_dropped_lines(self) -> None:
-        if self._dropped_lines:
-            count, self._dropped_lines = self._dropped_lines, 0
-            self._next_drop_event_at = time.monotonic() + DROPPED_LINES_LOG_INTERVAL
-            self._log.warning(JOB_OUTPUT_DROPPED, **self._current_job(), lines=count)
+        if self._dropped_line_count:
+            count, self._dropped_line_count = self._dropped_line_count, 0
+            self._next_dropped_lines_log_at = time.monotonic() + DROPPED_LINES_LOG_INTERVAL
+            self._log.warning(JOB_OUTPUT_DROPPED, **self._describe_current_job(), lines=count)

@@ -58,11 +58,11 @@ IDLE_CHILD_TIMEOUT = 300.0
 """Seconds that an idle child process is kept for the next job."""
 CHILD_EXIT_TIMEOUT = 0.4
 """Seconds to wait for the end of killed child processes."""
-GUARD_EXIT_TIMEOUT = 1.0
+GUARD_PROCESS_EXIT_TIMEOUT = 1.0
 """Seconds from the end of the process that runs jobs to the end of its guard."""
 CHILD_EXIT_POLL_INTERVAL = 0.005
 """Seconds between two checks whether a killed child has ended."""
-_START_SCRIPT = Path(__file__).with_name("child_start.py")
+_CHILD_START_SCRIPT = Path(__file__).with_name("child_start.py")
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class JobInChild:
 
     id: int
     kind: str
-    packed: bytes
+    packed_job: bytes
     """The function, the row and the args, pickled."""
     on_start: Callable[[], None]
     """Called in the thread of `run_job` when the function is about to be called."""
@@ -84,7 +84,7 @@ class ChildProcess:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(  # noqa: S603 (our own interpreter)
-            [get_executable(), "-P", "-u", str(_START_SCRIPT), str(os.getpid())],
+            [get_executable(), "-P", "-u", str(_CHILD_START_SCRIPT), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -99,13 +99,13 @@ class ChildProcess:
         with suppress(OSError):  # the child has ended: `run_job` reports it
             self._pipe_to_child.write(json.dumps(setup).encode() + b"\n")
             self._pipe_to_child.flush()
-        self._output = JobOutputLog(output, self._token.encode())
-        self._process_group: int | None = None
+        self._output_log = JobOutputLog(output, self._token.encode())
+        self._process_group_id: int | None = None
         """The process id of the process that runs jobs, which is also the id of its process group.
         None: it is not known yet. The guard is in another group, so that it can report how the
         process ended."""
         self._is_ready = False
-        self._refusal: str | None = None
+        self._refusal_text: str | None = None
         """Why the child cannot run jobs; None: there is no reason so far."""
         self._is_running_job = False
         self._has_started_too_late = False
@@ -122,10 +122,10 @@ class ChildProcess:
         Raises:
             ChildProcessError: the process has ended, or cannot run jobs.
         """
-        self._output.add_job(job.id, job.kind)
+        self._output_log.add_job(job.id, job.kind)
         try:
             self._wait_until_ready()
-            send_message(self._pipe_to_child, RUN_JOB, job.packed)
+            send_message(self._pipe_to_child, RUN_JOB, job.packed_job)
             while True:
                 kind, content = receive_message(self._pipe_from_child)
                 if kind == JOB_STARTED:  # the child can now receive CANCEL_JOB
@@ -160,11 +160,13 @@ class ChildProcess:
         if self._is_ready:
             return
         # Before the token there may be output of code that Python runs at its start.
-        self._output.add_early_output(read_until_token(self._pipe_from_child, self._token.encode()))
-        self._process_group = int(receive_message(self._pipe_from_child)[1])
+        self._output_log.add_early_output(
+            read_until_token(self._pipe_from_child, self._token.encode())
+        )
+        self._process_group_id = int(receive_message(self._pipe_from_child)[1])
         kind, content = receive_message(self._pipe_from_child)
         if kind == CHILD_REFUSED:
-            self._refusal = content.decode()
+            self._refusal_text = content.decode()
             raise EOFError
         self._is_ready = True
 
@@ -174,11 +176,11 @@ class ChildProcess:
             with suppress(subprocess.TimeoutExpired):
                 # The guard ends in the same way as the process that ran jobs. But code that closes
                 # all files runs on without its pipe.
-                self._process.wait(GUARD_EXIT_TIMEOUT)
+                self._process.wait(GUARD_PROCESS_EXIT_TIMEOUT)
         self._kill_process_group()
         exit_code = self._process.wait()
-        if self._refusal is not None:
-            return ChildProcessError(self._refusal)
+        if self._refusal_text is not None:
+            return ChildProcessError(self._refusal_text)
         if self._has_started_too_late:
             return ChildProcessError(
                 f"the process of the job was not ready after {PROCESS_START_TIMEOUT:g} s: put code "
@@ -203,18 +205,18 @@ class ChildProcess:
         self.is_job_cancelled = True
         self._kill_process_group()
 
-    def kill_late_start(self) -> None:
+    def kill_after_start_timeout(self) -> None:
         """Kill the process, because it was not ready in time."""
         self._has_started_too_late = True
         self._kill_process_group()
 
     def _kill_process_group(self) -> None:
         # After the exit code was read, another process may have the same process id.
-        if sys.platform == "win32" or self._process_group is None:
+        if sys.platform == "win32" or self._process_group_id is None:
             self._process.kill()
         elif self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process_group, signal.SIGKILL)
+                os.killpg(self._process_group_id, signal.SIGKILL)
 
     def kill_and_wait(self, timeout: float) -> None:
         """Kill an idle process, and wait at most `timeout` seconds for its end and its output."""
@@ -225,7 +227,7 @@ class ChildProcess:
         give_up_at = time.monotonic() + timeout
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
-        self._output.close(max(give_up_at - time.monotonic(), 0.0))
+        self._output_log.close(max(give_up_at - time.monotonic(), 0.0))
 
     @property
     def has_exited(self) -> bool:
@@ -246,7 +248,7 @@ class ChildProcessPool:
         return child
 
     def take_child(self) -> ChildProcess:
-        """Return an idle or a new child, which the caller ends or gives to `keep_child`."""
+        """Return an idle or a new child, which the caller ends or gives to `keep_or_end_child`."""
         self.end_old_children()
         return self._idle_children.pop() if self._idle_children else ChildProcess()
 
@@ -267,9 +269,9 @@ class ChildProcessPool:
     def release_child(self, claim_key: ClaimKey) -> None:
         """Keep the child of an ended attempt for the next job. A child whose job was cancelled is
         ended."""
-        self.keep_child(self._busy_children.pop(claim_key))
+        self.keep_or_end_child(self._busy_children.pop(claim_key))
 
-    def keep_child(self, child: ChildProcess) -> None:
+    def keep_or_end_child(self, child: ChildProcess) -> None:
         """Keep a child for the next job, or end it if its job was cancelled."""
         if child.is_job_cancelled or child.has_exited:
             child.kill_and_wait(CHILD_EXIT_TIMEOUT)
@@ -323,7 +325,7 @@ def _describe_exit(exit_code: int) -> str:
     return f"the process of the job was killed by signal {name}{cause}"
 
 
-def pack_function(unit: RegisteredWorker) -> bytes:
+def pack_function(worker: RegisteredWorker) -> bytes:
     """Return the function and the args class of a work unit, pickled.
 
     Raises:
@@ -331,11 +333,11 @@ def pack_function(unit: RegisteredWorker) -> bytes:
     """
     try:
         return pickle.dumps(
-            (unit.work, unit.args_type if isinstance(unit.args_type, type) else None)
+            (worker.work, worker.args_type if isinstance(worker.args_type, type) else None)
         )
     except Exception as error:
         raise ConfigError(
-            f"job kind {unit.kind!r} cannot run in a process, because the process must find its "
+            f"job kind {worker.kind!r} cannot run in a process, because the process must find its "
             f"function and its args class by their names: {error}. If another decorator replaces "
             "the function, put @workers.blocking_job above it"
         ) from None

@@ -33,7 +33,7 @@ def main() -> None:
     """Read the setup from stdin, one line of JSON, and run jobs."""
     is_session_leader = sys.platform != "win32" and os.getsid(0) == os.getpid()
     if sys.platform == "linux" and is_session_leader:
-        _start_guard(int(sys.argv[1]))
+        _fork_guard_process(int(sys.argv[1]))
     with os.fdopen(0, "rb", buffering=0, closefd=False) as pipe:
         setup = json.loads(pipe.readline())
     sys.path[:] = setup["path"]
@@ -46,7 +46,7 @@ def main() -> None:
     )
 
 
-def _start_guard(worker_pid: int) -> None:
+def _fork_guard_process(worker_pid: int) -> None:
     """Fork. Returns in the new process, which runs jobs. This process becomes its guard."""
     import ctypes
 
@@ -57,14 +57,14 @@ def _start_guard(worker_pid: int) -> None:
             os.setpgid(job_process, job_process)
         # If prctl fails, the closed pipe shows the end of the worker.
         prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
-        _guard(worker_pid, job_process)
+        _run_guard(worker_pid, job_process)
     os.setpgid(0, 0)  # the guard is not in the group that it kills
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != guard_pid:  # the guard ended before the call of prctl
         os._exit(1)
 
 
-def _guard(worker_pid: int, job_process: int) -> NoReturn:
+def _run_guard(worker_pid: int, job_process: int) -> NoReturn:
     """Wait for the end of the worker or of the process that runs jobs."""
     import select
 
@@ -73,7 +73,7 @@ def _guard(worker_pid: int, job_process: int) -> NoReturn:
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGUSR1):
-        signal.signal(number, _wake)
+        signal.signal(number, _ignore_wakeup_signal)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
@@ -86,29 +86,31 @@ def _guard(worker_pid: int, job_process: int) -> NoReturn:
     poll.register(signals, select.POLLIN)
     while True:
         if os.waitid(os.P_PID, job_process, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            _kill_group(job_process)  # first, because later another process may have this id
+            _kill_process_group(
+                job_process
+            )  # first, because later another process may have this id
             _, status = os.waitpid(job_process, 0)
-            _exit_like(os.waitstatus_to_exitcode(status))
+            _exit_with_code_or_signal(os.waitstatus_to_exitcode(status))
         if os.getppid() != worker_pid:
-            _kill_group(job_process)
+            _kill_process_group(job_process)
             os._exit(1)
         for descriptor, _ in poll.poll():
             if descriptor == 0:
-                _kill_group(job_process)
+                _kill_process_group(job_process)
                 os._exit(1)
             os.read(signals, 512)
 
 
-def _kill_group(job_process: int) -> None:
+def _kill_process_group(job_process: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(job_process, signal.SIGKILL)
 
 
-def _wake(_number: int, _frame: FrameType | None) -> None:
+def _ignore_wakeup_signal(_number: int, _frame: FrameType | None) -> None:
     """Handle a signal whose only effect is that it wakes `poll`."""
 
 
-def _exit_like(exit_code: int) -> NoReturn:
+def _exit_with_code_or_signal(exit_code: int) -> NoReturn:
     """End this process with this exit code; a negative exit code is the number of a signal."""
     if exit_code < 0:
         import resource

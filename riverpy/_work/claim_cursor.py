@@ -35,7 +35,7 @@ claimed within this time."""
 INSERT_COMMIT_DELAY_MAX = 1.0
 """Seconds. The cursor may skip a job that is committed more than this time after its
 `scheduled_at`."""
-PRIORITIES = range(1, 5)
+JOB_PRIORITIES = range(1, 5)
 _get_claim_order_key = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
 
@@ -55,7 +55,7 @@ class QueueRange(NamedTuple):
     last_priority: int
 
 
-WHOLE_QUEUE = QueueRange(QueuePosition(0, -(2**63), 0), PRIORITIES[-1])
+WHOLE_QUEUE = QueueRange(QueuePosition(0, -(2**63), 0), JOB_PRIORITIES[-1])
 
 
 class ClaimCursor:
@@ -86,7 +86,7 @@ class ClaimCursor:
                 self._position_by_priority.get(priority, QueuePosition(priority, -(2**63), 0)),
                 priority,
             )
-            for priority in PRIORITIES
+            for priority in JOB_PRIORITIES
         ]
         return [*parts, WHOLE_QUEUE] if now >= self._next_whole_queue_claim_at else parts
 
@@ -115,7 +115,7 @@ class ClaimCursor:
         claimed_rows: Sequence[Any],
         *,
         is_limit_reached: bool,
-        seen_until: int,
+        server_time: int,
         duration: float,
         now: float,
     ) -> None:
@@ -126,7 +126,7 @@ class ClaimCursor:
             claimed_rows: the claimed rows, in any order.
             is_limit_reached: whether the claim returned as many rows as requested. If so, the queue
                 may hold more jobs.
-            seen_until: the server's time before the claim, in microseconds since 2000. The claim
+            server_time: the server's time before the claim, in microseconds since 2000. The claim
                 saw the jobs up to this time.
             duration: the duration of the claim, in seconds.
             now: the end of the claim, in monotonic seconds.
@@ -137,14 +137,14 @@ class ClaimCursor:
         )
         self._next_whole_queue_claim_at, self._is_whole_queue_claim_overdue = now + pause, False
         last = max(map(_get_claim_order_key, claimed_rows)) if is_limit_reached else None
-        for priority in PRIORITIES:
+        for priority in JOB_PRIORITIES:
             if last is not None and last[0] <= priority:
                 self._position_by_priority.setdefault(
                     priority, QueuePosition(priority, -(2**63), 0)
                 )
             else:
                 self._position_by_priority[priority] = QueuePosition(
-                    priority, seen_until - int(INSERT_COMMIT_DELAY_MAX * 1e6), 0
+                    priority, server_time - int(INSERT_COMMIT_DELAY_MAX * 1e6), 0
                 )
         if last is not None:
             self._position_by_priority[last[0]] = QueuePosition(*last)

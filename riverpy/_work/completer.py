@@ -96,7 +96,7 @@ class Completer:
         queue is due again."""
         self._connection, self._schema = run.connections.results, run.schema
         self.set_slot_count(sum(run.client.slots_per_queue.values()))
-        self._skip_locked = run.config.pooler
+        self._should_skip_locked_rows = run.config.pooler
         """Whether each statement skips locked rows. A connection through a pooler needs this,
         because it has no `lock_timeout`."""
         self._counters, self._subscriptions = run.counters, run.client.subscriptions
@@ -114,7 +114,7 @@ class Completer:
         """The attempts whose results were logged as delayed."""
         self._queues_to_notify: set[str] = set()
         """The queues that have jobs available again, and whose clients were not notified yet."""
-        self._backoff = Backoff(STATEMENT_RETRY_DELAY_MIN, STATEMENT_RETRY_DELAY_MAX)
+        self._statement_backoff = Backoff(STATEMENT_RETRY_DELAY_MIN, STATEMENT_RETRY_DELAY_MAX)
         self._result_added, self._backlog_reduced, self._sending_ended = (
             asyncio.Event(),
             asyncio.Event(),
@@ -132,9 +132,9 @@ class Completer:
         self._limited_log = self._log.with_rate_limit()
         self.flushed = TestSignal("Completer.flushed")
 
-    def set_slot_count(self, slots: int) -> None:
+    def set_slot_count(self, slot_count: int) -> None:
         """Set the number of slots of all queues. The limit of the backlog depends on it."""
-        self._backlog_max = max(RESULT_BACKLOG_MAX, 2 * slots)
+        self._backlog_max = max(RESULT_BACKLOG_MAX, 2 * slot_count)
 
     def _make_result_sender(
         self, count_fitting_results: Callable[[list[Attempt]], int] = len
@@ -281,12 +281,12 @@ class Completer:
             await sender.send_batch()
         except DATABASE_ERRORS as error:
             self._log.debug(JOB_RESULT_BATCH_FAILED, error=describe_error(error))
-            await anyio.sleep(self._backoff.next_delay())
+            await anyio.sleep(self._statement_backoff.next_delay())
         except Exception:  # a fault in riverpy must not lose results
             self._log.exception(JOB_RESULT_BATCH_FAILED)
-            await anyio.sleep(self._backoff.next_delay())
+            await anyio.sleep(self._statement_backoff.next_delay())
         else:
-            self._backoff.reset()
+            self._statement_backoff.reset()
 
     async def _notify_queues(self) -> None:
         """Notify the clients of queues that have jobs available again.
@@ -316,9 +316,9 @@ class Completer:
         attempts.sort(key=_get_job_id)  # lock rows in the same order, to prevent deadlocks
         are_completions = attempts[0].is_completed_without_metadata
         try:
-            stored = await self._send_results(attempts, skip_locked=self._skip_locked)
+            stored = await self._send_results(attempts, skip_locked=self._should_skip_locked_rows)
         except LockNotAvailableError:
-            if self._skip_locked:
+            if self._should_skip_locked_rows:
                 raise
             stored = await self._send_results(attempts, skip_locked=True)
         except Exception as error:

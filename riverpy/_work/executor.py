@@ -28,7 +28,7 @@ from riverpy._work import outcomes
 from riverpy._work.attempt import Attempt, Outcome
 from riverpy._work.blocking import BlockingJobRunner
 from riverpy._work.child_main import get_type_name
-from riverpy._work.expiry import EXPIRED_ERROR_TEXT, is_expired
+from riverpy._work.expiry import EXPIRED_ERROR_TEXT, is_job_expired
 from riverpy._work.failure import (
     find_deciding_error,
     make_storable_error_text,
@@ -63,7 +63,7 @@ ERROR_HANDLER_TIMEOUT = 10.0
 CANCEL_GRACE_PERIOD_MAX = 2.0
 """Seconds. A cancelled job that runs in a process and uses `job.cancelled` has at most this time to
 end. Then the process is killed."""
-CANCEL_GRACE_PERIOD_SHARE = 0.3
+CANCEL_GRACE_SHARE_OF_HARD_STOP = 0.3
 """Another limit for this time: this fraction of the hard stop timeout. The shorter limit is
 used."""
 UNCLASSIFIED_ERROR_RETRY_DELAY = 60.0
@@ -88,9 +88,9 @@ class JobExecutor:
         """`may_start_jobs` returns whether the client may still work its claimed jobs. `store`
         writes into the rows of running jobs."""
         self._config, self._running_attempts, self._may_start_jobs = config, running, may_start_jobs
-        self._store = store
+        self._attempt_store = store
         hard_stop = config.hard_stop_timeout.total_seconds()
-        grace = min(CANCEL_GRACE_PERIOD_MAX, hard_stop * CANCEL_GRACE_PERIOD_SHARE)
+        grace = min(CANCEL_GRACE_PERIOD_MAX, hard_stop * CANCEL_GRACE_SHARE_OF_HARD_STOP)
         self._blocking_runner = BlockingJobRunner(children, running, config.max_processes, grace)
         self._job_context_template = contextvars.copy_context()
         """The context that is copied for each job, so that no job sees the context variables of
@@ -101,29 +101,29 @@ class JobExecutor:
         self._limited_log = self._log.with_rate_limit()
         self._kinds_with_logged_value: set[str] = set()
         """The kinds for which a log event said that returned values are ignored."""
-        self._worker_by_kind = {
-            kind: (unit, _timeout_seconds(unit.resolve_timeout(config.job_timeout)))
+        self._worker_and_timeout_by_kind = {
+            kind: (unit, _to_timeout_seconds(unit.resolve_timeout(config.job_timeout)))
             for kind in workers
             if (unit := workers.get(kind)) is not None
         }
         plugins = PluginLists(config.plugins, config.hooks, config.middleware)
-        self._stack_by_kind, self._unknown_kind_stack = self._make_stacks(plugins)
+        self._stack_by_kind, self._unknown_kind_stack = self._make_middleware_stacks(plugins)
 
-    def _make_stacks(
+    def _make_middleware_stacks(
         self, plugins: PluginLists
     ) -> tuple[dict[str, MiddlewareStack | None], MiddlewareStack | None]:
         """Return the work stack (hooks and middleware) of each kind, and the work stack of unknown
         kinds. A work stack without hooks and middleware is None. The dict is empty if all its work
         stacks would be None."""
         stacks = {
-            kind: self._make_stack(plugins, read_class_plugins(unit.args_type), unit)
-            for kind, (unit, _) in self._worker_by_kind.items()
+            kind: self._make_middleware_stack(plugins, read_class_plugins(unit.args_type), unit)
+            for kind, (unit, _) in self._worker_and_timeout_by_kind.items()
         }
-        unknown = self._make_stack(plugins, PluginLists(), None)
+        unknown = self._make_middleware_stack(plugins, PluginLists(), None)
         has_any = unknown is not None or any(stacks.values())
         return (stacks if has_any else {}), unknown
 
-    def _make_stack(
+    def _make_middleware_stack(
         self, plugins: PluginLists, kind_plugins: PluginLists, worker: RegisteredWorker | None
     ) -> MiddlewareStack | None:
         stack = MiddlewareStack(
@@ -131,32 +131,36 @@ class JobExecutor:
         )
         return None if stack.is_empty else stack
 
-    async def check_process_jobs(self) -> None:
+    async def check_process_functions(self) -> None:
         """Check that a process can run the jobs of the kinds with `executor="process"`.
 
         Raises:
             ConfigError: a process cannot start, or cannot import a function.
         """
-        workers = (worker for worker, _ in self._worker_by_kind.values())
+        workers = (worker for worker, _ in self._worker_and_timeout_by_kind.values())
         units = {id(worker): worker for worker in workers if worker.executor == "process"}
         if units:
-            await self._blocking_runner.check_functions(list(units.values()))
+            await self._blocking_runner.check_process_functions(list(units.values()))
 
     def close(self) -> None:
         """End idle threads and processes."""
         self._blocking_runner.close()
 
     def launch_attempts(
-        self, job_rows: Sequence[Any], free_slot: Callable[[], None], free_slot_count: int
+        self, job_rows: Sequence[Any], release_slot: Callable[[], None], free_slot_count: int
     ) -> list[Attempt]:
         """Make an attempt for each claimed row, and start the first `free_slot_count` attempts.
 
         Returns the attempts that did not start, in the order in which they should start.
         """
-        units, now, store = self._worker_by_kind, time.monotonic(), self._store
+        units, now, store = self._worker_and_timeout_by_kind, time.monotonic(), self._attempt_store
         attempts = [
             Attempt(
-                row, units.get(row[JobColumn.KIND], UNKNOWN_KIND_SETTINGS), free_slot, now, store
+                row,
+                units.get(row[JobColumn.KIND], UNKNOWN_KIND_SETTINGS),
+                release_slot,
+                now,
+                store,
             )
             for row in sorted(job_rows, key=_get_claim_order_key)
         ]
@@ -220,8 +224,8 @@ class JobExecutor:
             self._running_attempts.set_hard_stop_cause(attempt, error)
             await self._set_outcome_from_error(attempt, error)
         finally:
-            if attempt.steps is not None:
-                attempt.steps.close()
+            if attempt.step_runner is not None:
+                attempt.step_runner.forget_error()
             attempt.ended_at = time.monotonic()
             self._running_attempts.remove_ended_attempt(attempt)
 
@@ -244,8 +248,8 @@ class JobExecutor:
             returned = await self._blocking_runner.run_in_process(unit.work, attempt)
         if returned is not None or attempt.stop_cause is not None:
             self._log_returned_value(attempt, returned)
-        if attempt.steps is not None:
-            attempt.steps.finish(is_stopped=attempt.stop_cause is not None)
+        if attempt.step_runner is not None:
+            attempt.step_runner.check_all_steps_ended(is_stopped=attempt.stop_cause is not None)
 
     def _log_returned_value(self, attempt: Attempt, type_name: str | None) -> None:
         """Log, once for each kind, that the worker's code returned a value. Also log that the code
@@ -276,7 +280,7 @@ class JobExecutor:
             return
         check_timeout(attempt.kind, timeout)
         resolved = worker.resolve_timeout(self._config.job_timeout, timeout)
-        attempt.timeout, attempt.has_own_timeout = _timeout_seconds(resolved), True
+        attempt.timeout, attempt.has_own_timeout = _to_timeout_seconds(resolved), True
         self._running_attempts.set_deadline(attempt, attempt.timeout)
 
     async def _set_outcome_from_error(self, attempt: Attempt, error: BaseException) -> None:
@@ -288,8 +292,8 @@ class JobExecutor:
         attempt.outcome = outcomes.make_failure_outcome(
             attempt, "riverpy could not classify the error", "", UNCLASSIFIED_ERROR_RETRY_DELAY
         )
-        if attempt.steps is not None:
-            attempt.steps.record_progress()
+        if attempt.step_runner is not None:
+            attempt.step_runner.record_progress()
         try:
             attempt.outcome = self._classify_error(attempt, error)
         except BaseException:  # catch SystemExit too: it would end the event loop
@@ -364,9 +368,9 @@ def _is_attempt_expired(attempt: Attempt) -> bool:
     """Whether the job expired before this attempt started. The server's time of the start is that
     of the claim plus the time since then."""
     microseconds = int((attempt.started_at - attempt.claimed_at) * 1e6)
-    return is_expired(attempt.metadata_text, attempt.claim_key.attempted_at + microseconds)
+    return is_job_expired(attempt.metadata_text, attempt.claim_key.attempted_at + microseconds)
 
 
-def _timeout_seconds(timeout: timedelta | None) -> float:
+def _to_timeout_seconds(timeout: timedelta | None) -> float:
     """Return the seconds of a timeout; infinity: there is no timeout."""
     return math.inf if timeout is None else timeout.total_seconds()

@@ -11,10 +11,10 @@ from riverpy._timestamps import format_microseconds
 
 EXPIRED_ERROR_TEXT = "expired"
 """The reason in the error of a job that is cancelled because it has expired."""
-_TIME_PATTERN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
+_EXPIRY_TIME_PATTERN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
 
 
-def is_expired(metadata: str, server_time: int) -> bool:
+def is_job_expired(metadata: str, server_time: int) -> bool:
     """Whether a job has expired at a time of the server's clock, in microseconds since 2000.
 
     `metadata` is the job's metadata as JSON text. A time that is not written as an insert with
@@ -27,5 +27,5 @@ def is_expired(metadata: str, server_time: int) -> bool:
         expires_at = msgspec.json.decode(members[EXPIRES_AT_METADATA_KEY], type=str)
     except (msgspec.DecodeError, KeyError, RecursionError):
         return False
-    is_time = _TIME_PATTERN.fullmatch(expires_at) is not None
+    is_time = _EXPIRY_TIME_PATTERN.fullmatch(expires_at) is not None
     return is_time and expires_at <= format_microseconds(server_time)

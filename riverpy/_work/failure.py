@@ -84,7 +84,7 @@ def encode_error_entry(*, attempt: int, seconds_ago: float, error: str, trace: s
     return msgspec.json.encode(entry).decode()
 
 
-def find_error(error: BaseException, error_type: type[ErrorT]) -> ErrorT | None:
+def find_error_of_type(error: BaseException, error_type: type[ErrorT]) -> ErrorT | None:
     """Return `error` if it is of the wanted type. If it is an exception group, return the first
     exception of this type in it."""
     return next(
@@ -104,7 +104,7 @@ def find_deciding_error(error: BaseException) -> BaseException:
     CancelledError if all are cancellations, otherwise the group itself.
     """
     for wanted in (JobSnooze, JobCancel):
-        if (found := find_error(error, wanted)) is not None:
+        if (found := find_error_of_type(error, wanted)) is not None:
             return found
     return next(flatten_exception_group(error)) if is_cancellation(error) else error
 

@@ -65,9 +65,9 @@ class ElectionManager:
         return self._domain_election.election.lease is not None
 
     @property
-    def engine(self) -> LeaseEngine:
+    def lease_engine(self) -> LeaseEngine:
         """The engine that renews the lease of the client's domain."""
-        return self._domain_election.engine
+        return self._domain_election.lease_engine
 
     @property
     def elections(self) -> Sequence[Election]:
@@ -80,14 +80,14 @@ class ElectionManager:
         if len(self.maintenance_elections) == 1:  # only one election: the domain is `default`
             return {
                 "river_leadership": lambda payload: handle_leadership_notification(
-                    self.engine, payload
+                    self.lease_engine, payload
                 )
             }
         return {LEASE_TOPIC: self._receive_lease_notification}
 
     def _receive_lease_notification(self, payload: str) -> None:
         for setup in self.maintenance_elections:
-            setup.engine.handle_notification(payload)
+            setup.lease_engine.handle_notification(payload)
 
     @property
     def skipped_rows(self) -> list[SkippedRowReport]:
@@ -99,7 +99,7 @@ class ElectionManager:
         """Check all leases, and read again which domains own which queues, because notifications
         may have been lost."""
         for setup in self.maintenance_elections:
-            setup.engine.wake_all_callers()
+            setup.lease_engine.wake_all_callers()
             setup.forget_queue_owners()
 
     def handle_queue_owner_change(self) -> None:
@@ -130,15 +130,15 @@ class MaintenanceElection:
         self._run, self._timer, self._domain = run, timer, domain
         self._domain_queues: DomainQueueReader | None = None
         self._services: Sequence[MaintenanceService] = ()
-        lease_name, self._store = _lease_name_and_store(run, domain)
-        self.engine = LeaseEngine(
+        lease_name, self._store = _make_lease_name_and_store(run, domain)
+        self.lease_engine = LeaseEngine(
             self._store,
             holder=run.client.id,
             timing=LeaseTiming.from_config(run.config),
             timer=timer,
         )
         self.election = Election(
-            self.engine,
+            self.lease_engine,
             lease_name,
             self._run_leader_term,
             domain=domain,
@@ -159,7 +159,7 @@ class MaintenanceElection:
         lease, has_foreign_leader = context.fence.lease, self._store.has_non_riverpy_leader
 
         def resign_lease(reason: str) -> None:
-            self.engine.resign(lease, reason, pause=self.engine.timing.attempt_interval)
+            self.lease_engine.resign(lease, reason, pause=self.lease_engine.timing.attempt_interval)
 
         return [
             DefaultDomainLeaderCheck(context, resign_lease, has_foreign_leader=has_foreign_leader),
@@ -188,14 +188,14 @@ class MaintenanceElection:
     async def _run_leader_term(self, lease: Lease, scope: StopScope) -> None:
         runner = TermServicesRunner(
             lease,
-            self._make_term,
+            self._make_term_services,
             timer=self._timer,
             on_services_started=self.election.forget_failed_terms,
             resign=lambda: self.election.resign_after_failure(lease),
         )
         await runner.run(scope)
 
-    def _make_term(self, lease: Lease) -> tuple[TermContext, Sequence[MaintenanceService]]:
+    def _make_term_services(self, lease: Lease) -> tuple[TermContext, Sequence[MaintenanceService]]:
         run, connection = self._run, self._make_shared_connection("maintenance")
         self._domain_queues = DomainQueueReader(
             connection,
@@ -225,13 +225,13 @@ class MaintenanceElection:
         return DedicatedConnection(
             name,
             lambda: run.connections.connector.connect_for_maintenance(f"riverpy {name}"),
-            run.connections.outage,
+            run.connections.outage_tracker,
             trace_internal=run.config.trace_internal,
             lock_wait_timeout=SHARED_CONNECTION_WAIT_MAX,
         )
 
 
-def _lease_name_and_store(run: RunContext, domain: str) -> tuple[str, LeaseStore]:
+def _make_lease_name_and_store(run: RunContext, domain: str) -> tuple[str, LeaseStore]:
     """Return the name and the store of the lease of a leader domain, or of the schema lease."""
     connection, schema = run.connections.reserved, run.schema
     if domain == DEFAULT_DOMAIN:

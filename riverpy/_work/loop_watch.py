@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LOOP_CHECK_INTERVAL = 0.5
 """Seconds between two timestamps that the event loop records, and between two checks of the
 thread."""
-BLOCKED_THRESHOLD = 1.0
+LOOP_BLOCKED_THRESHOLD = 1.0
 """Seconds. If a timestamp is late by more than this, the event loop counts as blocked."""
 LOGGED_CODE_POSITIONS_MAX = 4
 """The maximum number of code positions in a log event, starting with the innermost."""
@@ -53,7 +53,7 @@ class LoopWatch:
         """`running` are the jobs that may block the event loop. `record_lag` is called at each
         timestamp, with the delay of the timestamp in seconds."""
         self._running_attempts, self._record_lag = running, record_lag
-        self._loop_timestamp = 0.0
+        self._last_loop_timestamp = 0.0
         """The last timestamp that the event loop recorded, in monotonic seconds."""
         self._last_warning_timestamp = 0.0
         """The value of `_loop_timestamp` when a blocked event loop was last logged."""
@@ -62,7 +62,7 @@ class LoopWatch:
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Watch until stopped."""
-        self._loop_timestamp = time.monotonic()
+        self._last_loop_timestamp = time.monotonic()
         ended = threading.Event()
         loop, thread_id = asyncio.get_running_loop(), threading.get_ident()
         threading.Thread(
@@ -83,10 +83,10 @@ class LoopWatch:
         """Record a timestamp in the event loop. If the event loop was blocked, log for how long.
         The thread cannot log this, because the thread may have been blocked too."""
         now = time.monotonic()
-        blocked = now - self._loop_timestamp - LOOP_CHECK_INTERVAL
-        self._loop_timestamp = now
+        blocked = now - self._last_loop_timestamp - LOOP_CHECK_INTERVAL
+        self._last_loop_timestamp = now
         self._record_lag(max(blocked, 0.0))
-        if blocked > BLOCKED_THRESHOLD:
+        if blocked > LOOP_BLOCKED_THRESHOLD:
             self._log.warning(
                 EVENT_LOOP_RESUMED, seconds=round(blocked, 3), **self._blocking_job_fields
             )
@@ -106,14 +106,16 @@ class LoopWatch:
             waited, used_time = now - checked_at, use - used
             checked_at, used = now, use
             was_suspended = (
-                waited > LOOP_CHECK_INTERVAL + BLOCKED_THRESHOLD and used_time < waited / 2
+                waited > LOOP_CHECK_INTERVAL + LOOP_BLOCKED_THRESHOLD and used_time < waited / 2
             )
-            timestamp = self._loop_timestamp
+            timestamp = self._last_loop_timestamp
             blocked = now - timestamp - LOOP_CHECK_INTERVAL
             is_logged = timestamp == self._last_warning_timestamp
-            if blocked > BLOCKED_THRESHOLD and not was_suspended and not is_logged:
+            if blocked > LOOP_BLOCKED_THRESHOLD and not was_suspended and not is_logged:
                 blocking_job = self._describe_blocking_job(loop, thread_id)
-                if timestamp != self._loop_timestamp:  # the loop runs again: the job may differ
+                if (
+                    timestamp != self._last_loop_timestamp
+                ):  # the loop runs again: the job may differ
                     continue
                 self._last_warning_timestamp, self._blocking_job_fields = timestamp, blocking_job
                 self._log.warning(

@@ -23,7 +23,7 @@ REMOTE_CANCEL_ERROR_TEXT = "job cancelled remotely"
 SNOOZE_COUNT_METADATA_KEY = "snoozes"
 """The metadata key of the number of snoozes, as in River."""
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
-_NUMBER_PATTERN = re.compile(r"[+-]?(?:\d++\.?\d*+|\.\d++)(?:[eE][+-]?\d++)?", re.ASCII)
+_SNOOZE_COUNT_PATTERN = re.compile(r"[+-]?(?:\d++\.?\d*+|\.\d++)(?:[eE][+-]?\d++)?", re.ASCII)
 _EXACT_INTEGER_LENGTH_MAX = 25
 """The maximum number of characters of an integer that is read exactly. A 64-bit integer has at most
 19 digits."""
@@ -121,7 +121,7 @@ def _read_snooze_count(text: str) -> int:
     if text == "true":
         return 1
     text = text.strip('"')
-    if not _NUMBER_PATTERN.fullmatch(text):
+    if not _SNOOZE_COUNT_PATTERN.fullmatch(text):
         return 0
     is_exact = len(text) <= _EXACT_INTEGER_LENGTH_MAX and text.lstrip("+-").isdigit()
     number = int(text) if is_exact else float(text)

@@ -128,10 +128,10 @@ class Producer:
         notification."""
         self._ids_cancelled_during_claim: set[int] | None = None
         """The ids of the jobs that were cancelled during the running claim; None: no claim runs."""
-        self._follow_up_times: list[float] = []
-        self._due_times: list[float] = []
+        self._follow_up_claim_times: list[float] = []
+        self._due_job_times: list[float] = []
         self._log = get_logger(queue=queue)
-        self.unclaimable = UnclaimableJobs(self._claim_size_limit, CLAIM_TIMEOUT, self._log)
+        self.unclaimable_jobs = UnclaimableJobs(self._claim_size_limit, CLAIM_TIMEOUT, self._log)
         self._claiming_job_id: int | None = None
         """The id of the job of the running claim; None: the claim is for several jobs, or the id
         was not read yet."""
@@ -145,19 +145,19 @@ class Producer:
         return not self._resumed.is_set()
 
     @property
-    def running_count(self) -> int:
+    def running_job_count(self) -> int:
         """The number of slots in which a job runs."""
         return self._slot_count - self._free_slot_count
 
-    def resize(self, slots: int) -> None:
+    def set_slot_count(self, slot_count: int) -> None:
         """Change the number of slots. With fewer slots than running jobs, the producer claims again
         when enough jobs have ended."""
-        self._free_slot_count += slots - self._slot_count
-        self._slot_count = slots
-        self._claim_size_limit = max(CLAIM_SIZE_LIMIT_MIN, slots // 2)
-        self.unclaimable.set_claim_size_limit(self._claim_size_limit)
+        self._free_slot_count += slot_count - self._slot_count
+        self._slot_count = slot_count
+        self._claim_size_limit = max(CLAIM_SIZE_LIMIT_MIN, slot_count // 2)
+        self.unclaimable_jobs.set_claim_size_limit(self._claim_size_limit)
         if self._prefetch_buffer is not None:
-            self._prefetch_buffer.set_slot_count(slots)
+            self._prefetch_buffer.set_slot_count(slot_count)
         self.slot_freed.set()
 
     def stats(self) -> QueueStats:
@@ -165,7 +165,7 @@ class Producer:
         counters, claimed_at = self._counters, self._last_claim_ended_at
         return QueueStats(
             slots=self._slot_count,
-            running=self.running_count,
+            running=self.running_job_count,
             paused=self.is_paused,
             poll_interval=self._poll_interval,
             claim_age=time.monotonic() - claimed_at if claimed_at else None,
@@ -173,14 +173,14 @@ class Producer:
             batches=counters.claim_sizes.build_histogram(),
             claim_failures=counters.claim_failure_count,
             waits=counters.wait_times.build_histogram(),
-            set_aside=tuple(self.unclaimable.skipped_job_ids),
+            set_aside=tuple(self.unclaimable_jobs.skipped_job_ids),
         )
 
     def wake_after_notification(self) -> None:
         """Claim now and again after `FOLLOW_UP_CLAIM_DELAYS`, because a notification was received
         or may have been lost."""
         now = time.monotonic()
-        self._follow_up_times = [now + delay for delay in FOLLOW_UP_CLAIM_DELAYS]
+        self._follow_up_claim_times = [now + delay for delay in FOLLOW_UP_CLAIM_DELAYS]
         self.wake()
 
     def cancel_job_during_claim(self, job_id: int) -> None:
@@ -193,7 +193,7 @@ class Producer:
         if delay <= 0:
             self.wake()
         else:
-            heapq.heappush(self._due_times, time.monotonic() + delay + DUE_JOB_CLAIM_DELAY)
+            heapq.heappush(self._due_job_times, time.monotonic() + delay + DUE_JOB_CLAIM_DELAY)
             self._wakeup.set()
 
     def wake(self) -> None:
@@ -201,7 +201,7 @@ class Producer:
         self._is_notified = self._is_woken_with_other_clients = True
         self._wakeup.set()
 
-    def free_slot(self) -> None:
+    def release_slot(self) -> None:
         """Free a slot, and start a prefetched job in it."""
         self._free_slot_count += 1
         self.slot_freed.set()
@@ -302,13 +302,13 @@ class Producer:
 
     async def _claim_jobs(self, scope: StopScope) -> bool:
         """Claim and start jobs. Returns whether the queue had fewer jobs than requested."""
-        retry, began = self.unclaimable.choose_job_id_to_retry(), time.monotonic()
+        retry, began = self.unclaimable_jobs.choose_job_id_to_retry(), time.monotonic()
         # If too few slots are free after the claim, the remaining jobs are prefetched or released.
         limit = self._claim_size_limit if retry is None else 1
         wanted = min(max(self._count_claimable_jobs(), 1), limit)
-        limit, self._claiming_job_id = self.unclaimable.limit_claim_size(wanted), None
+        limit, self._claiming_job_id = self.unclaimable_jobs.limit_claim_size(wanted), None
         is_single_claim = retry is not None or (
-            limit == 1 and self.unclaimable.is_claiming_one_by_one
+            limit == 1 and self.unclaimable_jobs.is_claiming_one_by_one
         )
         # `acquire` limits the time of the claim. After a stop request, the scope shortens
         # this time.
@@ -332,7 +332,7 @@ class Producer:
                 isinstance(error, TimeoutError)
                 and self._claim_connection.outage_tracker.is_outage_logged
             )
-            if is_outage or not self.unclaimable.record_failed_claim(
+            if is_outage or not self.unclaimable_jobs.record_failed_claim(
                 limit, self._claiming_job_id, error, took
             ):
                 raise
@@ -350,9 +350,9 @@ class Producer:
         the next job. Returns whether the queue has no next job."""
         rows, took = await self._claim_and_launch(self._claim_row(connection, retried_job_id))
         if retried_job_id is not None:
-            self.unclaimable.stop_skipping_job(retried_job_id)
+            self.unclaimable_jobs.stop_skipping_job(retried_job_id)
             return False
-        self.unclaimable.record_successful_claim(len(rows), 1, took)
+        self.unclaimable_jobs.record_successful_claim(len(rows), 1, took)
         self._consecutive_empty_claims = 0 if rows else self._consecutive_empty_claims + 1
         self.claimed.emit()
         return not rows
@@ -364,7 +364,9 @@ class Producer:
             found += await self._claim_range(connection, limit - found, part)
             if found == limit or scope.cause is not None:
                 break
-        self.unclaimable.record_successful_claim(found, limit, self._last_claim_ended_at - sent)
+        self.unclaimable_jobs.record_successful_claim(
+            found, limit, self._last_claim_ended_at - sent
+        )
         self._consecutive_empty_claims = 0 if found else self._consecutive_empty_claims + 1
         wait = self._claim_cursor.seconds_until_whole_queue_claim(self._last_claim_ended_at)
         if wait is not None and found < limit:
@@ -374,14 +376,18 @@ class Producer:
 
     async def _claim_range(self, connection: Connection, limit: int, part: QueueRange) -> int:
         """Claim up to `limit` jobs of one range of the queue. Returns how many were claimed."""
-        claim = self._claim_rows(connection, limit, part, self.unclaimable.skipped_job_ids)
+        claim = self._claim_rows(connection, limit, part, self.unclaimable_jobs.skipped_job_ids)
         rows, took = await self._claim_and_launch(claim)
         is_full, now = len(rows) == limit, self._last_claim_ended_at
         if self._claim_cursor.is_claiming_slow(part, len(rows), took):
             server_time = await job_get_server_time(connection, self._schema)
             seen_at = server_time - int((time.monotonic() - now + took) * 1e6)
             self._claim_cursor.set_positions_after_slow_claim(
-                rows, is_limit_reached=is_full, seen_until=seen_at, duration=took, now=now
+                rows,
+                is_limit_reached=is_full,
+                server_time=seen_at,
+                duration=took,
+                now=now,
             )
         else:
             self._claim_cursor.set_positions_after_fast_claim(
@@ -412,7 +418,7 @@ class Producer:
         may_start = self._heartbeat.can_claim_jobs  # False: the heartbeat stopped during the claim
         # `resize` may have removed slots during the claim.
         slots = max(self._free_slot_count, 0) if may_start else 0
-        waiting = self._executor.launch_attempts(job_rows, self.free_slot, slots)
+        waiting = self._executor.launch_attempts(job_rows, self.release_slot, slots)
         for job_id in cancelled_job_ids:
             self._running_attempts.cancel_job(job_id, self.queue)
         self._free_slot_count -= len(job_rows) - len(waiting)
@@ -438,14 +444,14 @@ class Producer:
                     self._schema,
                     queue=self.queue,
                     kinds=self._kinds_to_claim,
-                    skipped_ids=self.unclaimable.skipped_job_ids,
+                    skipped_ids=self.unclaimable_jobs.skipped_job_ids,
                 )
             if place is None:
                 return []
             priority, scheduled_at, self._claiming_job_id = place
             # Start the claim at the job's position, so that it does not return an earlier job.
             after = QueuePosition(priority, scheduled_at, self._claiming_job_id - 1)
-            skipped = [one for one in self.unclaimable.skipped_job_ids if one != job_id]
+            skipped = [one for one in self.unclaimable_jobs.skipped_job_ids if one != job_id]
             return await self._claim_rows(
                 connection, 1, WHOLE_QUEUE._replace(start_after=after), skipped
             )
@@ -467,9 +473,9 @@ class Producer:
 
     def _forget_past_claim_times(self, now: float) -> None:
         """Remove the planned claim times that are before `now`, because a claim starts now."""
-        self._follow_up_times = [at for at in self._follow_up_times if at > now]
-        while self._due_times and self._due_times[0] <= now:
-            heapq.heappop(self._due_times)
+        self._follow_up_claim_times = [at for at in self._follow_up_claim_times if at > now]
+        while self._due_job_times and self._due_job_times[0] <= now:
+            heapq.heappop(self._due_job_times)
 
     async def _wait_until_next_claim(self) -> None:
         """Wait until the next claim: after a notification, at the time at which a job is due, or at
@@ -477,8 +483,10 @@ class Producer:
         poll_at = time.monotonic() + self._seconds_to_next_poll()
         while not self._is_notified:
             self._wakeup.clear()
-            retry_at = self.unclaimable.next_retry_at
-            next_at = min([poll_at, retry_at, *self._follow_up_times, *self._due_times[:1]])
+            retry_at = self.unclaimable_jobs.next_retry_at
+            next_at = min(
+                [poll_at, retry_at, *self._follow_up_claim_times, *self._due_job_times[:1]]
+            )
             with anyio.move_on_after(next_at - time.monotonic()):
                 await self._wakeup.wait()
                 continue

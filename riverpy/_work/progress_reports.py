@@ -20,35 +20,37 @@ class ProgressReports:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._texts: dict[ClaimKey, str] = {}
+        self._text_by_claim_key: dict[ClaimKey, str] = {}
         self.wake_writer: Callable[[], None] | None = None
         """The callback that wakes the writer; None: no run of the client is active."""
 
-    def report(self, claim_key: ClaimKey, text: str) -> None:
+    def add_report(self, claim_key: ClaimKey, text: str) -> None:
         """Add the progress of an attempt, as JSON text."""
         with self._lock:
-            is_first = not self._texts
-            self._texts[claim_key] = text
+            is_first = not self._text_by_claim_key
+            self._text_by_claim_key[claim_key] = text
         if is_first:
-            self._wake()
+            self._call_wake_writer()
 
-    def take(self) -> dict[ClaimKey, str]:
+    def take_reports(self) -> dict[ClaimKey, str]:
         """Remove and return all reports."""
         with self._lock:
-            texts, self._texts = self._texts, {}
+            texts, self._text_by_claim_key = self._text_by_claim_key, {}
         return texts
 
-    def put_back(self, texts: Mapping[ClaimKey, str], running: Collection[ClaimKey]) -> None:
+    def put_back_reports(
+        self, texts: Mapping[ClaimKey, str], running_claim_keys: Collection[ClaimKey]
+    ) -> None:
         """Add reports that could not be stored, if their attempts still run and have not reported
         again."""
-        kept = {key: text for key, text in texts.items() if key in running}
+        kept = {key: text for key, text in texts.items() if key in running_claim_keys}
         with self._lock:
-            self._texts = kept | self._texts
-            is_any = bool(self._texts)
+            self._text_by_claim_key = kept | self._text_by_claim_key
+            is_any = bool(self._text_by_claim_key)
         if is_any:
-            self._wake()
+            self._call_wake_writer()
 
-    def _wake(self) -> None:
+    def _call_wake_writer(self) -> None:
         wake = self.wake_writer
         if wake is not None:
             wake()

@@ -65,7 +65,7 @@ class ProgressWriter:
                 self._reports.wake_writer = None
 
     async def _write_reports(self) -> None:
-        texts = self._reports.take()
+        texts = self._reports.take_reports()
         if not texts:
             return
         try:
@@ -85,4 +85,4 @@ class ProgressWriter:
             found_ids = set[int]()
         unstored = {key: text for key, text in texts.items() if key.id not in found_ids}
         if unstored:  # another session has locked these rows, or their attempts have ended
-            self._reports.put_back(unstored, self._running.claim_keys())
+            self._reports.put_back_reports(unstored, self._running.collect_claim_keys())

@@ -61,7 +61,7 @@ RESERVED_CONNECTION_STATEMENT_TIMEOUT = 2.0
 """Seconds for one statement on the reserved connection, which leases and heartbeats use too."""
 CLAIM_RELEASE_TIMEOUT_MIN = 1.0
 """Seconds for releasing lost claims at the end of a run."""
-RETRY_DELAY = 2.0
+RECONCILE_RETRY_DELAY = 2.0
 """Seconds until the next check after an error of the database."""
 ROWS_PER_STATEMENT_MAX = 5_000
 """The maximum number of rows in one statement."""
@@ -107,7 +107,7 @@ class Reconciler:
         """The queues that a notification has paused or resumed since the paused queues were last
         read."""
         self._wakeup = asyncio.Event()
-        self._claim_check_at = 0.0
+        self._next_claim_check_at = 0.0
         self._failed_claim_lost_at = 0.0
         """The time at which the last failed claim counts as lost, in monotonic seconds."""
         self.has_unanswered_claim = False
@@ -126,7 +126,7 @@ class Reconciler:
             "queue heartbeat", self._send_queue_updates, str
         )
         self._cancel_check_sender = self._make_sender(
-            "cancel check", self._cancel_marked_attempts, lambda attempt: attempt.id
+            "cancel check", self._cancel_attempts_if_requested, lambda attempt: attempt.id
         )
         self._queue_update_error: Exception | None = None
         """The last error of updating the row of a single queue."""
@@ -201,21 +201,21 @@ class Reconciler:
     def _schedule_lost_claim_check(self) -> None:
         """Plan a check for the time at which a claim that has just failed counts as lost."""
         self._failed_claim_lost_at = time.monotonic() + CLAIM_TIMEOUT + LOST_CLAIM_MARGIN
-        self._claim_check_at = min(self._claim_check_at, self._failed_claim_lost_at)
+        self._next_claim_check_at = min(self._next_claim_check_at, self._failed_claim_lost_at)
         self._wakeup.set()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Read the paused queues, then run checks until stopped."""
         await self._update_queue_rows()
-        self._claim_check_at = time.monotonic() + self.interval
+        self._next_claim_check_at = time.monotonic() + self.interval
         await self._try_step("jobs of an earlier run", self._rescue_earlier_run_jobs)
         task_status.started()
         is_done = True
         while True:
             interval = self.interval if self._is_listening() else RECONCILE_INTERVAL_WHEN_POLLING
             if not is_done:
-                interval = RETRY_DELAY
-            wait = min(interval, max(self._claim_check_at - time.monotonic(), 0.0))
+                interval = RECONCILE_RETRY_DELAY
+            wait = min(interval, max(self._next_claim_check_at - time.monotonic(), 0.0))
             scope.expect_progress(within=wait + RECONCILE_TIMEOUT)
             with anyio.move_on_after(wait):
                 await self._wakeup.wait()
@@ -224,7 +224,7 @@ class Reconciler:
                 await anyio.sleep(LOST_CLAIM_MARGIN)
             is_done = await self._try_step("pauses", self._check_paused_queues)
             is_done = await self._try_step("cancels", self._check_cancelled_jobs) and is_done
-            if time.monotonic() >= self._claim_check_at:
+            if time.monotonic() >= self._next_claim_check_at:
                 await self._check_claims()
             self.ran.emit()
 
@@ -236,16 +236,18 @@ class Reconciler:
             await self._try_step("jobs of an earlier run", self._rescue_earlier_run_jobs)
             and await self._try_step("lost claims", release)
         ):
-            self._claim_check_at = began + RETRY_DELAY
+            self._next_claim_check_at = began + RECONCILE_RETRY_DELAY
         elif self._failed_claim_lost_at > began:
-            self._claim_check_at = self._failed_claim_lost_at
+            self._next_claim_check_at = self._failed_claim_lost_at
         else:
-            self._claim_check_at = began + self.interval
+            self._next_claim_check_at = began + self.interval
             self.has_unanswered_claim = bool(self._release_sender.skipped_rows)
             if not self.has_unanswered_claim:
                 self._removed_queues.clear()
         if retry_at := min(self._release_sender.next_send_at, self._rescue_sender.next_send_at):
-            self._claim_check_at = min(self._claim_check_at, max(retry_at, began + RETRY_DELAY))
+            self._next_claim_check_at = min(
+                self._next_claim_check_at, max(retry_at, began + RECONCILE_RETRY_DELAY)
+            )
 
     async def _try_step(self, step_name: str, step: Callable[[], Awaitable[None]]) -> bool:
         try:
@@ -255,14 +257,14 @@ class Reconciler:
             return False
         return True
 
-    def set_paused(self, queue: str, *, paused: bool) -> None:
+    def set_queue_paused(self, queue: str, *, paused: bool) -> None:
         """Apply a notification that a queue was paused or resumed. `*` means all queues."""
         for name, producer in self._producers.items():
             if queue in {name, "*"}:
                 self._queues_changed_by_notification.add(name)
                 producer.set_paused(paused)
 
-    async def start_queue(self, queue: str) -> None:
+    async def prepare_queue(self, queue: str) -> None:
         """Write the row of a queue that was added, and pause its producer if the queue is paused.
 
         Raises:
@@ -286,9 +288,9 @@ class Reconciler:
 
     async def _update_queue_rows(self) -> None:
         async with self._pause_lock:
-            await self._touch_queues_unlocked()
+            await self._update_queue_rows_under_lock()
 
-    async def _touch_queues_unlocked(self) -> None:
+    async def _update_queue_rows_under_lock(self) -> None:
         """Update the client's rows in `river_queue`, and read which queues are paused. If the time
         is too short, the next check starts with the remaining queues.
 
@@ -305,7 +307,7 @@ class Reconciler:
         elif failing == len(self._producers) and self._queue_update_error is not None:
             raise self._queue_update_error
         else:
-            await self._read_paused_queues_unlocked()
+            await self._refresh_paused_queues_under_lock()
         if is_done:
             self._next_queue_update_at = time.monotonic() + QUEUE_ROW_UPDATE_INTERVAL
 
@@ -320,13 +322,13 @@ class Reconciler:
         if time.monotonic() >= self._next_queue_update_at:
             await self._update_queue_rows()
         else:
-            await self._read_paused_queues()
+            await self._refresh_paused_queues()
 
-    async def _read_paused_queues(self) -> None:
+    async def _refresh_paused_queues(self) -> None:
         async with self._pause_lock:
-            await self._read_paused_queues_unlocked()
+            await self._refresh_paused_queues_under_lock()
 
-    async def _read_paused_queues_unlocked(self) -> None:
+    async def _refresh_paused_queues_under_lock(self) -> None:
         self._queues_changed_by_notification.clear()
         async with self._reserved_connection.acquire(
             "reading pauses", RESERVED_CONNECTION_STATEMENT_TIMEOUT
@@ -348,14 +350,16 @@ class Reconciler:
         self._cancel_check_sender.add_missing_rows(self._running_attempts)
         await self._cancel_check_sender.send_all_due_rows(RECONCILE_STEP_TIMEOUT)
 
-    async def _cancel_marked_attempts(self, asked: list[Attempt]) -> None:
-        ids = [attempt.id for attempt in asked]
+    async def _cancel_attempts_if_requested(self, attempts: list[Attempt]) -> None:
+        ids = [attempt.id for attempt in attempts]
         async with self._reserved_connection.acquire(
             "reading cancels", RESERVED_CONNECTION_STATEMENT_TIMEOUT
         ) as connection:
             marked = set(await jobs.job_find_cancel_requested(connection, self._schema, ids))
         # Cancel only the attempts that were checked, not a new attempt of the same job.
-        self._running_attempts.cancel_attempts(attempt for attempt in asked if attempt.id in marked)
+        self._running_attempts.cancel_attempts(
+            attempt for attempt in attempts if attempt.id in marked
+        )
 
     async def release_last_claims(self, timeout: float) -> None:
         """Release jobs of claims without an answer, at the end of the run.
@@ -393,7 +397,7 @@ class Reconciler:
             claimed = await self._damaged_jobs.read_jobs(
                 connection, self._schema, RUNNING_STATES, read
             )
-            known = self._active_claim_keys() | {
+            known = self._collect_active_claim_keys() | {
                 rescue.claim_key for rescue in self._rescue_sender.unsent_rows
             }
             lost = [claim_key for claim_key in claimed if claim_key not in known]
@@ -411,11 +415,13 @@ class Reconciler:
                 self._log.warning(JOBS_OF_LOST_CLAIMS_RELEASED, count=self._changed_job_count)
                 self._wake_producers()
 
-    async def _send_releases(self, lost: list[ClaimKey]) -> None:
+    async def _send_releases(self, claim_keys: list[ClaimKey]) -> None:
         async with self._claim_connection.acquire(
             "releasing lost claims", STATEMENT_TIMEOUT
         ) as connection:
-            self._changed_job_count += len(await jobs.job_release(connection, self._schema, lost))
+            self._changed_job_count += len(
+                await jobs.job_release(connection, self._schema, claim_keys)
+            )
 
     async def _rescue_earlier_run_jobs(self) -> None:
         """Rescue the jobs of an earlier run with the same client id.
@@ -434,13 +440,13 @@ class Reconciler:
                     raise TimeoutError("rescuing jobs continues in the next check")
                 if self._last_read_id is None or registered_at is None:
                     return
-                await self._read_jobs_to_rescue(registered_at, self._last_read_id)
+                await self._enqueue_jobs_to_rescue(registered_at, self._last_read_id)
         finally:
             if self._changed_job_count:
                 self._log.warning(JOBS_OF_EARLIER_RUN_RESCUED, count=self._changed_job_count)
                 self._wake_producers()
 
-    async def _read_jobs_to_rescue(self, registered_at: int, after_job_id: int) -> None:
+    async def _enqueue_jobs_to_rescue(self, registered_at: int, after_job_id: int) -> None:
         """Read a page of jobs, with ids above `after_job_id`, that were claimed under this client's
         id before `registered_at`. The connection for claims is used, so that no claim runs at the
         same time."""
@@ -462,7 +468,7 @@ class Reconciler:
             claims = await self._damaged_jobs.read_jobs(
                 connection, self._schema, RUNNING_STATES, read
             )
-            active = self._active_claim_keys()
+            active = self._collect_active_claim_keys()
             if claims and not await self._heartbeat.is_run_still_registered(connection):
                 return
         for claim_key, client_id in claims:
@@ -475,11 +481,11 @@ class Reconciler:
             done = await job_rescue(connection, self._schema, rescues)
         self._changed_job_count += len(done)
 
-    def _active_claim_keys(self) -> set[ClaimKey]:
+    def _collect_active_claim_keys(self) -> set[ClaimKey]:
         """Return the claim keys of attempts that run in this process, or whose results are not
         stored yet."""
         unstored = {attempt.claim_key for attempt in self._completer.unstored_attempts}
-        return self._running_attempts.claim_keys() | self._abandoned_claim_keys | unstored
+        return self._running_attempts.collect_claim_keys() | self._abandoned_claim_keys | unstored
 
     def _wake_producers(self) -> None:
         for producer in self._producers.values():

@@ -60,7 +60,7 @@ from riverpy._work.producer import Producer
 from riverpy._work.progress_writer import ProgressWriter
 from riverpy._work.reconciler import Reconciler
 from riverpy._work.run_context import RunConnections, RunContext
-from riverpy._work.run_queues import RunQueues
+from riverpy._work.run_queues import RunQueueManager
 from riverpy._work.running_attempts import RunningAttempts
 from riverpy._work.stop import StopReport, StopTimeouts, log_stop_report
 from riverpy._work.summary import JobSummaryLogger
@@ -172,8 +172,8 @@ class ClientRun:
             on_client_id_lost=self.stop_hard,
         )
 
-    def _make_queues(self) -> RunQueues:
-        return RunQueues(
+    def _make_queues(self) -> RunQueueManager:
+        return RunQueueManager(
             self._run_context,
             self._make_producer,
             self.running_attempts,
@@ -224,7 +224,7 @@ class ClientRun:
             self._connections.connector.connect_for_notifications,
             schema=self._config.schema,
             reserved=self._connections.reserved,
-            outage=self._connections.outage,
+            outage=self._connections.outage_tracker,
             resync=self._resync,
             quiet=0.0 if quiet is None else quiet.total_seconds(),
             trace_internal=self._config.trace_internal,
@@ -255,7 +255,7 @@ class ClientRun:
                 if message.queue in self.producers:
                     self.producers[message.queue].cancel_job_during_claim(message.job_id)
             case "pause" | "resume":
-                self._reconciler.set_paused(message.queue, paused=message.action == "pause")
+                self._reconciler.set_queue_paused(message.queue, paused=message.action == "pause")
             case _:  # ignore metadata_changed and actions of newer versions
                 pass
 
@@ -285,7 +285,7 @@ class ClientRun:
         """Claim an added queue for the leader domain, and read whether it is paused."""
         if self._domain_membership is not None:
             await self._domain_membership.claim_added_queue(name)
-        await self._reconciler.start_queue(name)
+        await self._reconciler.prepare_queue(name)
 
     def _handle_changed_queues(self) -> None:
         """Report the queues and slots of the client, because they have changed."""
@@ -345,8 +345,8 @@ class ClientRun:
     def stats(self) -> ClientStats:
         """Return the current state and the counts of the run."""
         client, counters = self._client, self._run_context.counters
-        leases = None if self._election_manager is None else self._election_manager.engine.renewer
-        connections = {one.name: one.is_connected for one in self._connections.all}
+        leases = self._election_manager and self._election_manager.lease_engine.renewer
+        connections = {one.name: one.is_connected for one in self._connections.all_connections}
         is_listening = self._notifier is not None and self.state != "stopped"
         if self._notifier is not None:
             connections["listener"] = self._notifier.is_connected
@@ -358,7 +358,7 @@ class ClientRun:
             is_leader=self.is_leader,
             listener=("proven" if self._is_listening() else "deaf") if is_listening else "off",
             connections=connections,
-            outages=self._connections.outage.outage_count,
+            outages=self._connections.outage_tracker.outage_count,
             backlog=len(self._completer.unstored_attempts),
             results_set_aside=tuple(entry.row.id for entry in self._completer.skipped_results),
             results_refused=counters.refused_result_count,
@@ -397,7 +397,7 @@ class ClientRun:
             self._log_ignored_periodic_jobs()
         try:
             with self.until_stop_requested():
-                await self._job_executor.check_process_jobs()
+                await self._job_executor.check_process_functions()
                 await self._open_connections()
             async with (
                 self._completer.storing_results(self._stop_timeouts.wait_until_results_stored),
@@ -417,7 +417,7 @@ class ClientRun:
         except BaseExceptionGroup as group:
             raise unwrap_single_error(group) from None
         finally:
-            self.queues.end()
+            self.queues.end_removal_waits()
             self._job_executor.close()
             self._heartbeat.forget_registered_run()
             await self._connections.close()
@@ -474,12 +474,12 @@ class ClientRun:
         async with ServiceGroup() as claiming:
             self._groups.append(claiming)
             with self.until_stop_requested():
-                await self.queues.start(claiming)
+                await self.queues.start_producers(claiming)
                 for service in (*elections, *self._singleton_runners):
                     await claiming.start(service)
             if not self._stop_requested.is_set():
                 self.state = "working"
-                self.queues.accept_changes(claiming)
+                self.queues.accept_queue_changes(claiming)
             task_status.started()
             if drain:
                 with self.until_stop_requested():
@@ -497,7 +497,7 @@ class ClientRun:
         if not self._stop_requested.is_set():
             self._stop_timeouts.start_timeouts()
             self.state = "stopping"
-            self.queues.refuse_changes()
+            self.queues.refuse_queue_changes()
             self._report_stopping()
             self._stop_requested.set()
         if self._scope_cancelled_at_stop is not None:
@@ -586,7 +586,7 @@ class ClientRun:
 
     async def _end_run(self) -> StopReport:
         report = StopReport(
-            tuple(sorted(self.running_attempts.claim_keys())),
+            tuple(sorted(self.running_attempts.collect_claim_keys())),
             len(self._completer.unstored_attempts),
             self._reconciler.has_unanswered_claim,
             self._is_maintenance_abandoned,

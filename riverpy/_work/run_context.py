@@ -61,7 +61,7 @@ class RunConnections:
 
     def __init__(self, client: ClientParts, on_reconnect: Callable[[], None]) -> None:
         self.connector = connector = Connector(client.url, client.config)
-        self.outage = ConnectionOutageTracker(client_id=client.id)
+        self.outage_tracker = ConnectionOutageTracker(client_id=client.id)
         self._config = client.config
         self.claims = self._make_connection("claims", connector.connect_for_claims, on_reconnect)
         self.results = self._make_connection("results", connector.connect_for_results, on_reconnect)
@@ -73,25 +73,25 @@ class RunConnections:
         self,
         name: str,
         connect: Callable[[], Awaitable[Connection]],
-        reconnected: Callable[[], None] | None = None,
+        on_reconnected: Callable[[], None] | None = None,
     ) -> DedicatedConnection:
         return DedicatedConnection(
             name,
             connect,
-            self.outage,
+            self.outage_tracker,
             through_pooler=self._config.pooler,
             trace_internal=self._config.trace_internal,
-            on_reconnected=reconnected,
+            on_reconnected=on_reconnected,
         )
 
     @property
-    def all(self) -> tuple[DedicatedConnection, ...]:
+    def all_connections(self) -> tuple[DedicatedConnection, ...]:
         """All connections of the run."""
         return self.claims, self.results, self.reserved
 
     async def close(self) -> None:
         """Close all connections of the run."""
-        await close_connections(self.all)
+        await close_connections(self.all_connections)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""RunQueues: the producers of one run. Queues may be added, removed and resized during the run."""
+"""RunQueueManager: the producers of one run. Queues can be added, removed and resized during it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PRODUCER_STOP_TIMEOUT = 5.0
 second more."""
 
 
-class RunQueues:
+class RunQueueManager:
     """The queues of one run. `producers` has the producer of each queue. The dict also has a
     removed queue until its producer has stopped."""
 
@@ -59,16 +59,16 @@ class RunQueues:
             on_changed: is called after queues or slots have changed.
             on_removed: is called with the name of a queue whose producer has stopped.
         """
-        self._context = context
+        self._run_context = context
         self._configs, self._counters = context.client.queues, context.counters
         self._make_producer, self._running, self._completer = make_producer, running, completer
         self._prepare, self._on_changed, self._on_removed = prepare, on_changed, on_removed
         self.producers = {name: make_producer(name, one) for name, one in self._configs.items()}
-        self._group: ServiceGroup | None = None
+        self._service_group: ServiceGroup | None = None
         """The group of the running producers; None: the run is starting or stopping."""
-        self._changing_names: set[str] = set()
+        self._changing_queue_names: set[str] = set()
         """The names of the queues that are being added or removed."""
-        self._draining: set[Producer] = set()
+        self._draining_producers: set[Producer] = set()
         """The stopped producers whose jobs still run, and for which a removal waits."""
         self._has_run_ended = False
         self._log: Any = get_logger()
@@ -77,7 +77,9 @@ class RunQueues:
     def skipped_jobs(self) -> list[SkippedRow[int]]:
         """The jobs that claims skip, because claiming them fails."""
         return [
-            job for producer in self.producers.values() for job in producer.unclaimable.skipped_jobs
+            job
+            for producer in self.producers.values()
+            for job in producer.unclaimable_jobs.skipped_jobs
         ]
 
     async def is_any_job_available(self, connection: Connection) -> bool:
@@ -85,35 +87,37 @@ class RunQueues:
         claiming = [producer for producer in self.producers.values() if not producer.is_paused]
         return await job_is_any_available(
             connection,
-            self._context.schema,
+            self._run_context.schema,
             queues=[producer.queue for producer in claiming],
-            kinds=self._context.kinds_to_claim,
+            kinds=self._run_context.kinds_to_claim,
             skipped_ids=[
-                job_id for producer in claiming for job_id in producer.unclaimable.skipped_job_ids
+                job_id
+                for producer in claiming
+                for job_id in producer.unclaimable_jobs.skipped_job_ids
             ],
         )
 
-    async def start(self, group: ServiceGroup) -> None:
+    async def start_producers(self, group: ServiceGroup) -> None:
         """Start the producers in this group."""
         for producer in list(self.producers.values()):
             await group.start(producer)
 
-    def accept_changes(self, group: ServiceGroup) -> None:
+    def accept_queue_changes(self, group: ServiceGroup) -> None:
         """Let queues be added and removed from now on."""
-        self._group = group
+        self._service_group = group
 
-    def refuse_changes(self) -> None:
+    def refuse_queue_changes(self) -> None:
         """Let no more queues be added or removed, because the run stops."""
-        self._group = None
+        self._service_group = None
 
-    def end(self) -> None:
+    def end_removal_waits(self) -> None:
         """End the waits for jobs of removed queues, because the run has ended."""
         self._has_run_ended = True
         self._completer.batches_sent.set()
-        for producer in self._draining:
+        for producer in self._draining_producers:
             producer.slot_freed.set()
 
-    async def add(self, name: str, config: QueueConfig) -> None:
+    async def add_queue(self, name: str, config: QueueConfig) -> None:
         """Start to work a queue.
 
         Raises:
@@ -121,27 +125,27 @@ class RunQueues:
             ClientStateError: the run is starting or stopping.
             Exception: `prepare` failed.
         """
-        self._expect_group()
-        if name in self._changing_names:
+        self._get_service_group()
+        if name in self._changing_queue_names:
             raise QueueAlreadyAddedError(name, is_changing=True)
-        self._changing_names.add(name)
+        self._changing_queue_names.add(name)
         self._counters.add_queue(name)
         producer = self.producers[name] = self._make_producer(name, config)
         is_started = False
         try:
             await self._prepare(name)
-            group = self._expect_group()  # the run may have stopped during the wait
+            group = self._get_service_group()  # the run may have stopped during the wait
             self._configs[name] = config
             group.start_soon(producer)
             is_started = True
         finally:
-            self._changing_names.discard(name)
+            self._changing_queue_names.discard(name)
             if not is_started:
-                self._forget(name)
+                self._forget_queue(name)
         self._on_changed()
         self._log.info(QUEUE_ADDED, queue=name, slots=config.max_workers)
 
-    async def remove(
+    async def remove_queue(
         self, name: str, timeout: timedelta | UnsetType | None
     ) -> tuple[tuple[int, ...], int]:
         """Stop working a queue, and wait at most `timeout` for its jobs; UNSET: the soft stop
@@ -152,71 +156,71 @@ class RunQueues:
             QueueNotFoundError: the run does not work this queue.
             ClientStateError: the run is starting or stopping.
         """
-        group = self._expect_group()
+        group = self._get_service_group()
         if name not in self._configs:
             raise QueueNotFoundError(name)
         producer = self.producers[name]
-        self._changing_names.add(name)
+        self._changing_queue_names.add(name)
         del self._configs[name]
         self._on_changed()
         try:
-            await run_despite_cancellation(partial(self._stop, group, producer))
+            await run_despite_cancellation(partial(self._stop_producer, group, producer))
             if timeout is UNSET:
-                timeout = self._context.config.soft_stop_timeout
+                timeout = self._run_context.config.soft_stop_timeout
             with anyio.move_on_after(None if timeout is None else timeout.total_seconds()):
-                await self._wait_for_jobs(producer)
+                await self._wait_until_jobs_stored(producer)
         finally:
-            self._changing_names.discard(name)
-            left, unstored = self._unfinished(name)
+            self._changing_queue_names.discard(name)
+            left, unstored = self._find_unfinished_work(name)
             self._log.info(QUEUE_REMOVED, queue=name, running=len(left), unstored=unstored)
         return left, unstored
 
-    def resize(self, name: str, config: QueueConfig) -> None:
+    def resize_queue(self, name: str, config: QueueConfig) -> None:
         """Change the number of slots of a queue.
 
         Raises:
             ClientStateError: the run is starting or stopping.
         """
-        self._expect_group()
+        self._get_service_group()
         before, self._configs[name] = self._configs[name].max_workers, config
-        self.producers[name].resize(config.max_workers)
+        self.producers[name].set_slot_count(config.max_workers)
         self._on_changed()
         self._log.info(QUEUE_RESIZED, queue=name, slots=config.max_workers, before=before)
 
-    def _expect_group(self) -> ServiceGroup:
-        if self._group is None:
+    def _get_service_group(self) -> ServiceGroup:
+        if self._service_group is None:
             raise ClientStateError(
                 "the client is starting or stopping: change its queues while it works, or while it "
                 "does not run"
             )
-        return self._group
+        return self._service_group
 
-    async def _stop(self, group: ServiceGroup, producer: Producer) -> None:
+    async def _stop_producer(self, group: ServiceGroup, producer: Producer) -> None:
         """Stop the producer, and forget it."""
         with anyio.move_on_after(PRODUCER_STOP_TIMEOUT):
             await group.stop_service(producer, StopCause.QUEUE_REMOVED)
-        self._forget(producer.queue)
+        self._forget_queue(producer.queue)
 
-    def _forget(self, name: str) -> None:
+    def _forget_queue(self, name: str) -> None:
         del self.producers[name]
         self._counters.remove_queue(name)
         self._on_removed(name)
 
-    async def _wait_for_jobs(self, producer: Producer) -> None:
+    async def _wait_until_jobs_stored(self, producer: Producer) -> None:
         """Wait until all jobs of a stopped producer have ended and their results are stored, or
         until the run has ended."""
-        self._draining.add(producer)
+        self._draining_producers.add(producer)
         try:
-            while producer.running_count and not self._has_run_ended:
+            while producer.running_job_count and not self._has_run_ended:
                 producer.slot_freed.clear()
                 await producer.slot_freed.wait()
-            while self._unfinished(producer.queue)[1] and not self._has_run_ended:
+            while self._find_unfinished_work(producer.queue)[1] and not self._has_run_ended:
                 self._completer.batches_sent.clear()
                 await self._completer.batches_sent.wait()
         finally:
-            self._draining.discard(producer)
+            self._draining_producers.discard(producer)
 
-    def _unfinished(self, name: str) -> tuple[tuple[int, ...], int]:
+    def _find_unfinished_work(self, name: str) -> tuple[tuple[int, ...], int]:
         """Return the ids of the running jobs of a queue, and the number of its results that are not
         stored."""
         running = tuple(sorted(attempt.id for attempt in self._running if attempt.queue == name))

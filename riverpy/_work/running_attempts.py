@@ -68,7 +68,7 @@ class RunningAttempts:
     def __iter__(self) -> Iterator[Attempt]:
         return iter(list(self._attempts))
 
-    def claim_keys(self) -> set[ClaimKey]:
+    def collect_claim_keys(self) -> set[ClaimKey]:
         """Return the claim keys of the attempts."""
         return {attempt.claim_key for attempt in self}
 
@@ -89,7 +89,7 @@ class RunningAttempts:
         self._attempts.discard(attempt)
         self._on_attempt_end(attempt)
         if not self.stuck_attempts or self._remove_stuck_attempt(attempt):
-            attempt.free_slot()
+            attempt.release_slot()
         if not self._attempts:
             self._all_attempts_ended.set()
 
@@ -252,7 +252,7 @@ class RunningAttempts:
             stuck=job.total,
         )
         if gives_slot:
-            attempt.free_slot()
+            attempt.release_slot()
 
     def _remove_stuck_attempt(self, attempt: Attempt) -> bool:
         """Remove an ended attempt from `stuck_attempts`. Returns whether the attempt still has its

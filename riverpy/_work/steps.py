@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Transaction
 
-STEP_KEY = "river:resumable_step"
+STEP_METADATA_KEY = "river:resumable_step"
 """The metadata key of the name of the last completed step."""
-CURSORS_KEY = "river:resumable_cursor"
+CURSORS_METADATA_KEY = "river:resumable_cursor"
 """The metadata key of the cursors: an object from the name of a step to any JSON."""
-KEPT_RESULTS_KEY = "riverpy:steps"
+KEPT_RESULTS_METADATA_KEY = "riverpy:steps"
 """The metadata key of kept results: an object from the name of a step to any JSON. River keeps no
 results."""
-KEY_PREFIX = '"river:resumable_'
+STEP_METADATA_KEY_PREFIX = '"river:resumable_'
 """A text in the metadata of each job that has stored steps or cursors."""
-VALUE_SIZE_MAX = 1024 * 1024
+STEP_VALUE_SIZE_MAX = 1024 * 1024
 """The maximum number of bytes of a cursor or a kept result, as JSON."""
-KEPT_RESULTS_SIZE_MAX = 8 * VALUE_SIZE_MAX
+KEPT_RESULTS_SIZE_MAX = 8 * STEP_VALUE_SIZE_MAX
 """The maximum number of bytes of all kept results of a job, as JSON."""
 CHECKPOINT_INTERVAL = 1.0
 """Seconds between two checkpoints that are not forced."""
-STORE_TIMEOUT = 60.0
+PROGRESS_STORE_TIMEOUT = 60.0
 """Seconds in which a kept result must be stored. After that the attempt fails, and the result is
 stored together with the failure."""
-_NULL = "null"
+_JSON_NULL = "null"
 
 
 class StepAttempt(Protocol):
@@ -59,17 +59,17 @@ class StepAttempt(Protocol):
     def merge_metadata(self, key: str, json_text: str) -> None:
         """Store a key of the metadata, as JSON text, when the attempt ends."""
 
-    def remove_update(self, key: str) -> None:
+    def remove_metadata_update(self, key: str) -> None:
         """Do not store this key when the attempt ends."""
 
-    async def merge_now(
+    async def store_metadata_now(
         self, updates: Mapping[str, str], *, tx: Transaction | None = None, timeout: float = 0.0
     ) -> None:
         """Merge keys into the metadata of the row now. `timeout` are the seconds in which a failed
         statement without `tx` is tried again."""
 
 
-class Steps:
+class AttemptStepRunner:
     """The steps of one attempt."""
 
     def __init__(self, attempt: StepAttempt) -> None:
@@ -79,35 +79,35 @@ class Steps:
             StepError: the stored cursors are a list.
         """
         self._attempt = attempt
-        members = _decode_members(attempt.metadata_text)
-        self._stored_step = _decode_step(members.get(STEP_KEY, ""))
+        members = _decode_json_members(attempt.metadata_text)
+        self._stored_step = _decode_step_name(members.get(STEP_METADATA_KEY, ""))
         """The stored step, until the code reaches it; None: no step is skipped."""
-        self._stored_cursors = _decode_cursors(members.get(CURSORS_KEY, ""))
+        self._stored_cursors = _decode_cursors(members.get(CURSORS_METADATA_KEY, ""))
         self._cursors = dict(self._stored_cursors)
         """The cursors of steps that are not completed, as JSON texts."""
         self._has_had_cursors = bool(self._cursors)
-        self._kept_results = _decode_members(members.get(KEPT_RESULTS_KEY, ""))
-        self._unreached: set[str] = set()
+        self._kept_results = _decode_json_members(members.get(KEPT_RESULTS_METADATA_KEY, ""))
+        self._unreached_steps: set[str] = set()
         """The steps with a stored cursor that the code has not reached. It is empty if a step is
         stored too, because then River ignores cursors of unknown steps."""
         if self._stored_step is None:
-            self._unreached.update(self._cursors)
+            self._unreached_steps.update(self._cursors)
         self._completed_step: str | None = None
         """The last step that was completed, or that was skipped as the stored one."""
-        self._names: set[str] = set()
-        self._running: _RunningStep | None = None
+        self._called_step_names: set[str] = set()
+        self._running_step: _RunningStep | None = None
         self._step_in_transaction: str | None = None
         """The step that `checkpoint(tx)` has stored. This process does not learn whether the
         transaction was committed, so the row decides from where the step continues."""
-        self._failure: BaseException | None = None
+        self._step_error: BaseException | None = None
         """The error of the step that failed. No later step runs."""
-        self._has_changed = False
+        self._has_new_progress = False
         """Whether there is progress that is not stored."""
         self._next_checkpoint_at = 0.0
 
     # -- running a step
 
-    async def run(
+    async def run_step(
         self,
         name: str,
         function: Callable[..., object],
@@ -121,14 +121,14 @@ class Steps:
         self._check_call(name, has_cursor=cursor is not None, keep=keep, result_type=result_type)
         decode = None if result_type is None else make_decoder(result_type)
         if keep and (kept := self._kept_results.get(name)) is not None:
-            self._pass_step(name)
+            self._mark_step_completed(name)
             return _decode_value(kept, decode)
-        if self._skips(name, has_cursor=cursor is not None, keep=keep):
+        if self._should_skip_step(name, has_cursor=cursor is not None, keep=keep):
             return None
         if cursor is not None:
             args = (self._decode_cursor(name, cursor), *args)
         running = _RunningStep(name, asyncio.current_task(), has_cursor=cursor is not None)
-        self._running = running
+        self._running_step = running
         try:
             returned = await self._call_function(function, args)
             if not keep:
@@ -140,10 +140,10 @@ class Steps:
             await self._keep_result(name, text)
             return value
         except BaseException as error:
-            self._failure = error
+            self._step_error = error
             raise
         finally:
-            self._running = None
+            self._running_step = None
 
     async def _call_function(
         self, function: Callable[..., object], args: tuple[object, ...]
@@ -151,8 +151,8 @@ class Steps:
         returned = function(*args)
         if isawaitable(returned):
             returned = await cast("Awaitable[object]", returned)
-        if self._failure is not None:  # the function has caught the error of a nested step
-            raise self._failure
+        if self._step_error is not None:  # the function has caught the error of a nested step
+            raise self._step_error
         return returned
 
     def _check_call(
@@ -166,58 +166,61 @@ class Steps:
         if result_type is not None and not keep:
             self._fail(StepError(f"step {name!r} has a result_type, but not keep=True"))
         _json.encode(name)  # raises ArgsError if the name cannot be stored
-        if self._failure is not None:
-            raise self._failure
-        if self._running is not None:
+        if self._step_error is not None:
+            raise self._step_error
+        if self._running_step is not None:
             text = "river: resumable steps cannot be nested"
-            if self._running.task is not asyncio.current_task():
-                text += f", and not run at the same time: step {_quote(self._running.name)} runs"
+            if self._running_step.task is not asyncio.current_task():
+                running = _quote_name(self._running_step.name)
+                text += f", and not run at the same time: step {running} runs"
             self._fail(StepError(text))
-        if name in self._names:
-            self._fail(StepError(f"river: duplicate resumable step name {_quote(name)}"))
-        self._names.add(name)
+        if name in self._called_step_names:
+            self._fail(StepError(f"river: duplicate resumable step name {_quote_name(name)}"))
+        self._called_step_names.add(name)
         if has_cursor:
-            self._unreached.discard(name)
-        elif name in self._unreached:
-            text = f"river: resumable cursor step {_quote(name)} requires a cursor step"
+            self._unreached_steps.discard(name)
+        elif name in self._unreached_steps:
+            text = f"river: resumable cursor step {_quote_name(name)} requires a cursor step"
             self._fail(StepError(text))
 
     def _fail(self, error: BaseException) -> NoReturn:
-        if self._failure is None:
-            self._failure = error
+        if self._step_error is None:
+            self._step_error = error
         raise error
 
-    def _skips(self, name: str, *, has_cursor: bool, keep: bool) -> bool:
+    def _should_skip_step(self, name: str, *, has_cursor: bool, keep: bool) -> bool:
         """Whether the step is skipped because an earlier attempt has completed it. A step whose
         result should be kept, but was not, runs again, because the code needs the result."""
         if self._stored_step is None:
             return False
         is_stored_step = name == self._stored_step
         if is_stored_step:
-            self._pass_step(name)
+            self._mark_step_completed(name)
         return not keep and not (is_stored_step and has_cursor and name in self._cursors)
 
-    def _pass_step(self, name: str) -> None:
+    def _mark_step_completed(self, name: str) -> None:
         """Note that a step is completed. Steps before the stored one change nothing."""
         if self._stored_step in {None, name}:
             self._stored_step, self._completed_step = None, name
 
     def _decode_cursor(self, name: str, cursor: type[Any]) -> Any:
-        text = self._cursors.get(name, _NULL)
-        if text == _NULL:
+        text = self._cursors.get(name, _JSON_NULL)
+        if text == _JSON_NULL:
             return None
         try:
             return make_decoder(cursor)(text)
         except (msgspec.MsgspecError, RecursionError) as error:
             self._fail(
-                StepError(f"river: unmarshal resumable cursor for step {_quote(name)}: {error}")
+                StepError(
+                    f"river: unmarshal resumable cursor for step {_quote_name(name)}: {error}"
+                )
             )
 
     def _complete_step(self, running: _RunningStep) -> None:
-        self._pass_step(running.name)
+        self._mark_step_completed(running.name)
         if running.has_cursor:
             self._cursors.pop(running.name, None)
-        self._step_in_transaction, self._has_changed = None, True
+        self._step_in_transaction, self._has_new_progress = None, True
 
     async def _keep_result(self, name: str, text: str) -> None:
         """Store the result of a completed step. If it cannot be stored now, it is stored when the
@@ -230,15 +233,17 @@ class Steps:
             )
         self._kept_results[name] = text
         kept = encode_json_object(self._kept_results)
-        self._attempt.merge_metadata(KEPT_RESULTS_KEY, kept)
-        await self._store_progress({KEPT_RESULTS_KEY: kept}, timeout=STORE_TIMEOUT)
-        self._attempt.remove_update(KEPT_RESULTS_KEY)
+        self._attempt.merge_metadata(KEPT_RESULTS_METADATA_KEY, kept)
+        await self._store_progress(
+            {KEPT_RESULTS_METADATA_KEY: kept}, timeout=PROGRESS_STORE_TIMEOUT
+        )
+        self._attempt.remove_metadata_update(KEPT_RESULTS_METADATA_KEY)
 
     # -- cursors and checkpoints
 
     def set_cursor(self, value: object) -> None:
         """Set the cursor of the running step, as `StepMethods.set_cursor`."""
-        running = self._running
+        running = self._running_step
         if running is None or not running.has_cursor:
             raise StepError(
                 "job.set_cursor works only in a step with a cursor, as in "
@@ -246,17 +251,17 @@ class Steps:
             )
         running.cursor = _encode_value(value, f"the cursor of step {running.name!r}")
         self._cursors[running.name] = running.cursor
-        self._has_had_cursors = self._has_changed = True
+        self._has_had_cursors = self._has_new_progress = True
 
     async def checkpoint(self, tx: Transaction | None, *, now: bool) -> bool:
         """Store the progress, as `StepMethods.checkpoint`."""
         if tx is not None:
             await self._store_in_transaction(tx)
             return True
-        if not self._has_changed or (not now and time.monotonic() < self._next_checkpoint_at):
+        if not self._has_new_progress or (not now and time.monotonic() < self._next_checkpoint_at):
             return False
         try:
-            await self._store_progress({}, timeout=STORE_TIMEOUT if now else 0.0)
+            await self._store_progress({}, timeout=PROGRESS_STORE_TIMEOUT if now else 0.0)
         except DATABASE_ERRORS as error:
             if now or is_permanent_statement_error(error):
                 raise
@@ -266,37 +271,42 @@ class Steps:
     async def _store_progress(self, updates: Mapping[str, str], *, timeout: float) -> None:
         """Store the progress together with other keys, on the client's pool."""
         self._next_checkpoint_at = time.monotonic() + CHECKPOINT_INTERVAL
-        self._has_changed = False
+        self._has_new_progress = False
         try:
-            await self._attempt.merge_now({**updates, **self._progress()}, timeout=timeout)
+            await self._attempt.store_metadata_now(
+                {**updates, **self._make_progress_metadata()}, timeout=timeout
+            )
         except BaseException:
-            self._has_changed = True
+            self._has_new_progress = True
             raise
 
     async def _store_in_transaction(self, tx: Transaction) -> None:
         """Store in the caller's transaction that the running step is completed or, if the step has
         a cursor, is at its cursor."""
-        running = self._running
+        running = self._running_step
         if running is None:
             raise StepError("job.checkpoint(tx) stores the running step, so call it in a step")
         if running.has_cursor and running.cursor is None:
             raise StepError(
                 "job.checkpoint(tx) stores the cursor of the step, so call job.set_cursor first"
             )
-        if self._unreached:
-            name = _quote(min(self._unreached))
+        if self._unreached_steps:
+            name = _quote_name(min(self._unreached_steps))
             raise StepError(f"river: resumable checkpoint cannot precede saved cursor step {name}")
         cursors = dict(self._cursors)
         if running.cursor is not None:
             cursors[running.name] = running.cursor
-        updates = {STEP_KEY: _json.encode(running.name), CURSORS_KEY: _encode_cursors(cursors)}
-        await self._attempt.merge_now(updates, tx=tx)
+        updates = {
+            STEP_METADATA_KEY: _json.encode(running.name),
+            CURSORS_METADATA_KEY: _encode_cursors(cursors),
+        }
+        await self._attempt.store_metadata_now(updates, tx=tx)
         self._step_in_transaction = running.name
         self._cursors.pop(running.name, None)
 
     # -- the end of the attempt
 
-    def finish(self, *, is_stopped: bool) -> None:
+    def check_all_steps_ended(self, *, is_stopped: bool) -> None:
         """Check the steps after the code has returned. `is_stopped`: the attempt was cancelled by
         its timeout, by `job_cancel` or by a stop.
 
@@ -304,7 +314,7 @@ class Steps:
             BaseException: the error of a step that failed, although the code caught it.
             StepError: the code has not reached a stored step, or it has not awaited a step.
         """
-        failure = self._failure
+        failure = self._step_error
         try:
             if isinstance(failure, asyncio.CancelledError) and not is_stopped:
                 raise StepError("a step was cancelled, and the code continued") from failure
@@ -312,38 +322,40 @@ class Steps:
                 raise failure
         finally:
             del failure  # breaks the reference cycle with the frames of the error
-        if self._running is not None:
-            raise StepError(f"the code ended while step {_quote(self._running.name)} was running")
+        if self._running_step is not None:
+            raise StepError(
+                f"the code ended while step {_quote_name(self._running_step.name)} was running"
+            )
         if self._stored_step is not None:
-            name = _quote(self._stored_step)
+            name = _quote_name(self._stored_step)
             raise StepError(f"river: resumable step {name} not found in Worker")
-        if self._unreached:
-            name = _quote(min(self._unreached))
+        if self._unreached_steps:
+            name = _quote_name(min(self._unreached_steps))
             raise StepError(f"river: resumable cursor step {name} not found in Worker")
 
     def record_progress(self) -> None:
         """Store the progress when the attempt ends, because it has not completed."""
-        for key, text in self._progress().items():
+        for key, text in self._make_progress_metadata().items():
             self._attempt.merge_metadata(key, text)
 
-    def close(self) -> None:
+    def forget_error(self) -> None:
         """Forget the error of the step that failed, because its frames refer to this object."""
-        self._failure = None
+        self._step_error = None
 
-    def _progress(self) -> dict[str, str]:
+    def _make_progress_metadata(self) -> dict[str, str]:
         """Return the metadata keys that store the progress."""
-        if self._unreached:  # as in River: cursors without a step stay until their step is reached
+        if self._unreached_steps:  # as in River: cursors without a step stay until it is reached
             cursors = {**self._stored_cursors, **self._cursors}
             is_same = cursors == self._stored_cursors
-            return {} if is_same else {CURSORS_KEY: _encode_cursors(cursors)}
+            return {} if is_same else {CURSORS_METADATA_KEY: _encode_cursors(cursors)}
         if self._step_in_transaction is not None:
             has_new_cursor = self._step_in_transaction in self._cursors
-            return {CURSORS_KEY: _encode_cursors(self._cursors)} if has_new_cursor else {}
+            return {CURSORS_METADATA_KEY: _encode_cursors(self._cursors)} if has_new_cursor else {}
         progress: dict[str, str] = {}
         if self._completed_step is not None:
-            progress[STEP_KEY] = _json.encode(self._completed_step)
+            progress[STEP_METADATA_KEY] = _json.encode(self._completed_step)
         if self._has_had_cursors:
-            progress[CURSORS_KEY] = _encode_cursors(self._cursors)
+            progress[CURSORS_METADATA_KEY] = _encode_cursors(self._cursors)
         return progress
 
 
@@ -358,7 +370,7 @@ class _RunningStep:
     """The last cursor that the step has set, as JSON text."""
 
 
-def _quote(name: str) -> str:
+def _quote_name(name: str) -> str:
     """Return the name of a step as River writes it in errors."""
     return json.dumps(name, ensure_ascii=False)
 
@@ -366,19 +378,19 @@ def _quote(name: str) -> str:
 def _encode_cursors(cursors: dict[str, str]) -> str:
     """Return the value of the key of the cursors. A merge cannot remove the key, so River stores
     null if no cursor is left."""
-    return encode_json_object(cursors) if cursors else _NULL
+    return encode_json_object(cursors) if cursors else _JSON_NULL
 
 
-def _encode_value(value: object, what: str) -> str:
+def _encode_value(value: object, value_name: str) -> str:
     """Return a cursor or a kept result as JSON text.
 
     Raises:
         ArgsError: the value has no JSON form, or is too large.
     """
-    text = _json.encode(value, path=what)
+    text = _json.encode(value, path=value_name)
     size = len(text.encode())
-    if size > VALUE_SIZE_MAX:
-        raise ArgsError(f"{what} has at most {VALUE_SIZE_MAX} bytes as JSON, got {size}")
+    if size > STEP_VALUE_SIZE_MAX:
+        raise ArgsError(f"{value_name} has at most {STEP_VALUE_SIZE_MAX} bytes as JSON, got {size}")
     return text
 
 
@@ -388,7 +400,7 @@ def _decode_value(text: str, decode: Callable[[str], Any] | None) -> Any:
     return json.loads(text) if decode is None else decode(text)
 
 
-def _decode_members(text: str) -> dict[str, str]:
+def _decode_json_members(text: str) -> dict[str, str]:
     """Return the members of a JSON object as JSON texts; empty: the text is no object, or too
     deeply nested for Python."""
     try:
@@ -398,7 +410,7 @@ def _decode_members(text: str) -> dict[str, str]:
     return {key: bytes(raw).decode() for key, raw in members.items()}
 
 
-def _decode_step(text: str) -> str | None:
+def _decode_step_name(text: str) -> str | None:
     """Return the name of the stored step; None: there is none. A value that is no text counts as
     none, as in River."""
     return (msgspec.json.decode(text, type=str) or None) if text.startswith('"') else None
@@ -409,4 +421,4 @@ def _decode_cursors(text: str) -> dict[str, str]:
     values that are no object count as none."""
     if text.startswith("["):
         raise StepError("river: unmarshal resumable cursors: expected an object, got an array")
-    return _decode_members(text)
+    return _decode_json_members(text)

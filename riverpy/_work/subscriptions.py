@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from riverpy._log import get_logger
 from riverpy._log_events import EVENT_DROPPED, SUBSCRIBER_EVENTS_DROPPED
-from riverpy._stream import Stream, Streams
+from riverpy._stream import Stream, StreamGroup
 from riverpy._timestamps import raw_timestamp, timestamp
 from riverpy.errors import ConfigError
 from riverpy.events import Event, EventKind, JobStatistics
@@ -43,7 +43,7 @@ class Subscription(Stream[Event]):
             self._append(event)
 
 
-class SubscriptionManager(Streams[Subscription]):
+class SubscriptionManager(StreamGroup[Subscription]):
     """The open subscriptions of a client."""
 
     def __init__(self) -> None:
@@ -76,9 +76,11 @@ class SubscriptionManager(Streams[Subscription]):
             kind = attempt.event_kind
             subscribers = [one for one in self._open_streams if kind in one.kinds]
             if subscribers:
-                self._publish(attempt, kind, subscribers)
+                self._publish_attempt(attempt, kind, subscribers)
 
-    def _publish(self, attempt: Attempt, kind: EventKind, subscribers: list[Subscription]) -> None:
+    def _publish_attempt(
+        self, attempt: Attempt, kind: EventKind, subscribers: list[Subscription]
+    ) -> None:
         try:
             event = _make_job_event(attempt, kind)
         except Exception:  # the row cannot be read: drop only this event

@@ -29,7 +29,7 @@ SUMMARY_INTERVAL = 60.0
 """Seconds between two log events of the same type."""
 FAILURE_COLLECTION_TIME = 1.0
 """Seconds. Failures in this time after the first failure are logged in one event."""
-ERROR_LENGTH_MAX = 200
+LOGGED_ERROR_LENGTH_MAX = 200
 """The maximum number of characters of an error in an event."""
 ATTEMPT_OUTCOMES = ("completed", "failed", "discarded", "snoozed", "cancelled", "interrupted")
 """The outcomes of attempts, as in `KindStats`."""
@@ -77,7 +77,7 @@ class JobSummaryLogger:
             self._log.warning(
                 JOBS_FAILED,
                 kinds={
-                    kind: {"failed": count, "error": _read_error_text(entry)}
+                    kind: {"failed": count, "error": _decode_error_text(entry)}
                     for kind, (count, entry) in failing.items()
                 },
                 more_kinds=others,
@@ -121,6 +121,8 @@ def _count_ended_attempts(stats: ClientStats) -> dict[str, int]:
     }
 
 
-def _read_error_text(error_entry: str) -> str:
+def _decode_error_text(error_entry: str) -> str:
     """Return the text of an error entry on one line, without passwords."""
-    return mask_passwords(" ".join(parse_error_entry(error_entry).error.split()))[:ERROR_LENGTH_MAX]
+    return mask_passwords(" ".join(parse_error_entry(error_entry).error.split()))[
+        :LOGGED_ERROR_LENGTH_MAX
+    ]

@@ -35,9 +35,9 @@ class UnclaimableJobs:
     def __init__(self, jobs_per_claim_limit: int, claim_timeout: float, log: Any) -> None:
         """`jobs_per_claim_limit` is the maximum number of jobs in a claim, and `claim_timeout` the
         seconds that a claim may take."""
-        self._claim_size = BatchSize(jobs_per_claim_limit, claim_timeout)
+        self._claim_batch_size = BatchSize(jobs_per_claim_limit, claim_timeout)
         self._skipped_jobs = SkippedRows[int](SKIPPED_JOBS_MAX)
-        self._statement_errors = RepeatedErrorDetector()
+        self._error_detector = RepeatedErrorDetector()
         self._logged_job_ids: set[int] = set()
         """The ids of the skipped jobs that were logged as skipped."""
         self._consecutive_failed_claims = 0
@@ -49,7 +49,7 @@ class UnclaimableJobs:
     @property
     def is_claiming_one_by_one(self) -> bool:
         """Whether each claim is for a single job, whose id is read before the claim."""
-        return self._claim_size.rows == 1
+        return self._claim_batch_size.rows == 1
 
     @property
     def skipped_job_ids(self) -> list[int]:
@@ -69,12 +69,12 @@ class UnclaimableJobs:
 
     def set_claim_size_limit(self, jobs_per_claim_limit: int) -> None:
         """Set the maximum number of jobs in a claim."""
-        self._claim_size.row_count_max = jobs_per_claim_limit
-        self._claim_size.rows = min(self._claim_size.rows, jobs_per_claim_limit)
+        self._claim_batch_size.row_count_max = jobs_per_claim_limit
+        self._claim_batch_size.rows = min(self._claim_batch_size.rows, jobs_per_claim_limit)
 
     def limit_claim_size(self, wanted_job_count: int) -> int:
         """Return how many jobs to claim, at most `wanted_job_count`."""
-        return min(wanted_job_count, self._claim_size.rows)
+        return min(wanted_job_count, self._claim_batch_size.rows)
 
     def choose_job_id_to_retry(self) -> int | None:
         """Return the id of a skipped job that the next claim tries again; None: the next claim is
@@ -89,9 +89,9 @@ class UnclaimableJobs:
 
     def record_successful_claim(self, job_count: int, limit: int, seconds: float) -> None:
         """Record a claim that returned `job_count` of `limit` jobs in `seconds` seconds."""
-        self._claim_size.grow_if_fast(job_count, seconds)
+        self._claim_batch_size.grow_if_fast(job_count, seconds)
         if job_count < limit:
-            self._claim_size.allow_growth()
+            self._claim_batch_size.allow_growth()
         if job_count and self._consecutive_failed_claims:
             if self._consecutive_failed_claims >= RETRY_ALL_FAILURES_MIN:
                 self._skipped_jobs.make_all_rows_due()
@@ -112,16 +112,16 @@ class UnclaimableJobs:
         Returns whether to claim again at once.
         """
         self._consecutive_failed_claims += job_id is None or job_id not in self._skipped_jobs
-        if not self._statement_errors.may_be_caused_by_row(error):
+        if not self._error_detector.may_be_caused_by_row(error):
             return False
         if job_id is not None:
             return self._skip_job(job_id, error, seconds)
         may_shrink = not self.is_claiming_one_by_one
-        self._claim_size.shrink_after_failed_selection(limit)
+        self._claim_batch_size.shrink_after_failed_selection(limit)
         if find_error_cause(error) is ErrorCause.TIMEOUT:
             self._limited_log.warning(
                 CLAIM_SIZE_REDUCED,
-                rows=self._claim_size.rows,
+                rows=self._claim_batch_size.rows,
                 error=describe_error(error),
             )
         return may_shrink
@@ -130,7 +130,7 @@ class UnclaimableJobs:
         if self._skipped_jobs.is_full and job_id not in self._skipped_jobs:
             return False
         aside = self._skipped_jobs.add_failure(job_id, job_id, error, seconds)
-        self._claim_size.allow_growth()
+        self._claim_batch_size.allow_growth()
         if job_id not in self._logged_job_ids and (
             aside.failure_count > 1 or find_error_cause(error) is ErrorCause.BAD_ROW
         ):

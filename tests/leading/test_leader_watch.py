@@ -179,7 +179,7 @@ async def test_unreleased_lease(schema: Schema) -> None:
 
     async with rig.working() as client:
         await rig.until("SELECT leader_id FROM river_leader", client.id)
-        engine: Any = client._run._election_manager.engine
+        engine: Any = client._run._election_manager.lease_engine
         connection: DedicatedConnection = engine._store._connection
 
         async def fails(*_: Any, **_options: Any) -> bool:

@@ -64,7 +64,7 @@ def slow_cursor(*rows: list[Any], is_full: bool) -> ClaimCursor:
     assert not cursor.is_claiming_slow(WHOLE_QUEUE, len(rows), SLOW)
     assert cursor.is_claiming_slow(WHOLE_QUEUE, len(rows), SLOW)
     cursor.set_positions_after_slow_claim(
-        rows, is_limit_reached=is_full, seen_until=SEEN, duration=SLOW, now=0.0
+        rows, is_limit_reached=is_full, server_time=SEEN, duration=SLOW, now=0.0
     )
     return cursor
 
@@ -124,7 +124,7 @@ def test_claim_from_the_beginning_again() -> None:
     )
     assert places(cursor, now) == [None]
     cursor.set_positions_after_slow_claim(
-        [row(2, 6, 1)], is_limit_reached=True, seen_until=SEEN, duration=SLOW, now=now
+        [row(2, 6, 1)], is_limit_reached=True, server_time=SEEN, duration=SLOW, now=now
     )
     assert places(cursor, now) == [(SEEN - LATE, 0), (6, 1), (FIRST, 0), (FIRST, 0)]
     cursor.set_positions_after_fast_claim(WHOLE_QUEUE, [], is_limit_reached=False, now=9.0)
@@ -136,11 +136,11 @@ def test_pause_is_bounded() -> None:
     and claims from the beginning stay few."""
     cursor = ClaimCursor()
     cursor.set_positions_after_slow_claim(
-        [], is_limit_reached=False, seen_until=SEEN, duration=60.0, now=0.0
+        [], is_limit_reached=False, server_time=SEEN, duration=60.0, now=0.0
     )
     assert cursor.seconds_until_whole_queue_claim(0.0) == WHOLE_QUEUE_CLAIM_INTERVAL_MAX
     cursor.set_positions_after_slow_claim(
-        [], is_limit_reached=False, seen_until=SEEN, duration=0.0, now=0.0
+        [], is_limit_reached=False, server_time=SEEN, duration=0.0, now=0.0
     )
     assert cursor.seconds_until_whole_queue_claim(0.0) == WHOLE_QUEUE_CLAIM_INTERVAL_MIN
 

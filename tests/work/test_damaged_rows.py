@@ -68,7 +68,7 @@ async def test_lost_claims_beside_a_damaged_row(
     """Claims whose answer was lost, of this run or an earlier one, are released although the server
     cannot read who claimed another running job. Its id is logged."""
     monkeypatch.setattr("riverpy._work.reconciler.CLAIM_TIMEOUT", 0.0)
-    monkeypatch.setattr("riverpy._work.reconciler.RETRY_DELAY", 0.05)
+    monkeypatch.setattr("riverpy._work.reconciler.RECONCILE_RETRY_DELAY", 0.05)
 
     @rig.job
     async def work(job: Job[Task]) -> None: ...

@@ -9,7 +9,7 @@ import pytest
 
 from riverpy import EventKind, InsertOpts, JobState, WorkerMiddleware
 from riverpy._timestamps import PG_EPOCH, format_microseconds
-from riverpy._work.expiry import is_expired
+from riverpy._work.expiry import is_job_expired
 from tests.work.rig import Task, errors_of
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ def test_which_times_count() -> None:
     text = format_microseconds(now)
     assert text == f"{(PG_EPOCH + timedelta(microseconds=now)).replace(tzinfo=None).isoformat()}Z"
     metadata = f'{{"a": [1], "riverpy:expires_at": "{text}"}}'
-    assert [is_expired(metadata, now + by) for by in (-1, 0, 1)] == [False, True, True]
+    assert [is_job_expired(metadata, now + by) for by in (-1, 0, 1)] == [False, True, True]
     for value in (f'"{text[:-1]}"', '""', "1", "null", f'["{text}"]', '"0000"'):
-        assert not is_expired(f'{{"riverpy:expires_at": {value}}}', now + 1)
+        assert not is_job_expired(f'{{"riverpy:expires_at": {value}}}', now + 1)
     for other in (f'{{"a": {metadata}}}', f'["riverpy:expires_at", "{text}"]', "{}", "nonsense"):
-        assert not is_expired(other, now + 1)
-    assert not is_expired('{"riverpy:expires_at": ' + "[" * 100_000, now)
+        assert not is_job_expired(other, now + 1)
+    assert not is_job_expired('{"riverpy:expires_at": ' + "[" * 100_000, now)
 
 
 @pytest.mark.parametrize("earlier_attempts", [0, 1])

@@ -62,7 +62,7 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
         (lambda: listening._check_delivery(first=False), listening.probe_interval),
     ]
     if config.candidate:
-        engine = run._election_manager.engine
+        engine = run._election_manager.lease_engine
         interval = config.elect_interval.total_seconds()
         steps.append((lambda: engine.try_acquire("default"), interval))
     async with ServiceGroup() as group:
@@ -231,7 +231,7 @@ async def test_claims_of_a_notification(rig: Rig, monkeypatch: pytest.MonkeyPatc
         await rig.insert_rows(1)
         producer.wake_after_notification()
         await rig.event()
-        while producer._follow_up_times:
+        while producer._follow_up_claim_times:
             producer.claimed.init()
             await producer.claimed.wait()
     assert claims_of(sent) <= 1 + 1 + 2 * len(

@@ -29,7 +29,7 @@ PATIENCE = 30.0
 def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Log a blocked loop soon. (A thread that is later than this treats the process as frozen.)"""
     monkeypatch.setattr(loop_watch, "LOOP_CHECK_INTERVAL", 0.05)
-    monkeypatch.setattr(loop_watch, "BLOCKED_THRESHOLD", LATE)
+    monkeypatch.setattr(loop_watch, "LOOP_BLOCKED_THRESHOLD", LATE)
 
 
 def block_until_told(log: list[dict[str, Any]]) -> None:

@@ -268,7 +268,7 @@ async def test_follow_up_claims_after_a_notification(
             await rig.schema.execute(
                 "SELECT pg_notify($1, $2)", f"{rig.schema.name}.river_insert", '{"queue":"default"}'
             )
-            while len(claims) == before or run.producers["default"]._follow_up_times:
+            while len(claims) == before or run.producers["default"]._follow_up_claim_times:
                 await asyncio.sleep(0)
             async with run._connections.claims.acquire("seeing no claim in flight", PATIENCE):
                 looks = len(claims) - before
@@ -458,7 +458,7 @@ async def test_due_times_of_a_busy_queue(rig: Rig) -> None:
         assert client._run is not None
         producer = client._run.producers["default"]
         producer.schedule_claim(1e-6)
-        most = max(most, len(producer._due_times))
+        most = max(most, len(producer._due_job_times))
         await asyncio.sleep(2 * riverpy._work.producer.DUE_JOB_CLAIM_DELAY)
 
     await rig.insert_rows(60)

@@ -156,7 +156,7 @@ async def test_claims_after_a_reconnect(rig: Rig) -> None:
         run: Any = client._run
         producer, claims = run.producers["default"], asyncio.Semaphore(0)
         async with asyncio.timeout(PATIENCE):
-            while producer._follow_up_times:  # those of the start
+            while producer._follow_up_claim_times:  # those of the start
                 await asyncio.sleep(0.01)
             producer.claimed.emit = claims.release
             run._resync()

@@ -177,7 +177,7 @@ async def test_lost_claims_beside_one_that_fails(
 ) -> None:
     """Claims whose answer was lost are released although the server fails for one of them."""
     monkeypatch.setattr("riverpy._work.reconciler.CLAIM_TIMEOUT", 0.0)
-    monkeypatch.setattr("riverpy._work.reconciler.RETRY_DELAY", 0.05)
+    monkeypatch.setattr("riverpy._work.reconciler.RECONCILE_RETRY_DELAY", 0.05)
     await rig.insert_rows(20)
     fail = f"IF OLD.id = 7 THEN RAISE 'not this one' USING ERRCODE = '{sqlstate}'; END IF;"
     async with trigger(rig, RESULT, fail):

@@ -316,7 +316,7 @@ async def test_result_that_cannot_be_stored_at_once(
 ) -> None:
     """While the database does not answer, a kept result is sent again. If the attempt is cancelled
     meanwhile, its end stores the result."""
-    merge, failures = AttemptStore.merge, 2
+    merge, failures = AttemptStore.merge_metadata, 2
     is_failing = asyncio.Event()
 
     async def failing_merge(self: AttemptStore, *args: Any, **options: Any) -> None:
@@ -327,7 +327,7 @@ async def test_result_that_cannot_be_stored_at_once(
             raise ConnectionRefusedError
         await merge(self, *args, **options)
 
-    monkeypatch.setattr(AttemptStore, "merge", failing_merge)
+    monkeypatch.setattr(AttemptStore, "merge_metadata", failing_merge)
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -395,8 +395,8 @@ async def test_code_that_catches_its_cancellation(rig: Rig) -> None:
 async def test_row_that_the_code_has_locked(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the code keeps a result while its own transaction has locked the row, it gets an error
     that says so, and no endless wait. The transaction stays usable."""
-    monkeypatch.setattr(steps, "STORE_TIMEOUT", 0.001)
-    monkeypatch.setattr(attempt_store, "LOCK_TIMEOUT", "20ms")
+    monkeypatch.setattr(steps, "PROGRESS_STORE_TIMEOUT", 0.001)
+    monkeypatch.setattr(attempt_store, "ROW_LOCK_TIMEOUT", "20ms")
 
     @rig.job
     async def work(job: Job[Task]) -> None:

@@ -144,7 +144,7 @@ def test_error_on_one_line_without_password() -> None:
     )
     error = told.lines()[0]["kinds"]["a"]["error"]
     assert error.startswith("no luck at postgres://u:***@h/d")
-    assert len(error) <= summary_module.ERROR_LENGTH_MAX
+    assert len(error) <= summary_module.LOGGED_ERROR_LENGTH_MAX
 
 
 async def test_first_failure_is_logged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

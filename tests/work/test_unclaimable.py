@@ -106,7 +106,7 @@ async def test_trigger_that_refuses(
             assert await tries(rig) == refused
             assert client._run is not None
             assert not client._run._reconciler.has_unanswered_claim
-            aside = client._run.producers["default"].unclaimable.skipped_jobs
+            aside = client._run.producers["default"].unclaimable_jobs.skipped_jobs
             assert sorted(one.row for one in aside) == [1, 60, 61, 120]
     finally:
         await allow(rig)

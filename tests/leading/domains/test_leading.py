@@ -169,7 +169,7 @@ async def test_stop_hands_over(rig: Rig, schema: Schema) -> None:
         async with member(rig, "a", "mail", **LONG) as a:
             first = await a.until_leader()
             async with member(rig, "b", "mail", **LONG) as b:
-                engine: Any = b.client._run._election_manager.engine  # type: ignore[union-attr]
+                engine: Any = b.client._run._election_manager.lease_engine  # type: ignore[union-attr]
                 engine.lease_denied.init()
                 engine.wake_all_callers()  # its first attempt may have ended
                 with anyio.fail_after(PATIENCE):
@@ -471,7 +471,7 @@ async def test_schema_leader_without_default(rig: Rig) -> None:
         async with member(rig, "c", None) as c:
             await c.until_leader()
             await rig.until(SCHEMA_HOLDER, None)
-            engine = a.client._run._election_manager.maintenance_elections[1].engine  # type: ignore[union-attr]
+            engine = a.client._run._election_manager.maintenance_elections[1].lease_engine  # type: ignore[union-attr]
             engine.lease_denied.init()
             with anyio.fail_after(PATIENCE, reason="it is elected beside the leader of default"):
                 await engine.lease_denied.wait()
