@@ -146,6 +146,7 @@ SINGLETON_ENDED = "singleton ended"
 SINGLETONS_ABANDONED = "singletons abandoned"
 EXECUTION_CLAIM_RELEASE_FAILED = "execution claim release failed"
 EXECUTION_END_NOT_RECORDED = "execution end not recorded"
+EXECUTION_FAILURE_NOT_RECORDED = "execution failure not recorded"
 
 # Maintenance
 MAINTENANCE_FAILED = "maintenance failed"

@@ -19,12 +19,14 @@ class ExecutionState(Enum):
     DONE_BEFORE = "done before"
     """An earlier call completed the effect. This call did nothing."""
     IN_PROGRESS = "in progress"
-    """Another call is running the function, or the claim of that call has not expired. This call
-    did nothing. Try again later."""
+    """Another call is running the function. For `run_at_most_once` this means that its client is
+    alive, and for `run_at_least_once` that its claim has not expired. This call did nothing. Try
+    again later."""
     UNKNOWN = "unknown"
     """An earlier call of `run_at_most_once` claimed the key, and did not record that the effect is
-    complete. The function of that call may still run, or may have failed or crashed at any point.
-    The function does not run again. This call did nothing."""
+    complete. Its function failed or was cancelled, or its client is dead: it has written no
+    heartbeat for its `dead_after`. The effect may or may not have happened. The function does not
+    run again. This call did nothing."""
     OVERTAKEN = "overtaken"
     """The function ran in this call, but the claim expired and another call claimed the key. So the
     effect may happen twice."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -14,7 +14,11 @@ from riverpy._calls.base import ClientMethods
 from riverpy._clock import Backoff
 from riverpy._lifecycle import run_despite_cancellation
 from riverpy._log import get_logger
-from riverpy._log_events import EXECUTION_CLAIM_RELEASE_FAILED, EXECUTION_END_NOT_RECORDED
+from riverpy._log_events import (
+    EXECUTION_CLAIM_RELEASE_FAILED,
+    EXECUTION_END_NOT_RECORDED,
+    EXECUTION_FAILURE_NOT_RECORDED,
+)
 from riverpy._names import validate_execution_key
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
@@ -25,10 +29,10 @@ from riverpy._postgres.driver import (
     describe_error,
 )
 from riverpy._postgres.executions import (
-    ExecutionRow,
     execution_check_transaction,
     execution_claim,
     execution_complete,
+    execution_end,
     execution_get,
     execution_insert_completed,
     execution_release,
@@ -53,6 +57,12 @@ CANCEL_MARGIN_SHARE_OF_CLAIM_EXPIRY = 1 / 15
 `expires_after`. It is needed because the clocks of client and server may run at different rates."""
 DURATION_ARGUMENT_MAX = timedelta(days=36_500)
 """The longest duration that a caller may pass."""
+UNREGISTERED_CLAIMANT_LIFETIME = timedelta(minutes=1)
+"""How long a client that is open but does not run counts as alive after it claimed a key. It writes
+no heartbeats."""
+UNRECORDED_FAILURES_MAX = 1000
+"""The maximum number of failures that a client keeps to record them later. The oldest are
+dropped."""
 CLAIM_RELEASE_TIMEOUT = 2.0
 """The timeout for the release of a claim, in seconds."""
 RECORD_COMPLETION_TIMEOUT = 10.0
@@ -72,6 +82,12 @@ class _KeyLockedError(Exception):
 
 class ExecutionMethods(ClientMethods):
     """The methods that run an effect once for a key."""
+
+    @cached_property
+    def _unrecorded_failures(self) -> dict[str, Claim]:
+        """The claims whose end could not be recorded, by key. Only those of `run_at_most_once`
+        matter: while this client is alive, their state is IN_PROGRESS."""
+        return {}
 
     async def run_once(
         self,
@@ -117,6 +133,8 @@ class ExecutionMethods(ClientMethods):
                 snapshot.
         """
         _validate_arguments(key, kept=kept, wait=wait)
+        if tx is None:
+            await self._record_earlier_failures()
         attempt = partial(self._try_to_run_once, key, fn, kept, tx)
         return await _retry_while_key_locked(wait, attempt)
 
@@ -135,7 +153,7 @@ class ExecutionMethods(ClientMethods):
                     connection, schema, key=key, claimed_by=self.id, retention=kept
                 )
             if transaction_id is None:
-                return _existing_execution(await execution_get(connection, schema, key=key))
+                return await self._get_existing_execution(connection, key)
             value = await fn(connection)
             # With `tx`, no check is needed: the release of the savepoint fails if the transaction
             # has ended.
@@ -155,7 +173,11 @@ class ExecutionMethods(ClientMethods):
         again.
 
         The call claims the key, runs `await fn(claim)`, and records that the effect is complete. If
-        `fn` raises, the claim stays and the exception is raised.
+        `fn` raises, the claim stays and the exception is raised. Another call with the key gets
+        IN_PROGRESS while this client is alive, and UNKNOWN after `fn` has failed or the client has
+        died. A client is dead if it has written no heartbeat for its `Config.dead_after`. A client
+        writes heartbeats only while it runs; if it is only open, it counts as dead one minute after
+        the claim.
 
         Args:
             key: identifies the effect: 1 to 255 characters.
@@ -164,7 +186,7 @@ class ExecutionMethods(ClientMethods):
                 days. None: forever.
 
         Returns:
-            An Execution in state RAN, DONE_BEFORE or UNKNOWN.
+            An Execution in state RAN, DONE_BEFORE, IN_PROGRESS or UNKNOWN.
 
         Raises:
             ConfigError, SchemaMissingError, ClientStateError: as `run_once`.
@@ -174,11 +196,17 @@ class ExecutionMethods(ClientMethods):
                 not be recorded within 10 seconds.
         """
         _validate_arguments(key, kept=kept)
+        await self._record_earlier_failures()
         attempt = partial(self._try_to_claim_key, key, None, kept)
         claim = await _retry_while_key_locked(KEY_WAIT_TIMEOUT_DEFAULT, attempt)
         if not isinstance(claim, Claim):
             return claim
-        return await self._record_completion(claim, await fn(claim), kept)
+        try:
+            value = await fn(claim)
+        except BaseException:
+            await run_despite_cancellation(lambda: self._record_failure(claim))
+            raise
+        return await self._record_completion(claim, value, kept)
 
     async def run_at_least_once(
         self,
@@ -204,8 +232,8 @@ class ExecutionMethods(ClientMethods):
                 run again. Default 30 days. None: forever.
 
         Returns:
-            An Execution in state RAN, DONE_BEFORE, IN_PROGRESS, OVERTAKEN or, if the key was
-            claimed by `run_at_most_once`, UNKNOWN.
+            An Execution in state RAN, DONE_BEFORE, IN_PROGRESS, OVERTAKEN or, if a call of
+            `run_at_most_once` claimed the key, UNKNOWN.
 
         Raises:
             ConfigError, SchemaMissingError, ClientStateError: as `run_once`.
@@ -216,6 +244,7 @@ class ExecutionMethods(ClientMethods):
                 within 10 seconds.
         """
         _validate_arguments(key, kept=kept, expires_after=expires_after)
+        await self._record_earlier_failures()
         if kept is not None and kept < expires_after:
             raise ConfigError(
                 f"kept ({kept}) must be at least expires_after ({expires_after}): otherwise the "
@@ -257,8 +286,12 @@ class ExecutionMethods(ClientMethods):
                         retention=kept,
                     )
                 if epoch is None:
-                    return _existing_execution(await execution_get(connection, schema, key=key))
+                    return await self._get_existing_execution(connection, key)
                 claim = Claim(key, epoch)
+        except DATABASE_ERRORS:
+            if claim is not None:  # it may be stored
+                self._record_failure_later(claim)
+            raise
         except anyio.get_cancelled_exc_class():
             if claim is not None:
                 await run_despite_cancellation(partial(self._release_claim, claim))
@@ -287,6 +320,7 @@ class ExecutionMethods(ClientMethods):
             except DATABASE_ERRORS as error:
                 delay = backoff.next_delay()
                 if anyio.current_time() + delay > deadline:
+                    self._record_failure_later(claim)
                     # Logged here, because a cancelled caller does not receive the error.
                     _log.error(
                         EXECUTION_END_NOT_RECORDED, key=claim.key, error=describe_error(error)
@@ -302,6 +336,53 @@ class ExecutionMethods(ClientMethods):
                     await execution_release(connection, self._config.schema, **claim._asdict())
         except DATABASE_ERRORS as error:
             _log.warning(EXECUTION_CLAIM_RELEASE_FAILED, error=describe_error(error))
+
+    async def _record_failure(self, claim: Claim) -> None:
+        """Record that the function of `run_at_most_once` failed. If this fails too, a later call
+        does it."""
+        try:
+            with anyio.fail_after(CLAIM_RELEASE_TIMEOUT):
+                await self._store_failure(claim)
+        except DATABASE_ERRORS as error:
+            self._record_failure_later(claim)
+            _log.warning(EXECUTION_FAILURE_NOT_RECORDED, key=claim.key, error=describe_error(error))
+
+    async def _store_failure(self, claim: Claim) -> None:
+        async with self._transaction(None) as connection:
+            await execution_end(connection, self._config.schema, **claim._asdict())
+
+    def _record_failure_later(self, claim: Claim) -> None:
+        claims = self._unrecorded_failures
+        claims[claim.key] = claim
+        if len(claims) > UNRECORDED_FAILURES_MAX:
+            del claims[next(iter(claims))]
+
+    async def _record_earlier_failures(self) -> None:
+        """Record the failures that could not be recorded before. An error is not raised, because
+        the caller's own statement will meet it too."""
+        with suppress(*DATABASE_ERRORS), anyio.move_on_after(CLAIM_RELEASE_TIMEOUT):
+            for claim in [*self._unrecorded_failures.values()]:
+                await self._store_failure(claim)
+                if self._unrecorded_failures.get(claim.key) == claim:
+                    del self._unrecorded_failures[claim.key]
+
+    async def _get_existing_execution(self, connection: Transaction, key: str) -> Execution[Any]:
+        """Return the state of a key that another call has claimed."""
+        row = await execution_get(
+            connection,
+            self._config.schema,
+            key=key,
+            alive_unregistered=UNREGISTERED_CLAIMANT_LIFETIME,
+        )
+        if row is None:  # the row was deleted after this call failed to claim the key
+            return Execution(ExecutionState.IN_PROGRESS)
+        if row.is_completed:
+            state = ExecutionState.DONE_BEFORE
+        elif row.can_expire or row.is_claimant_alive:
+            state = ExecutionState.IN_PROGRESS
+        else:
+            state = ExecutionState.UNKNOWN
+        return Execution(state, None, row.claimed_by, row.claimed_at)
 
     @contextmanager
     def _limit_key_wait(self, wait: float, *, can_retry_conflicts: bool) -> Generator[None]:
@@ -353,17 +434,6 @@ async def _retry_while_key_locked(
             if anyio.current_time() >= deadline:
                 return Execution(ExecutionState.IN_PROGRESS)
             await anyio.sleep(backoff.next_delay())
-
-
-def _existing_execution(row: ExecutionRow | None) -> Execution[Any]:
-    """Return the state of a key that another call has claimed."""
-    if row is None:  # the row was deleted after this call failed to claim the key
-        return Execution(ExecutionState.IN_PROGRESS)
-    if row.is_completed:
-        state = ExecutionState.DONE_BEFORE
-    else:
-        state = ExecutionState.IN_PROGRESS if row.can_expire else ExecutionState.UNKNOWN
-    return Execution(state, None, row.claimed_by, row.claimed_at)
 
 
 def _validate_arguments(key: str, **durations: timedelta | None) -> None:

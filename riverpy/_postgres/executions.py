@@ -32,6 +32,9 @@ class ExecutionRow(NamedTuple):
     can_expire: bool
     """Whether the claim expires, so that another caller may claim the key."""
     is_completed: bool
+    is_claimant_alive: bool
+    """Whether the client that claimed the key without an expiry is alive, and its function has not
+    failed."""
 
 
 class ExpiredExecutionCursor(NamedTuple):
@@ -100,16 +103,30 @@ async def execution_release(
     await query(_SQL_FILE, "exec_release", schema).execute(connection, key=key, epoch=str(epoch))
 
 
+async def execution_end(
+    connection: Transaction, schema: str | None, *, key: str, epoch: int
+) -> None:
+    """Mark a claim without an expiry as ended without success. A repeated call is harmless."""
+    await query(_SQL_FILE, "exec_end", schema).execute(connection, key=key, epoch=str(epoch))
+
+
 async def execution_get(
-    connection: Transaction, schema: str | None, *, key: str
+    connection: Transaction, schema: str | None, *, key: str, alive_unregistered: timedelta
 ) -> ExecutionRow | None:
-    """Return the stored state of a key. None: the key was never claimed."""
-    row = await query(_SQL_FILE, "exec_get", schema).fetchrow(connection, key=key)
+    """Return the stored state of a key. None: the key was never claimed.
+
+    Args:
+        alive_unregistered: how long a claimant counts as alive if it was not registered, so that
+            it writes no heartbeats.
+    """
+    row = await query(_SQL_FILE, "exec_get", schema).fetchrow(
+        connection, key=key, unregistered_for=_interval_text(alive_unregistered)
+    )
     if row is None:
         return None
-    claimed_by, digits, can_expire, is_completed = row
+    claimed_by, digits, *flags = row
     claimed_at = None if digits is None else timestamp(bytes.fromhex(digits))
-    return ExecutionRow(claimed_by, claimed_at, can_expire == "t", is_completed == "t")
+    return ExecutionRow(claimed_by, claimed_at, *(flag == "t" for flag in flags))
 
 
 async def execution_check_transaction(connection: Transaction, transaction_id: str) -> None:

@@ -53,13 +53,42 @@ set expires_at = '-infinity'
 where key = @key::cstring::text and epoch = @epoch::cstring::text::bigint;
 
 
+-- name: exec_end
+-- Mark a claim without an expiry whose function has ended without success. It stays, and looks to other callers like
+-- the claim of a dead client.
+update /* schema */ riverpy_exec
+set expires_at = 'infinity'
+where key = @key::cstring::text and epoch = @epoch::cstring::text::bigint and expires_at is null
+  and completed_at is null;
+
+
 -- name: exec_get
--- The stored state of a key.
+-- The stored state of a key. The claimant lives if it was registered when it claimed the key, and its heartbeat is
+-- recent by its own limit. After a restart of the server the time begins again, because no client could write a
+-- heartbeat before. A claimant that was not registered lives for a fixed time, or for the limit of a later client with
+-- its id, if that is shorter. The transaction may be long, so its own time is the lower limit only.
 select
-  textout(claimed_by), textout(encode(timestamptz_send(/* finite */ (claimed_at)), 'hex')),
-  boolout(expires_at is not null), boolout(completed_at is not null)
-from /* schema */ riverpy_exec
-where key = @key::cstring::text;
+  textout(exec.claimed_by), textout(encode(timestamptz_send(/* finite */ (exec.claimed_at)), 'hex')),
+  boolout(exec.expires_at < 'infinity'), boolout(exec.completed_at is not null),
+  boolout(exec.expires_at is null and exists (
+    select
+    from (
+      select
+        client.started_at <= exec.claimed_at as is_registered,
+        case
+          when client.started_at <= exec.claimed_at then client.dead_after
+          else least(client.dead_after, @unregistered_for::cstring::text::interval)
+        end as dead_after
+    ) as claimant,
+    lateral (
+      values (exec.claimed_at), (case when is_registered then client.heartbeat_at end),
+        (case when is_registered then pg_postmaster_start_time() end)
+    ) as seen (seen_at)
+    where seen_at between now() - claimant.dead_after and clock_timestamp() + claimant.dead_after
+  ))
+from /* schema */ riverpy_exec as exec
+left join /* schema */ riverpy_client as client on client.client_id = exec.claimed_by
+where exec.key = @key::cstring::text;
 
 
 -- name: exec_check_transaction

@@ -337,14 +337,14 @@ async def until_waiting(schema: Schema, count: int) -> None:
 
 
 async def test_at_most_once(client: Client) -> None:
-    """The function runs once, with an epoch as token. While it runs, and after it failed or was
-    cancelled, the result is unknown and it does not run again. After its end it is done."""
+    """The function runs once, with an epoch as token. While it runs, it is in progress. After it
+    failed, the result is unknown and it does not run again. After its end it is done."""
     mailer = Mailer()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(client.run_at_most_once, "mail 1", mailer.send)
         await mailer.entered.wait()
         answer = await client.run_at_most_once("mail 1", mailer.send)
-        assert (answer.state, answer.claimed_by) == (UNKNOWN, "one")
+        assert (answer.state, answer.claimed_by) == (IN_PROGRESS, "one")
         mailer.may_end.set()
     assert (await client.run_at_most_once("mail 1", mailer.send)).state == DONE_BEFORE
     mailer.error = LookupError("bounced")
@@ -600,7 +600,8 @@ async def test_no_connection(schema: Schema, monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_answer_to_a_claim_is_lost(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the commit of a claim gets no answer, the call raises an error and its function does not
-    run. Since the claim may be stored, an at-most-once effect is unknown then."""
+    run. Since the claim may be stored, an at-most-once effect is unknown for other clients, at the
+    latest after the next such call of this client."""
     mailer = Mailer()
     async with proxied(schema.url) as proxy:
 
@@ -609,15 +610,17 @@ async def test_answer_to_a_claim_is_lost(schema: Schema, monkeypatch: pytest.Mon
             proxy.partition = Partition.ANSWERS_LOST
             return epoch
 
-        with monkeypatch.context() as patch:
-            patch.setattr(client_module, "POOL_STATEMENT_TIMEOUT", 4.0)
-            patch.setattr(executions, "execution_claim", claim_and_lose)
-            async with Client(proxy.url, config=Config(schema=schema.name)) as client:
+        async with Client(proxy.url, config=Config(schema=schema.name)) as client:
+            with monkeypatch.context() as patch:
+                patch.setattr(client_module, "POOL_STATEMENT_TIMEOUT", 4.0)
+                patch.setattr(executions, "execution_claim", claim_and_lose)
                 with pytest.raises(TimeoutError, match="the call took longer"):
                     await client.run_at_most_once("k", mailer.send)
-                await proxy.heal()
-    async with opened(schema, "two") as other:
-        assert (await other.run_at_most_once("k", mailer.send)).state == UNKNOWN
+            await proxy.heal()
+            async with opened(schema, "two") as other:
+                assert (await other.run_at_most_once("k", mailer.send)).state == IN_PROGRESS
+                await client.run_once("another", note_nothing)
+                assert (await other.run_at_most_once("k", mailer.send)).state == UNKNOWN
     assert mailer.sent == []
 
 
