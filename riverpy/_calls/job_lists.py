@@ -37,7 +37,7 @@ class JobListMethods(ClientMethods):
         order_by: JobOrder = "id",
         descending: bool = False,
         limit: int = LIMIT_DEFAULT,
-        after: str | None = None,
+        after: str | JobRow | None = None,
         tx: Transaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobPage:
@@ -47,8 +47,8 @@ class JobListMethods(ClientMethods):
             order_by: the order, see `riverpy.JobOrder`. Default: by id.
             descending: whether the order is reversed.
             limit: the maximum number of jobs, from 1 to 10,000. Default 100.
-            after: the `cursor` of an earlier page: the page starts behind it. Use the same filters
-                and order. Cursors of River in Go are accepted too.
+            after: the `cursor` of an earlier page, or a job: the page starts behind it. Use the
+                same filters and order. Cursors of River in Go are accepted too.
             tx: as for `insert`.
             filters: see `riverpy.JobFilters`.
 
@@ -72,7 +72,7 @@ class JobListMethods(ClientMethods):
         order_by: JobOrder = "id",
         descending: bool = False,
         page_size: int = PAGE_SIZE_DEFAULT,
-        after: str | None = None,
+        after: str | JobRow | None = None,
         tx: Transaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> AsyncGenerator[JobRow]:
@@ -94,9 +94,9 @@ class JobListMethods(ClientMethods):
         checked = check_filters(filters)
         check_limit(page_size, "page_size")
 
-        def plan(cursor: str | None) -> PagePlan:
+        def plan(position: str | JobRow | None) -> PagePlan:
             return plan_page(
-                checked, order_by, descending=descending, limit=page_size, after=cursor
+                checked, order_by, descending=descending, limit=page_size, after=position
             )
 
         return self._iterate(plan(after), plan, page_size, tx)

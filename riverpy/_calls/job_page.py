@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from riverpy._calls.job_cursor import JobPosition, read_cursor, write_cursor
+from riverpy._calls.job_cursor import (
+    CursorTime,
+    JobPosition,
+    postgres_time,
+    read_cursor,
+    write_cursor,
+)
 from riverpy._names import expect_literal_value
 from riverpy._postgres.job_lists import PageStatement
 from riverpy._postgres.jobs import FINAL_STATES
 from riverpy._timestamps import wire_timestamp
 from riverpy.errors import ConfigError
-from riverpy.job import JobColumn
+from riverpy.job import JobColumn, JobRow
 from riverpy.job_list import JobOrder
 
 if TYPE_CHECKING:
@@ -78,9 +84,14 @@ def check_whole_number(value: int, name: str, last: int) -> None:
 
 
 def plan_page(
-    filters: CheckedFilters, order: JobOrder, *, descending: bool, limit: int, after: str | None
+    filters: CheckedFilters,
+    order: JobOrder,
+    *,
+    descending: bool,
+    limit: int,
+    after: str | JobRow | None,
 ) -> PagePlan:
-    """Return how a page is read.
+    """Return how a page is read. It starts behind `after`, a cursor or a job.
 
     Raises:
         ConfigError: the order, the limit or the cursor is not allowed.
@@ -102,7 +113,7 @@ def plan_page(
     if _is_fenced(filters, is_first_by_id=field is None and not descending and after is None):
         parts.add("fenced")
     if after is not None:
-        cursor = read_cursor(after, order)
+        cursor = _read_position(after, order, field)
         values |= {"after_id": cursor.id, "after_time": cursor.time}
         may_lack_time = field == "attempted_at" or (field, block) == ("finalized_at", "by_time")
         if field is not None and cursor.time is not None:
@@ -110,6 +121,14 @@ def plan_page(
         else:
             parts.add(f"after_{'empty' if may_lack_time else 'id'}_{direction}")
     return PagePlan(order, descending, field, PageStatement(block, frozenset(parts), values))
+
+
+def _read_position(after: str | JobRow, order: JobOrder, time_field: str | None) -> CursorTime:
+    """Return the position of a cursor or of a job."""
+    if not isinstance(after, JobRow):
+        return read_cursor(after, order)
+    raw = None if time_field is None else after.columns()[_TIME_COLUMNS[time_field]]
+    return CursorTime(after.id, None if raw is None else postgres_time(wire_timestamp(raw)))
 
 
 def _is_fenced(filters: CheckedFilters, *, is_first_by_id: bool) -> bool:

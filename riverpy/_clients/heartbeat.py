@@ -51,10 +51,10 @@ if TYPE_CHECKING:
 HEARTBEATS_WITHIN_DEAD_AFTER = 6
 """The number of heartbeats within `dead_after`."""
 STOP_CLAIMING_AT_SHARE_OF_DEAD_AFTER = 1 / 3
-"""The age of the last heartbeat at which the client stops claiming jobs, as a fraction of
+"""A client stops claiming jobs when its last heartbeat is older than this fraction of
 `dead_after`."""
 CONTACT_LOST_AT_SHARE_OF_DEAD_AFTER = 1 / 2
-"""The age of the last heartbeat at which the contact counts as broken, as a fraction of
+"""The contact counts as broken when the last heartbeat is older than this fraction of
 `dead_after`."""
 WRITE_TIMEOUT_SHARE_OF_DEAD_AFTER = 1 / 30
 WRITE_TIMEOUT_MIN = 0.25

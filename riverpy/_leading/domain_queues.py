@@ -1,10 +1,9 @@
 """DomainQueueReader: reads which queues a leader maintains, if there is more than one domain.
 
-A queue is orphaned if the heartbeat of its domain has not changed for
-`DOMAIN_ORPHANED_AFTER_SECONDS`. It is also orphaned if that heartbeat is older than
-`DOMAIN_ORPHANED_AFTER_SECONDS` by the server's clock and has not changed for `dead_after`. The
-server's clock alone does not decide, because it may be set to another time. Another leader
-maintains orphaned queues.
+The leader of another domain maintains orphaned queues. A queue is orphaned if no leader of its
+domain has written a heartbeat for `DOMAIN_ORPHANED_AFTER_SECONDS`. This process measures the time
+with its own clock. If the server's clock says that the heartbeat is so old, `dead_after` is enough
+by the own clock. The server's clock alone does not decide, because it may be set to another time.
 """
 
 from __future__ import annotations

@@ -82,7 +82,8 @@ class DomainMembership:
         timer: Timer,
     ) -> None:
         """Create the membership of a client. Heartbeats are written over `connection`, so its
-        session should have a short lock timeout. `reserved_connection` is for the joining."""
+        session should have a short lock timeout. The client joins the domain over
+        `reserved_connection`."""
         self._registration, self._config = registration, config
         self._periodic_jobs = periodic_jobs
         self._connection, self._reserved, self._timer = connection, reserved_connection, timer

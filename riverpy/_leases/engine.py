@@ -466,7 +466,7 @@ class AcquireAttempt:
         with self._cancel_scope:
             try:
                 self.answer = await self._statement()
-            except Exception as error:  # `execute_statement` raises it
+            except Exception as error:  # raised by `execute_statement`
                 self._error = error
         if self._cancel_scope.cancelled_caught:
             self._error = TimeoutError("the leases were closed before the answer came")

@@ -231,8 +231,8 @@ class DedicatedConnection:
         self._was_connected = self._is_closed = False
         self._last_seen_outage_count = 0
         """The number of logged outages when this connection worked last."""
-        # With `fast_acquire` the lock does not yield to the event loop. Each SQL statement does
-        # that.
+        # `fast_acquire`: a free lock is acquired without a step of the event loop. The statement
+        # that follows waits anyway.
         self._lock = anyio.Lock(fast_acquire=True)
         self._backoff = Backoff(RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX)
         self._last_connect_error = ""

@@ -202,7 +202,7 @@ async def _list_leases(
 
 
 async def _get_lease(database: DatabaseSettings, name: str) -> LeaseOutput:
-    """Return a lease of user code. Raises NotFoundError if no process has acquired it yet."""
+    """Return the lease with this name. Raises NotFoundError if no process has acquired it yet."""
     async with open_connection(database) as found:
         _expect_lease_table(found)
         lease = await _read_lease(found, name)

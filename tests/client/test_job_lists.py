@@ -119,7 +119,8 @@ async def test_filters(client: Client) -> None:
 
 async def test_order_and_pages(client: Client, schema: Schema) -> None:
     """Pages of every size join to the whole list, in each order, also with equal, empty and very
-    late times. The reverse order is the exact reverse (CF-103, PF-09)."""
+    late times, and each continues behind a job. The reverse order is the exact reverse (CF-103,
+    PF-09)."""
     times = {row["id"]: dict(row) for row in await schema.fetch(TIMES)}
     states = {job.id: job.state for job in (await client.job_list()).jobs}
     cases: list[tuple[JobOrder, Sequence[JobState], str]] = [
@@ -154,6 +155,9 @@ async def test_order_and_pages(client: Client, schema: Schema) -> None:
                 assert [job.id async for job in found] == wanted, (order, listed, size)
             found = client.jobs(**filters, **extra, descending=descending, page_size=2)
             assert [job.id async for job in found] == few
+            job = await client.job_get(wanted[len(wanted) // 2])
+            behind = await ids(client, **filters, descending=descending, after=job)
+            assert behind == wanted[len(wanted) // 2 + 1 :], (order, listed)
 
 
 async def test_cursor_without_a_time_in_an_order_by_time(client: Client) -> None:

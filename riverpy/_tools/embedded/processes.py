@@ -283,9 +283,8 @@ def report_start_result(error_text: str) -> None:
 
 
 def main(role: str, argument: str) -> None:
-    """Run a supervisor or a holder in a detached process. Errors are written to stdout. If stdout
-    is closed and no error was written, a supervisor or holder is ready: this one or an earlier
-    one."""
+    """Run a supervisor or a holder in a detached process. Errors are written to stdout. When this
+    process or an earlier one is ready, stdout is closed without an error."""
     if os.fork():
         return
     os.setsid()

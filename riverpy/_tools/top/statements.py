@@ -117,8 +117,8 @@ async def read_running_jobs(
 
 
 async def read_queue_names(connection: Transaction, schema: str | None, *, limit: int) -> list[str]:
-    """Return up to `limit` queues that have a row, and up to `limit` queues that have unfinished
-    jobs."""
+    """Return the names of queues: up to `limit` of `river_queue`, and up to `limit` that have
+    unfinished jobs."""
     rows = await query("top", "top_queue_names", schema).fetch(connection, limit=limit)
     return [row[0] for row in rows]
 
