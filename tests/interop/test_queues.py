@@ -95,14 +95,15 @@ async def test_queues_of_a_running_client(
 ) -> None:
     """A running client adds a queue with one slot, gives it two slots, and removes it. Then only
     other clients work it. A queue that is there is not added, one that is not there is not removed,
-    and 0 slots are refused, each with an error of its own (CF-029,
+    and 0 slots are refused, each with an error of its own. No change sends a notification (CF-029,
     dynamic_queue_add_reconfigure_remove)."""
     caller = callers[OTHER[language]]
-    async with fleet.worker(language) as worker:
+    async with fleet.worker(language) as worker, notifications(schema) as sent:
         assert await worker.add_queue("extra", 0) not in {"", "QueueAlreadyAddedError"}
         assert await worker.add_queue("extra", 1) == ""
         assert await worker.add_queue("extra", 1) == "QueueAlreadyAddedError"
         assert await worker.remove_queue("other") == "QueueNotFoundError"
+        assert await sent.take() == []
         job = await caller.insert(conform(queue="extra"))
         await worker.until("job_completed", id=job["id"])
         assert await worker.resize_queue("extra", 2) == ""
@@ -112,7 +113,9 @@ async def test_queues_of_a_running_client(
         worker.release("go")
         await rig.until_state("completed", 3)
 
+        await sent.take()
         assert await worker.remove_queue("extra") == ""
+        assert await sent.take() == []
         left = await caller.insert(conform(queue="extra"))
         marker = await caller.insert(conform())
         await worker.until("job_completed", id=marker["id"])
