@@ -39,7 +39,15 @@ from riverpy.errors import (
     UniqueConflictError,
     UnknownJobKindError,
 )
-from riverpy.events import Event, EventKind, JobStatistics, LeadershipChange
+from riverpy.events import (
+    Event,
+    EventKind,
+    JobStatistics,
+    LeadershipChange,
+    LeaseChange,
+    LeaseEventKind,
+    LeaseUse,
+)
 from riverpy.executions import Claim, Execution, ExecutionState
 from riverpy.hooks import (
     Hook,
@@ -162,9 +170,12 @@ __all__ = [
     "LeadershipChange",
     "LeadershipSubscription",
     "Lease",
+    "LeaseChange",
+    "LeaseEventKind",
     "LeaseLostError",
     "LeaseManager",
     "LeaseStats",
+    "LeaseUse",
     "MemoryLeases",
     "MemoryTransaction",
     "Metric",

@@ -12,6 +12,7 @@ import anyio
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from riverpy._calls.events import EventMethods
 from riverpy._calls.executions import ExecutionMethods
 from riverpy._calls.job_batches import JobBatchMethods
 from riverpy._calls.job_lists import JobListMethods
@@ -26,7 +27,6 @@ from riverpy._dsn import validate_url
 from riverpy._insert.errors import translate_notify_channel_error
 from riverpy._insert.inserter import ACQUIRE_CONNECTION_TIMEOUT, NO_CONNECTION_ERROR_TEXT, Inserter
 from riverpy._insert.row import InsertSettings
-from riverpy._leading.subscriptions import LeadershipPublisher, LeadershipSubscription
 from riverpy._lifecycle import unwrap_single_error
 from riverpy._log import get_logger
 from riverpy._log_events import HELD_POOL_CONNECTIONS_CLOSED
@@ -40,7 +40,6 @@ from riverpy._work.child_process import ChildProcessPool
 from riverpy._work.release import release_claims
 from riverpy._work.run import ClientRun
 from riverpy._work.run_context import ClientParts
-from riverpy._work.subscriptions import SUBSCRIPTION_SIZE_DEFAULT, Subscription, SubscriptionManager
 from riverpy.config import Config, ConfigChanges
 from riverpy.context import calling_client
 from riverpy.errors import ClientStateError, ConfigError
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
     from riverpy._postgres.jobs import ClaimKey
     from riverpy._work.stop import StopReport
     from riverpy.config import QueueConfig
-    from riverpy.events import EventKind
     from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
     from riverpy.job import JobArgs, RawArgs
     from riverpy.periodic import PeriodicJob
@@ -77,6 +75,7 @@ class Client(
     ExecutionMethods,
     LeadershipMethods,
     LeaseMethods,
+    EventMethods,
 ):
     """A River client. `async with client:` opens its pool; `client.working()` works jobs while your
     other code runs.
@@ -133,8 +132,6 @@ class Client(
         self._pid_and_generated_id: tuple[int, str] | None = None
         self._abandoned_claim_keys: frozenset[ClaimKey] = frozenset()
         self._child_processes = ChildProcessPool()
-        self._subscriptions = SubscriptionManager()
-        self._leadership = LeadershipPublisher(lambda: self.id, lambda: self._config.domain)
         self._log = get_logger()
         self._periodic_jobs = PeriodicJobs(periodic_jobs, self._known_kinds)
         self._set_database_and_queues(database=database, queues={} if queues is None else queues)
@@ -283,8 +280,8 @@ class Client(
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """End all leases, and close the pool unless the caller created it. Connections that are
-        still in use are closed after a short wait, with a warning."""
+        """End all leases, end the subscriptions, and close the pool unless the caller created it.
+        Connections that are still in use are closed after a short wait, with a warning."""
         pool, self._pool = self._pool, None
         opened_in, self._opened_in = self._opened_in, None
         if opened_in is None or not opened_in.is_current_process:
@@ -292,6 +289,8 @@ class Client(
         try:
             await self._lease_engine.close()
         finally:
+            if self._run is None:  # a run ends the subscriptions itself
+                self._subscriptions.close()
             if pool is not None and pool is not self._database and not await close_pool(pool):
                 self._log.warning(HELD_POOL_CONNECTIONS_CLOSED)
 
@@ -399,29 +398,7 @@ class Client(
         """
         return await self._inserter.insert_many_fast(params, tx=tx)
 
-    # -- events and statistics
-
-    def subscribe(self, *kinds: EventKind, size: int = SUBSCRIPTION_SIZE_DEFAULT) -> Subscription:
-        """Subscribe to events of this client's jobs and queues: `async with client.subscribe(…) as
-        events: async for …`.
-
-        Args:
-            kinds: the kinds of events; at least one.
-            size: the number of events that may wait for the reader. Further events are dropped and
-                counted in `events.dropped`. Default 10,000.
-
-        Raises:
-            ConfigError: there is no kind, a kind is unknown, or the size is below 1.
-        """
-        return self._subscriptions.subscribe(kinds, size)
-
-    def leadership(self) -> LeadershipSubscription:
-        """Subscribe to changes of leadership: `async with client.leadership() as changes: async for
-        change in changes: …`. The first item is the current state.
-
-        Up to 10,000 changes wait for a slow reader. Then the oldest changes are dropped.
-        """
-        return LeadershipSubscription(self._leadership)
+    # -- statistics
 
     def stats(self) -> ClientStats:
         """Return the current state of the client and the counts of its run, for metrics and health

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class EventKind(StrEnum):
-    """The kinds of events. A subscriber chooses some of them."""
+    """The kinds of events of jobs and queues. A subscriber chooses some of them."""
 
     JOB_CANCELLED = "job_cancelled"
     JOB_COMPLETED = "job_completed"
@@ -40,14 +40,66 @@ class JobStatistics(msgspec.Struct, frozen=True):
     """The time from the end of the attempt until the result was stored."""
 
 
-class Event(msgspec.Struct, frozen=True):
-    """An event of a job (with `job` and `statistics`) or of a queue (with `queue`)."""
+class LeaseEventKind(StrEnum):
+    """The kinds of events of leases: those of `client.lease`, of singletons, and of leaders.
 
-    kind: EventKind
+    The events of each term, from the acquisition of a lease to its end, come in this order:
+    ACQUIRED, perhaps FAILED, and then either LOST or RELEASED."""
+
+    ACQUIRED = "lease_acquired"
+    """The client acquired a lease: a term began."""
+    FAILED = "lease_failed"
+    """The code under the lease raised an error, and the term ends."""
+    LOST = "lease_lost"
+    """The term ended without a release: the client could not renew or release the lease in time, or
+    another process may hold it. The code under the lease may still be stopping."""
+    RELEASED = "lease_released"
+    """The term ended with a release. The code under the lease has ended, and other processes can
+    acquire the lease."""
+
+
+class LeaseUse(StrEnum):
+    """What a lease is used for."""
+
+    LEASE = "lease"
+    """A block of `client.lease`."""
+    SINGLETON = "singleton"
+    """The function of `client.singleton`."""
+    LEADER = "leader"
+    """The leader of a domain, or the maintenance of the schema."""
+
+
+class LeaseChange(msgspec.Struct, frozen=True):
+    """What happened to a lease of the client."""
+
+    name: str
+    """The name of the lease. For a leader: the leader domain, or `@schema` for the lease of the
+    schema's maintenance."""
+    use: LeaseUse
+    epoch: int
+    """The number of the term, from the acquisition of the lease to its end. It is higher than the
+    number of every earlier term of this lease."""
+    acquired_at: datetime
+    """The start of the term, by the server's clock."""
+    cause: StopCause | None = None
+    """Why the client ended the term. None: the term has not ended, or the code under the lease has
+    ended by itself."""
+    reason: str | None = None
+    """Why the term ended, as a text for people. None: it has not ended."""
+    error: BaseException | None = None
+    """The error of FAILED; None for the other kinds."""
+
+
+class Event(msgspec.Struct, frozen=True):
+    """An event of a job (with `job` and `statistics`), of a queue (with `queue`) or of a lease
+    (with `lease`). Exactly one of `job`, `queue` and `lease` is set."""
+
+    kind: EventKind | LeaseEventKind
     job: JobRow | None = None
     """The job after its result was stored."""
     queue: str | None = None
     statistics: JobStatistics | None = None
+    lease: LeaseChange | None = None
 
 
 class LeadershipChange(msgspec.Struct, frozen=True):
@@ -69,3 +121,12 @@ class LeadershipChange(msgspec.Struct, frozen=True):
     """The number of the term (the time as leader). It is higher than the number of every earlier
     term; None: the domain is `default`, whose terms have no number, or the client has not been
     leader."""
+    event: LeaseEventKind | None = None
+    """How the leadership changed: ACQUIRED when the client became leader; LOST, FAILED (its
+    maintenance failed) or RELEASED (any other end) when it is no longer leader. At FAILED and
+    RELEASED the maintenance still has to stop before the lease is released. None: the client has
+    not been leader."""
+    reason: str | None = None
+    """Why the client is no longer leader, as a text for people."""
+    error: BaseException | None = None
+    """The error of FAILED; None for the other kinds."""

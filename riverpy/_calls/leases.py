@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from riverpy._calls.base import ClientMethods
+from riverpy._calls.events import EventMethods
 from riverpy._clock import Timer
 from riverpy._leases.client_leases import ClientLeaseEngine
 from riverpy._leases.engine import LeaseEngine
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from riverpy.singletons import LeaderFn, RestartPolicy, SingletonFn
 
 
-class LeaseMethods(ClientMethods):
+class LeaseMethods(EventMethods):
     """The methods of a client that use leases and singletons."""
 
     def singleton(
@@ -143,4 +143,5 @@ class LeaseMethods(ClientMethods):
             timer=Timer(),
             max_held=config.max_leases,
             unfinished_leases=unfinished_leases,
+            publish_event=self._subscriptions.publish,
         )

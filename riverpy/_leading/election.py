@@ -23,7 +23,7 @@ from riverpy._log_events import (
 )
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.notifier import decode_message
-from riverpy.events import LeadershipChange
+from riverpy.events import LeadershipChange, LeaseEventKind, LeaseUse
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -63,6 +63,8 @@ class Election:
         self._lease_task: LeaseTask | None = None
         self._failed_term_count = 0
         """The number of consecutive terms that ended because maintenance failed."""
+        self._term_error: BaseException | None = None
+        """The error with which the maintenance of the current term failed."""
         self._log = get_logger(client_id=engine.holder)
         if domain != DEFAULT_DOMAIN:
             self._log = self._log.bind(domain=domain)
@@ -77,7 +79,7 @@ class Election:
         """Take part in the election until stopped."""
         task_status.started()
         while True:
-            lease = await self._engine.acquire(self._lease_name, scope=scope)
+            lease = await self._engine.acquire(self._lease_name, scope=scope, use=LeaseUse.LEADER)
             task = self._lease_task = self._begin_term(lease)
             try:
                 await task.lease_released.wait()
@@ -95,7 +97,7 @@ class Election:
         return await self._engine.timer.wait_for_event(task.lease_released, timeout)
 
     def _begin_term(self, lease: Lease) -> LeaseTask:
-        self._lease = lease
+        self._lease, self._term_error = lease, None
         self._log.info(LEADER_ELECTED, elected_at=lease.acquired_at.isoformat())
         self._publish_leadership_change(lease, None)
         lease.call_at_end(partial(self._handle_term_end, lease))
@@ -108,9 +110,9 @@ class Election:
     async def _run_maintenance(self, lease: Lease, scope: StopScope) -> None:
         try:
             await self._run_term(lease, scope)
-        except Exception:
+        except Exception as error:
             self._log.exception(LEADER_TERM_FAILED)
-            self.resign_after_failure(lease)
+            self.resign_after_failure(lease, error)
 
     def _handle_term_end(self, lease: Lease) -> None:
         elected_at = lease.acquired_at.isoformat()
@@ -125,14 +127,28 @@ class Election:
     def _publish_leadership_change(self, lease: Lease, cause: StopCause | None) -> None:
         if self._on_leadership_change is None:
             return
-        epoch = None if self._domain == DEFAULT_DOMAIN else lease.epoch
         change = LeadershipChange(
-            cause is None, lease.holder, lease.acquired_at, cause, domain=self._domain, epoch=epoch
+            cause is None,
+            lease.holder,
+            lease.acquired_at,
+            cause,
+            domain=self._domain,
+            epoch=None if self._domain == DEFAULT_DOMAIN else lease.epoch,
+            event=(event := self._leadership_event(lease)),
+            reason=None if cause is None else lease.end_reason,
+            error=self._term_error if event is LeaseEventKind.FAILED else None,
         )
         try:
             self._on_leadership_change(change)
         except Exception:  # a subscriber's error must not end the term
             self._log.exception(LEADERSHIP_CALLBACK_FAILED)
+
+    def _leadership_event(self, lease: Lease) -> LeaseEventKind:
+        if lease.cause is None:
+            return LeaseEventKind.ACQUIRED
+        if lease.is_lost:
+            return LeaseEventKind.LOST
+        return LeaseEventKind.RELEASED if self._term_error is None else LeaseEventKind.FAILED
 
     # -- maintenance
 
@@ -140,13 +156,16 @@ class Election:
         """Forget earlier failures, because maintenance runs now."""
         self._failed_term_count = 0
 
-    def resign_after_failure(self, lease: Lease) -> bool:
-        """Resign, so that another client can become leader. This client then takes no part in the
-        election for a time, which doubles with each consecutive failure. Returns False if the term
-        had ended before."""
+    def resign_after_failure(self, lease: Lease, error: BaseException) -> bool:
+        """Resign because of an error, so that another client can become leader. This client then
+        takes no part in the election for a time, which doubles with each consecutive failure.
+        Returns False if the term had ended before."""
         interval = self._engine.timing.attempt_interval
         pause_max = max(ELECTION_PAUSE_MAX, interval)
         pause = min(interval * 2.0 ** min(self._failed_term_count, 30), pause_max)
+        if lease.cause is None:
+            self._term_error = error
+        self._engine.events.publish_failed(lease, error)
         if not self._engine.resign(lease, "its maintenance failed", pause=pause):
             return False
         self._failed_term_count += 1

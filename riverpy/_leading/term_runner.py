@@ -48,15 +48,15 @@ class TermServicesRunner:
         *,
         timer: Timer,
         on_services_started: Callable[[], None],
-        resign: Callable[[], bool],
+        resign: Callable[[BaseException], bool],
     ) -> None:
         """Create the runner of one term.
 
         Args:
             make_services: creates the services, and the context that the services share.
             on_services_started: called each time that all services have started.
-            resign: called once, when the services have failed too often. Returns False if the term
-                had ended before.
+            resign: called once with the last error, when the services have failed too often.
+                Returns False if the term had ended before.
         """
         self._lease, self._make_services, self._timer = lease, make_services, timer
         self._on_services_started, self._resign = on_services_started, resign
@@ -107,7 +107,7 @@ class TermServicesRunner:
             self._choose_log_method(error)(MAINTENANCE_FAILED, seconds=round(delay, 1), **keys)
             await self._timer.sleep(delay)
         else:
-            is_resigned = self._resign()
+            is_resigned = self._resign(error)
             effect = "this client resigns" if is_resigned else "none: its term had ended"
             self._choose_log_method(error)(MAINTENANCE_FAILED_TOO_OFTEN, effect=effect, **keys)
 

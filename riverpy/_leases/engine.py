@@ -29,6 +29,7 @@ from riverpy._leases.held_leases import (
     make_retry_backoff,
 )
 from riverpy._leases.lease import LEASE_STORE_TIMEOUT, CancelAtLeaseEnd, Lease
+from riverpy._leases.lease_events import LeaseEventPublisher
 from riverpy._leases.timing import ACQUIRE_JITTER_MAX
 from riverpy._lifecycle import StopCause, TestSignal, run_despite_cancellation
 from riverpy._log import get_logger
@@ -43,6 +44,7 @@ from riverpy._log_events import (
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.notifier import decode_message
 from riverpy.errors import ClientStateError
+from riverpy.events import LeaseUse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from riverpy._leases.timing import LeaseTiming
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.leases import LeaseAcquireResult
+    from riverpy.events import Event
 
 ACQUIRE_DELAY_PER_HELD_LEASE, ACQUIRE_DELAY_MAX = 0.02, 0.5
 """An attempt to acquire a lease is delayed by `ACQUIRE_DELAY_PER_HELD_LEASE` seconds for each lease
@@ -83,10 +86,12 @@ class LeaseEngine:
         timer: Timer,
         max_held: int | None = None,
         unfinished_leases: Iterable[Lease] = (),
+        publish_event: Callable[[Event], None] | None = None,
     ) -> None:
         """Create the engine of the process that the store knows as `holder`. The engine holds at
         most `max_held` leases; None: no limit. It does not try to acquire the leases in
-        `unfinished`, which an earlier engine has ended and whose work may still run."""
+        `unfinished`, which an earlier engine has ended and whose work may still run.
+        `publish_event` sends the events of leases to subscribers, without waiting for them."""
         self._unfinished_leases = list(unfinished_leases)
         self._store, self.holder, self._max_held = store, holder, max_held
         self.timing, self.timer = timing, timer
@@ -96,6 +101,7 @@ class LeaseEngine:
         """The timeout of an attempt to acquire a lease, in seconds. A later answer would leave no
         time for work."""
         self.renewer = LeaseRenewer(store, holder=holder, timing=timing, timer=timer)
+        self.events = LeaseEventPublisher(publish_event)
         self._wake_events: dict[str, set[asyncio.Event]] = {}
         """The events that wake callers, by the name of the lease for which they wait."""
         self._acquire_paused_until: dict[str, float] = {}
@@ -154,6 +160,7 @@ class LeaseEngine:
                 effect="the lease is not released but expires",
             )
             lease.may_be_held = False  # the store closes now, so no later release can free the row
+            self.events.publish_end(lease, is_released=False)
         self._unfinished_leases += self.renewer.leases
         await self.renewer.close(ENGINE_CLOSE_TIMEOUT)
         await self._store.close()
@@ -210,11 +217,19 @@ class LeaseEngine:
         try:
             with CancelAtLeaseEnd(lease):
                 yield lease
+        except Exception as error:
+            self.events.publish_failed(lease, error)
+            raise
         finally:
             await self.release(lease)
 
     async def acquire(
-        self, name: str, *, wait: timedelta | None = None, scope: StopScope | None = None
+        self,
+        name: str,
+        *,
+        wait: timedelta | None = None,
+        scope: StopScope | None = None,
+        use: LeaseUse = LeaseUse.LEASE,
     ) -> Lease:
         """Wait for a lease. The engine then renews the lease until it is released, or ends.
 
@@ -224,6 +239,7 @@ class LeaseEngine:
                 the lease.
             scope: the `StopScope` of the service that waits. Until the lease ends, the engine sets
                 in the scope when the next attempt or renewal is expected.
+            use: what the lease is used for, for its events.
 
         Raises:
             TimeoutError: the lease was not free within `wait`.
@@ -242,6 +258,7 @@ class LeaseEngine:
                 self._failing_lease_names.discard(name)
                 self._signal_state_change()
         lease.waited = self.timer.seconds_since_boot() - began
+        self.events.publish_acquired(lease, use)
         return lease
 
     async def _acquire_until(
@@ -385,7 +402,7 @@ class LeaseEngine:
     async def release(self, lease: Lease) -> bool:
         """Release a lease after the work under it. Returns False if the lease had ended before, or
         if the result is unknown. An unknown result is logged, and the lease expires."""
-        lease.end("the lease was released", cause=StopCause.CLIENT_STOP)
+        has_work_ended = lease.end("the lease was released", cause=StopCause.CLIENT_STOP)
         is_freed = False
         try:
             is_freed = lease.may_be_held and await run_despite_cancellation(
@@ -394,6 +411,7 @@ class LeaseEngine:
         finally:
             lease.is_used = False
             self.renewer.remove_lease(lease)
+            self.events.publish_end(lease, is_released=is_freed, has_work_ended=has_work_ended)
             self._signal_state_change()
             self.wake_all_callers() if self._max_held is not None else self._wake_callers(
                 lease.name

@@ -25,6 +25,7 @@ from riverpy._log_events import (
     SINGLETON_LOST_ITS_LEASE,
 )
 from riverpy.errors import FencedOutError
+from riverpy.events import LeaseUse
 from riverpy.stats import SingletonStats
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class SingletonRunner:
         stopped, or until the function must not run again."""
         task_status.started()
         while True:
-            lease = await self._engine.acquire(self.singleton.name)
+            lease = await self._engine.acquire(self.singleton.name, use=LeaseUse.SINGLETON)
             self._term_count += 1
             self._seconds_waited_for_lease = lease.waited
             task = self._lease_task = LeaseTask(

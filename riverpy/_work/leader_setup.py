@@ -136,6 +136,7 @@ class MaintenanceElection:
             holder=run.client.id,
             timing=LeaseTiming.from_config(run.config),
             timer=timer,
+            publish_event=run.client.subscriptions.publish,
         )
         self.election = Election(
             self.lease_engine,
@@ -191,7 +192,7 @@ class MaintenanceElection:
             self._make_term_services,
             timer=self._timer,
             on_services_started=self.election.forget_failed_terms,
-            resign=lambda: self.election.resign_after_failure(lease),
+            resign=lambda error: self.election.resign_after_failure(lease, error),
         )
         await runner.run(scope)
 

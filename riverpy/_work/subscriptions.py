@@ -10,7 +10,7 @@ from riverpy._log_events import EVENT_DROPPED, SUBSCRIBER_EVENTS_DROPPED
 from riverpy._stream import Stream, StreamGroup
 from riverpy._timestamps import raw_timestamp, timestamp
 from riverpy.errors import ConfigError
-from riverpy.events import Event, EventKind, JobStatistics
+from riverpy.events import Event, EventKind, JobStatistics, LeaseEventKind
 from riverpy.job import JobColumn, JobRow, JobState
 
 if TYPE_CHECKING:
@@ -23,6 +23,19 @@ SUBSCRIPTION_SIZE_DEFAULT = 10_000
 than this at a time, so a subscriber that reads all the time loses no events."""
 
 
+def parse_event_kind(value: EventKind | LeaseEventKind | str) -> EventKind | LeaseEventKind:
+    """Return the kind of events with this value.
+
+    Raises:
+        ConfigError: there is no such kind.
+    """
+    for kind in (*EventKind, *LeaseEventKind):
+        if kind == value:
+            return kind
+    known = ", ".join((*EventKind, *LeaseEventKind))
+    raise ConfigError(f"{value!r} is not a kind of events; the kinds of events are {known}")
+
+
 class Subscription(Stream[Event]):
     """An async iterator over events of some kinds: `async with` opens it, and `async for` reads the
     events.
@@ -31,7 +44,9 @@ class Subscription(Stream[Event]):
     dropped and counted in `dropped`.
     """
 
-    def __init__(self, owner: SubscriptionManager, kinds: frozenset[EventKind], size: int) -> None:
+    def __init__(
+        self, owner: SubscriptionManager, kinds: frozenset[EventKind | LeaseEventKind], size: int
+    ) -> None:
         super().__init__(owner, size)
         self.kinds = kinds
 
@@ -51,17 +66,15 @@ class SubscriptionManager(StreamGroup[Subscription]):
         self._log = get_logger()
         self._limited_log = self._log.with_rate_limit()
 
-    def subscribe(self, kinds: Iterable[EventKind | str], size: int) -> Subscription:
+    def subscribe(
+        self, kinds: Iterable[EventKind | LeaseEventKind | str], size: int
+    ) -> Subscription:
         """Create a subscription. `async with` opens it.
 
         Raises:
             ConfigError: there is no kind, a kind is unknown, or the size is below 1.
         """
-        try:
-            wanted = frozenset(EventKind(kind) for kind in kinds)
-        except ValueError as error:
-            known = ", ".join(EventKind)
-            raise ConfigError(f"{error}; the kinds of events are {known}") from None
+        wanted = frozenset(map(parse_event_kind, kinds))
         if not wanted:
             raise ConfigError("name the kinds of events to subscribe to")
         if size < 1:
@@ -91,9 +104,13 @@ class SubscriptionManager(StreamGroup[Subscription]):
 
     def publish_queue_event(self, kind: EventKind, queue: str) -> None:
         """Publish that a queue was paused or resumed."""
+        self.publish(Event(kind, queue=queue))
+
+    def publish(self, event: Event) -> None:
+        """Publish one event to the subscriptions of its kind."""
         for subscription in self._open_streams:
-            if kind in subscription.kinds:
-                subscription.put(Event(kind, queue=queue))
+            if event.kind in subscription.kinds:
+                subscription.put(event)
 
 
 def _make_job_event(attempt: Attempt, kind: EventKind) -> Event:

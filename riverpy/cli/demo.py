@@ -123,7 +123,7 @@ class _ProgressPrinter:
     """Shows the number of events on stderr, on a terminal in one line that is updated."""
 
     def __init__(self) -> None:
-        self._counts: Counter[EventKind] = Counter()
+        self._counts: Counter[str] = Counter()
         self._is_terminal = sys.stderr.isatty()
         self._print_interval = 0.1 if self._is_terminal else 1.0
         self._last_print_at = time.monotonic()

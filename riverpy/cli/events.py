@@ -23,8 +23,8 @@ from riverpy._tools.health.http_client import (
 from riverpy.cli._options import kinds_option, queues_option, states_option
 from riverpy.cli._output import make_printable, print_note, redirect_stdout_to_devnull
 from riverpy.cli._run import CommandError, error_to_one_line, run_async
-from riverpy.cli._types import ParsedType
-from riverpy.events import EventKind
+from riverpy.cli._types import TEXT, ParsedType
+from riverpy.events import EventKind, LeaseEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,13 +51,20 @@ _CONNECTION_END_ERRORS = (anyio.IncompleteRead, anyio.BrokenResourceError)
 @click.option(
     "--event",
     "events",
-    type=click.Choice([kind.value for kind in EventKind]),
+    type=click.Choice([kind.value for kind in (*EventKind, *LeaseEventKind)]),
     multiple=True,
     help="Show only these events. Can be repeated.",
 )
 @states_option
 @kinds_option
 @queues_option
+@click.option(
+    "--lease",
+    "leases",
+    type=TEXT,
+    multiple=True,
+    help="Show only events of this lease, singleton or leader domain. Can be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def events(
     address: Address,
@@ -66,9 +73,14 @@ def events(
     states: tuple[str, ...],
     kinds: tuple[str, ...],
     queues: tuple[str, ...],
+    leases: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Show the events of a worker as they happen, until interrupted.
+
+    The events are those of its jobs, its queues, and the leases that it holds: its singletons, its
+    blocks of `client.lease`, and its leadership. A worker that was killed or frozen sends no event;
+    follow the other workers too.
 
     If the worker ends, the command waits for the next one. If events are read too slowly, the
     worker drops some and reports their number.
@@ -78,6 +90,7 @@ def events(
         *(("state", one) for one in states),
         *(("kind", one) for one in kinds),
         *(("queue", one) for one in queues),
+        *(("lease", one) for one in leases),
     ]
     target = f"/events?{urlencode(params)}" if params else "/events"
     try:
@@ -139,6 +152,10 @@ def _print_as_text(line: bytes) -> None:
             f"attempt={event.attempt}/{event.max_attempts}",
             f"wait={_format_seconds(event.wait)} run={_format_seconds(event.run)}",
         ]
+    elif event.lease:
+        parts.append(f"{event.lease} use={event.use} epoch={event.epoch}")
+        if event.reason:
+            parts.append(f"reason={event.reason!r}")
     else:
         parts.append(f"queue={event.queue}")
     if event.error:

@@ -381,7 +381,7 @@ class Process:
         """Let maintenance fail."""
         if self.state != "dead" and (lease := self.lease) is not None:
             self.say("its services cannot start")
-            self.loop.call_soon(self.election.resign_after_failure, lease)
+            self.loop.call_soon(self.election.resign_after_failure, lease, LookupError())
 
     def recover(self) -> None:
         """Run again without faults."""

@@ -543,7 +543,7 @@ async def test_fenced_out(leader: Candidate, row: Row) -> None:
     assert leader.leads
     assert leader.lease != old
     old.end("a write was refused", may_be_held=False)
-    assert not leader.election.resign_after_failure(old)
+    assert not leader.election.resign_after_failure(old, LookupError())
     await settle()
     assert leader.leads
 
@@ -665,7 +665,7 @@ async def test_exhaustion(leader: Candidate, row: Row, timer: VirtualTimer) -> N
     before the next attempt. Maintenance that starts resets the pause."""
     waits: list[float] = []
     for _ in range(6):
-        leader.election.resign_after_failure(leader.lease)
+        leader.election.resign_after_failure(leader.lease, LookupError())
         resigned = timer.seconds_since_boot()
         await settle()
         while not leader.leads:
@@ -673,7 +673,7 @@ async def test_exhaustion(leader: Candidate, row: Row, timer: VirtualTimer) -> N
         waits.append(row.times_of("acquire")[-1] - resigned)
     assert waits == pytest.approx([5, 10, 20, 40, 60, 60], abs=0.51)
     leader.election.forget_failed_terms()
-    leader.election.resign_after_failure(leader.lease)
+    leader.election.resign_after_failure(leader.lease, LookupError())
     resigned = timer.seconds_since_boot()
     await timer.advance(5.5)
     assert row.times_of("acquire")[-1] - resigned == pytest.approx(5, abs=0.51)

@@ -18,7 +18,7 @@ from riverpy._leading.subscriptions import LeadershipPublisher, LeadershipSubscr
 from riverpy._lifecycle import ServiceGroup
 from riverpy._log_events import MAINTENANCE_ABANDONED
 from riverpy._maintenance.base import MaintenanceService
-from riverpy.events import LeadershipChange
+from riverpy.events import LeadershipChange, LeaseEventKind
 from tests.kit.proxy import Partition, proxied
 from tests.work.rig import PATIENCE, Rig, Task
 
@@ -101,10 +101,19 @@ async def test_life_of_a_leader(rig: Rig) -> None:
         row = await rig.schema.fetchrow("SELECT * FROM river_leader")
         assert row is not None
         assert (row["name"], row["leader_id"]) == ("default", "a")
-        assert begun == LeadershipChange(True, "a", row["elected_at"])
+        assert begun == LeadershipChange(
+            True, "a", row["elected_at"], event=LeaseEventKind.ACQUIRED
+        )
         a.client.stop()
         (ended,) = await a.rest()
-        assert ended == LeadershipChange(False, "a", row["elected_at"], StopCause.CLIENT_STOP)
+        assert ended == LeadershipChange(
+            False,
+            "a",
+            row["elected_at"],
+            StopCause.CLIENT_STOP,
+            event=LeaseEventKind.RELEASED,
+            reason="this client is stopping",
+        )
         assert not a.client.is_leader
     assert await rig.schema.fetchval("SELECT count(*) FROM river_leader") == 0
 

@@ -249,7 +249,7 @@ class Terms:
         self.attempts.append(self._make_services(context, len(self.attempts)))
         return context, self.attempts[-1]
 
-    def _resign(self) -> bool:
+    def _resign(self, _error: BaseException) -> bool:
         self.resigned += 1
         return True
 
@@ -638,7 +638,7 @@ class Competition:
                 make,
                 timer=self.timer,
                 on_services_started=election.forget_failed_terms,
-                resign=lambda: election.resign_after_failure(lease),
+                resign=lambda error: election.resign_after_failure(lease, error),
             ).run(scope)
 
         election = Election(self.store.engine(leader_id), DEFAULT_DOMAIN, run_term)
@@ -721,11 +721,11 @@ async def test_p17_resignation_is_addressed(clients: Competition) -> None:
     await clients.add("b")
     times_of = len(clients.store.times_of("release", "a"))
     for election in clients.elections.values():
-        assert not election.resign_after_failure(first)
+        assert not election.resign_after_failure(first, LookupError())
     await clients.timer.advance(20)
     assert clients.store.holder == held
     assert len(clients.store.times_of("release", "a")) == times_of
-    assert clients.elections["a"].resign_after_failure(second)
+    assert clients.elections["a"].resign_after_failure(second, LookupError())
     await settle()
     assert clients.store.holder is None
 
@@ -787,7 +787,7 @@ async def test_p20_running_services_keep_the_lease(clients: Competition) -> None
     to acquire it before they have ended (P20)."""
     gate = asyncio.Event()
     maintenance = await clients.add("a", [Plan(end_gate=gate)])
-    clients.elections["a"].resign_after_failure(clients.lease("a"))
+    clients.elections["a"].resign_after_failure(clients.lease("a"), LookupError())
     await clients.timer.advance(120)
     assert clients.store.times_of("release", "a") == []
     assert len(clients.store.times_of("acquire", "a")) == 1

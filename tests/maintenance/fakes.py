@@ -182,7 +182,7 @@ class FakeMaintenance:
             make,
             timer=self.timer,
             on_services_started=lambda: self.record("started", which),
-            resign=lambda: self._resign(which),
+            resign=lambda _error: self._resign(which),
         ).run(scope)
 
     async def gain(self, number: int) -> None:

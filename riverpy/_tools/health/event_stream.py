@@ -12,15 +12,17 @@ import anyio
 import msgspec
 
 from riverpy._dsn import mask_passwords
+from riverpy._postgres.driver import describe_error
+from riverpy._work.subscriptions import parse_event_kind
 from riverpy.errors import ConfigError
-from riverpy.events import EventKind
+from riverpy.events import EventKind, LeaseEventKind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from riverpy._work.subscriptions import Subscription
     from riverpy.client import Client
-    from riverpy.events import Event
+    from riverpy.events import Event, LeaseChange
     from riverpy.job import JobRow
 
 BUFFERED_EVENTS_MAX = 1_000
@@ -30,9 +32,10 @@ KEEPALIVE_INTERVAL = 10.0
 """Seconds without a line after which the server sends an empty line."""
 ERROR_LENGTH_MAX = 500
 """The maximum number of characters of an error."""
-QUERY_PARAMETERS = ("event", "kind", "queue", "state")
+QUERY_PARAMETERS = ("event", "kind", "lease", "queue", "state")
 """The query parameters. A parameter may occur more than once. A line is sent only if, for each
-given parameter, it has one of the values. Lines about a queue have no kind and no state."""
+given parameter, it has one of the values. Lines about a queue have no kind and no state, and lines
+about a lease have only `lease`."""
 
 
 class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -50,9 +53,15 @@ class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Seconds from the time at which the job was due to the start of the attempt."""
     run: float | None = None
     """The run time of the attempt, in seconds."""
+    lease: str = ""
+    use: str = ""
+    """What the lease is used for: `lease`, `singleton` or `leader`."""
+    epoch: int = 0
+    reason: str = ""
+    """Why the term of the lease ended."""
     error: str = ""
-    """The first `ERROR_LENGTH_MAX` characters of the error of a failed or cancelled attempt.
-    Passwords in URLs are masked."""
+    """The first `ERROR_LENGTH_MAX` characters of the error of a failed or cancelled attempt, or of
+    the code under a lease. Passwords in URLs are masked."""
     dropped: int = 0
     """The number of dropped events."""
 
@@ -69,12 +78,11 @@ def stream_events(
         raise ValueError(
             f"unknown parameter {min(unknown)}: the parameters are {', '.join(QUERY_PARAMETERS)}"
         )
-    named = query_params.get("event") or list(EventKind)
+    named = query_params.get("event") or (*EventKind, *LeaseEventKind)
     try:
-        events = client.subscribe(*map(EventKind, named), size=BUFFERED_EVENTS_MAX)
-    except (ConfigError, ValueError) as error:
-        known = ", ".join(EventKind)
-        raise ValueError(f"{error}; the kinds of events are {known}") from None
+        events = client.subscribe(*map(parse_event_kind, named), size=BUFFERED_EVENTS_MAX)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
     return _encode_event_lines(events, query_params)
 
 
@@ -107,6 +115,8 @@ async def _encode_event_lines(
 def build_event_line(event: Event) -> EventLine:
     """Return the line that describes an event."""
     job, times = event.job, event.statistics
+    if event.lease is not None:
+        return _build_lease_line(event.kind, event.lease)
     if job is None or times is None:
         return EventLine(event=event.kind.value, queue=event.queue or "")
     return EventLine(
@@ -123,7 +133,19 @@ def build_event_line(event: Event) -> EventLine:
     )
 
 
-def _job_error_text(event_kind: EventKind, job: JobRow) -> str:
+def _build_lease_line(kind: EventKind | LeaseEventKind, lease: LeaseChange) -> EventLine:
+    error = "" if lease.error is None else describe_error(lease.error)
+    return EventLine(
+        event=kind.value,
+        lease=lease.name,
+        use=lease.use.value,
+        epoch=lease.epoch,
+        reason=lease.reason or "",
+        error=mask_passwords(error)[:ERROR_LENGTH_MAX],
+    )
+
+
+def _job_error_text(event_kind: EventKind | LeaseEventKind, job: JobRow) -> str:
     if event_kind not in {EventKind.JOB_FAILED, EventKind.JOB_CANCELLED} or not job.errors:
         return ""
     return mask_passwords(job.errors[-1].error)[:ERROR_LENGTH_MAX]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 import structlog
 
-from riverpy import Client, EventKind
+from riverpy import Client, Event, EventKind, LeaseChange, LeaseEventKind, LeaseUse
 from riverpy._tools.health import event_stream
 from riverpy._tools.health.event_stream import stream_events
 from riverpy._tools.health.http import Address, HttpError, Request
@@ -72,6 +73,33 @@ async def test_filters() -> None:
     client._subscriptions.close()
     assert [json.loads(line)["queue"] async for line in wanted] == ["a", "b"]
     assert [line async for line in of_jobs] == []
+
+
+async def test_lease_lines() -> None:
+    """Lines about a lease have its name, use, epoch, reason and error, without passwords. The
+    filter `lease` leaves out all other lines, and the other filters leave out these."""
+    client = Client()
+    of_lease = stream_events(client, {"lease": ["s"]})
+    of_queue = stream_events(client, {"queue": ["a"]})
+    for lines in (of_lease, of_queue):
+        await anext(lines)
+    client._subscriptions.publish_queue_event(EventKind.QUEUE_PAUSED, "a")
+    error = ConnectionError("postgres://me:secret@host/db is gone")
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    for name in ("t", "s"):
+        change = LeaseChange(name, LeaseUse.SINGLETON, 3, now, None, "it was released", error)
+        client._subscriptions.publish(Event(LeaseEventKind.FAILED, lease=change))
+    client._subscriptions.close()
+    (line,) = [json.loads(line) async for line in of_lease]
+    assert "secret" not in line.pop("error")
+    assert line == {
+        "event": "lease_failed",
+        "lease": "s",
+        "use": "singleton",
+        "epoch": 3,
+        "reason": "it was released",
+    }
+    assert [json.loads(line)["event"] async for line in of_queue] == ["queue_paused"]
 
 
 async def test_keepalive_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,9 +174,9 @@ async def test_port_in_use(schema: Schema, tmp_path: Path) -> None:
 
 
 async def test_events_and_health_commands(schema: Schema, tmp_path: Path) -> None:
-    """`riverpy events` shows the requested events without args, waits for the next worker when
-    the worker ends, and ends on a signal. `riverpy health` checks the worker and the database. A
-    stop does not wait for readers (ME-04, OP-03)."""
+    """`riverpy events` shows the requested events without args, and those of leadership. It waits
+    for the next worker when the worker ends, and ends on a signal. `riverpy health` checks the
+    worker and the database. A stop does not wait for readers (ME-04, OP-03)."""
     async with served(schema, tmp_path) as health:
         await health.until("/readyz", 200)
         url = f"http://127.0.0.1:{health.port}"
@@ -189,8 +189,18 @@ async def test_events_and_health_commands(schema: Schema, tmp_path: Path) -> Non
         )
         assert follower.stdout
         assert follower.stderr
+        leader_follower = await asyncio.create_subprocess_exec(
+            RIVERPY,
+            *("events", "--lease=default", f"--url={url}"),
+            env=environment(),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert leader_follower.stdout
+        assert leader_follower.stderr
         async with asyncio.timeout(PATIENCE):
             assert b"follows" in await follower.stderr.readline()
+            assert b"follows" in await leader_follower.stderr.readline()
         await schema.execute(
             "INSERT INTO river_job (args, kind, max_attempts)"
             " SELECT jsonb_build_object('what', what), 'do', 1 FROM unnest($1::text[]) AS what",
@@ -229,8 +239,12 @@ async def test_events_and_health_commands(schema: Schema, tmp_path: Path) -> Non
         assert (code, json.loads(printed)["ok"]) == (3, False)
         async with asyncio.timeout(PATIENCE):
             assert b"waiting for a worker there" in await follower.stderr.readline()
-        follower.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(follower.wait(), PATIENCE) == 0
+            line = (await leader_follower.stdout.readline()).decode()
+        assert " lease_released default use=leader epoch=" in line
+        assert line.endswith("reason='this client is stopping'\n")
+        for one in (follower, leader_follower):
+            one.send_signal(signal.SIGINT)
+            assert await asyncio.wait_for(one.wait(), PATIENCE) == 0
 
 
 async def test_no_health_server() -> None:
