@@ -37,6 +37,16 @@ MAX_PROCESSES_MAX = 1000
 _QUEUES_EXAMPLE = 'queues={"default": QueueConfig(max_workers=100)}'
 SETTING_DURATION_MAX = timedelta(days=365_000)
 """The longest duration. A longer duration would lead to times that PostgreSQL cannot store."""
+REINDEXER_INDEX_NAMES_DEFAULT = (
+    "river_job_args_index",
+    "river_job_kind",
+    "river_job_metadata_index",
+    "river_job_pkey",
+    "river_job_prioritized_fetching_index",
+    "river_job_state_and_finalized_at_index",
+    "river_job_unique_idx",
+)
+"""The indexes of the table of jobs that River rebuilds."""
 DomainConflictPolicy: TypeAlias = Literal["error", "warn", "takeover"]
 JOB_TIMEOUT_DEFAULT = timedelta(minutes=1)
 SOFT_STOP_TIMEOUT_DEFAULT = timedelta(seconds=30)
@@ -252,8 +262,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """When the indexes are rebuilt. Default None: daily at midnight, UTC."""
     reindexer_timeout: timedelta | None = timedelta(minutes=1)
     """How long the rebuild of one index may take. Default 1 minute. None: no limit."""
-    reindexer_index_names: Sequence[str] | None = None
-    """Which indexes are rebuilt. Empty: none. Default None: River's list."""
+    reindexer_index_names: Sequence[str] = REINDEXER_INDEX_NAMES_DEFAULT
+    """Which indexes are rebuilt. Empty: none. Default: the indexes that River rebuilds. To add one:
+    `[*Config().reindexer_index_names, "my_index"]`."""
 
     @property
     def domain(self) -> str:
@@ -320,7 +331,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         _check_retentions("retention_by_queue", self.retention_by_queue, validate_queue)
         _check_retentions("retention_by_kind", self.retention_by_kind, validate_kind)
         names = self.reindexer_index_names
-        if names is not None and not _is_list_of_names(names):
+        if not _is_list_of_names(names):
             raise ConfigError(f"reindexer_index_names must be a list of index names, got {names!r}")
         if self.reindexer_schedule is not None:
             _check_reindexer_schedule(self.reindexer_schedule)

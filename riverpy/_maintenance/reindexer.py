@@ -58,16 +58,6 @@ ResultT = TypeVar("ResultT")
 
 REINDEX_SCHEDULE_DEFAULT = cron("@daily")
 """The schedule of runs if the config has none: at midnight, UTC."""
-INDEX_NAMES_DEFAULT = (
-    "river_job_args_index",
-    "river_job_kind",
-    "river_job_metadata_index",
-    "river_job_pkey",
-    "river_job_prioritized_fetching_index",
-    "river_job_state_and_finalized_at_index",
-    "river_job_unique_idx",
-)
-"""The indexes of the table of jobs that River rebuilds."""
 STATEMENT_TIMEOUT = timedelta(seconds=5)
 LOCK_TIMEOUT = timedelta(seconds=1)
 IDLE_SESSION_TIMEOUT = timedelta(seconds=30)
@@ -389,7 +379,6 @@ def make_reindexers(context: TermContext) -> list[Reindexer]:
     """Return the reindexer of a term, as a list. The list is empty if there are no indexes to
     rebuild, or if all URLs lead to a pooler in transaction mode."""
     names = context.config.reindexer_index_names
-    names = INDEX_NAMES_DEFAULT if names is None else names
     if not names:
         return []
     if context.open_direct_connection is None:

@@ -27,7 +27,6 @@ from riverpy._log_events import (
 from riverpy._maintenance import reindexer as module
 from riverpy._maintenance.reindexer import (
     CLOCK_READ_INTERVAL,
-    INDEX_NAMES_DEFAULT,
     REINDEX_LOCK_RETRY_DELAY,
     REINDEX_SCHEDULE_DEFAULT,
     Postponement,
@@ -36,6 +35,7 @@ from riverpy._maintenance.reindexer import (
 )
 from riverpy._postgres.connection import set_statement_timeout
 from riverpy._postgres.driver import close_connection, connect, terminate_on_error
+from riverpy.config import REINDEXER_INDEX_NAMES_DEFAULT
 from riverpy.errors import ConfigError, FencedOutError
 from tests.leading.term_context import held_term
 from tests.maintenance.reindexing import (
@@ -172,12 +172,14 @@ def reasons(log: Log) -> dict[object, object]:
 async def test_rebuilds(schema: Schema, log: Log) -> None:
     """The configured indexes are rebuilt in their order, no other is, and the log says how long it
     took and what it gained."""
-    before = {name: await oid(schema, name) for name in INDEX_NAMES_DEFAULT}
+    before = {name: await oid(schema, name) for name in REINDEXER_INDEX_NAMES_DEFAULT}
     size = "SELECT pg_relation_size($1::regclass)"
     bytes_before = await schema.fetchval(size, PKEY)
     async with contexts(schema, PKEY, KIND, PKEY) as held:
         await run(held)
-    changed = [name for name in INDEX_NAMES_DEFAULT if await oid(schema, name) != before[name]]
+    changed = [
+        name for name in REINDEXER_INDEX_NAMES_DEFAULT if await oid(schema, name) != before[name]
+    ]
     assert changed == [KIND, PKEY]
     assert said(log, INDEX_REBUILT) == [PKEY, KIND]
     (entry, _) = (entry for entry in log if entry["event"] == INDEX_REBUILT)
@@ -193,10 +195,10 @@ async def test_default_indexes(schema: Schema, log: Log) -> None:
         "SELECT indexname FROM pg_indexes WHERE tablename = 'river_job' AND schemaname = $1",
         schema.name,
     )
-    assert sorted(INDEX_NAMES_DEFAULT) == sorted(name for (name,) in rows)
+    assert sorted(REINDEXER_INDEX_NAMES_DEFAULT) == sorted(name for (name,) in rows)
     async with held_term(schema, reindexer_schedule=Always()) as held:
         await run(held)
-    assert said(log, INDEX_REBUILT) == list(INDEX_NAMES_DEFAULT)
+    assert said(log, INDEX_REBUILT) == list(REINDEXER_INDEX_NAMES_DEFAULT)
 
 
 async def test_off(schema: Schema, log: Log) -> None:
