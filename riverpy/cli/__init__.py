@@ -14,7 +14,12 @@ import click
 
 from riverpy._names import PYPI_PACKAGE_NAME
 from riverpy.cli._logging import send_log_to_stderr
-from riverpy.cli._run import debug_option, print_click_error, raise_command_errors
+from riverpy.cli._run import (
+    COMMAND_ARGUMENTS_KEY,
+    debug_option,
+    print_click_error,
+    raise_command_errors,
+)
 
 _COMMANDS = {
     "bench": "Measure how fast jobs are inserted, worked and picked up.",
@@ -52,6 +57,18 @@ class _CommandGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(sorted(_COMMANDS.items()))
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        arguments = tuple(args)  # click removes the arguments from the list
+        context = super().make_context(info_name, args, parent, **extra)
+        context.meta[COMMAND_ARGUMENTS_KEY] = arguments
+        return context
 
     def invoke(self, ctx: click.Context) -> Any:
         with raise_command_errors():

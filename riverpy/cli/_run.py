@@ -40,6 +40,8 @@ EXIT_WARNING = 5
 EXIT_LIMIT_REACHED = 10
 """Not 6 or 7, because `systemctl status` gives these codes names of other meanings."""
 
+COMMAND_ARGUMENTS_KEY = "riverpy.arguments"
+"""The key of the context's `meta` that has the arguments of `riverpy`, as a tuple."""
 _DEBUG_CONTEXT_KEY = "riverpy.debug"
 _TABLE_MISSING_SQLSTATE = "42P01"
 

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
 
+PROCESSES_MAX = 128
+"""The maximum number of worker processes of one `riverpy worker`."""
 NON_OPTION_VARIABLES = ("RIVERPY_EMBEDDED_DIR", "RIVERPY_PG_BIN")
 """The environment variables of riverpy that set no option of a command."""
 TEST_VARIABLE_PREFIX = "RIVERPY_TEST_"
@@ -207,6 +209,14 @@ MAX_PROCESSES = Setting(
     metavar="NUMBER",
     default="the client's, else the CPU cores",
 )
+PROCESSES = Setting(
+    "processes",
+    click.IntRange(1, PROCESSES_MAX),
+    "How many worker processes this command starts and supervises. Each one works all queues, with"
+    " its own slots and connections. Not on Windows. Default: 1, this process.",
+    metavar="NUMBER",
+    default="1",
+)
 MAX_JOBS = Setting(
     "max-jobs",
     click.IntRange(1, 1_000_000_000),
@@ -336,6 +346,7 @@ SETTINGS: tuple[Setting[Any], ...] = (
     KNOWN_KINDS_ONLY,
     SOFT_STOP,
     MAX_PROCESSES,
+    PROCESSES,
     MAX_JOBS,
     MAX_AGE,
     MAX_RSS,

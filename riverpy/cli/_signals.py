@@ -60,6 +60,8 @@ _STOP_REQUEST_BYTE = 255
 """The byte that requests a stop. No signal has this number."""
 _UNCOUNTED_STOP_REQUEST_BYTE = 254
 """The byte that requests a stop and does not count as a signal. No signal has this number."""
+_HARD_STOP_REQUEST_BYTE = 253
+"""The byte that requests a hard stop. No signal has this number."""
 _STOP_REQUEST_BYTES = (_STOP_REQUEST_BYTE, _UNCOUNTED_STOP_REQUEST_BYTE)
 _SIGHUP = getattr(signal, "SIGHUP", None)
 _SELECTOR_TIMEOUT_MAX = 3600.0
@@ -194,6 +196,10 @@ class StopSignalHandler:
         only the second signal after it starts the hard stop. Can be called in any thread."""
         self._send_byte(_UNCOUNTED_STOP_REQUEST_BYTE)
 
+    def request_hard_stop(self) -> None:
+        """Start a hard stop, unless a hard stop has started. Can be called in any thread."""
+        self._send_byte(_HARD_STOP_REQUEST_BYTE)
+
     def exit_within(self, exit_code: int, timeout: float) -> None:
         """End the process with this exit code in `timeout` seconds, if it has not ended by then.
         Called in the main thread."""
@@ -239,7 +245,7 @@ class StopSignalHandler:
                 number = self._reader.recv(1)[0]
             except BlockingIOError:
                 return
-            if number in _STOP_REQUEST_BYTES or (
+            if number in (*_STOP_REQUEST_BYTES, _HARD_STOP_REQUEST_BYTE) or (
                 number in STOP_SIGNALS and _should_stop_worker(number, self._handle_signal)
             ):
                 self._handle_stop_signal(number)
@@ -252,6 +258,11 @@ class StopSignalHandler:
             return
         is_counted = signal_number != _UNCOUNTED_STOP_REQUEST_BYTE
         number = next(self._stop_step_counter) if is_counted else 1
+        if signal_number == _HARD_STOP_REQUEST_BYTE:
+            if number == 1:
+                number = next(self._stop_step_counter)
+            if number > HANDLED_SIGNALS_MAX:  # a hard stop has started
+                return
         if number > HANDLED_SIGNALS_MAX:
             os._exit(128 + signal_number)
         if self._exit_code is not None:  # the process already ends: keep its deadline

@@ -46,6 +46,7 @@ from riverpy.cli._leader_options import (
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import HOW_TO_GIVE_A_DATABASE, database_options
 from riverpy.cli._output import print_table
+from riverpy.cli._processes import run_worker_processes
 from riverpy.cli._run import (
     EXIT_ABANDONED,
     EXIT_FAILURE,
@@ -68,6 +69,7 @@ from riverpy.cli._signals import (
     exit_process,
     raise_on_stop_signals,
 )
+from riverpy.cli._supervision import get_supervision
 from riverpy.cli._target import load_client_target, open_client
 from riverpy.cli._types import format_queues, parse_queues
 from riverpy.cli._worker_limits import WorkerLimits
@@ -112,6 +114,12 @@ or at a second signal, they are cancelled. A third signal ends the process at on
 must start a new one after exit code 10. Each process chooses its limits at random, at most 10 %
 below or above the given ones, so that workers do not restart together. During such a stop the first
 signal changes nothing, and the second one cancels running jobs.
+
+--processes starts several workers under one supervisor, which replaces each one that ends: at once
+after exit code 10, otherwise after 0.5 s to 30 s. Signals to the supervisor stop all workers. If
+the first worker fails before it works, the command ends with its exit code. Later the exit code is
+0, or 4 if a worker did not stop cleanly. --health answers for all workers, and each worker has
+limits of its own.
 """
 
 
@@ -132,6 +140,7 @@ def _parse_queues(
 @_settings.KNOWN_KINDS_ONLY.click_option()
 @_settings.SOFT_STOP.click_option()
 @_settings.MAX_PROCESSES.click_option()
+@_settings.PROCESSES.click_option()
 @_settings.MAX_JOBS.click_option()
 @_settings.MAX_AGE.click_option()
 @_settings.MAX_RSS.click_option()
@@ -180,10 +189,17 @@ def worker(
         settings[_settings.LOG_LEVEL].or_none() or "info",
     )
     skip_main_module()
+    process_count = settings[_settings.PROCESSES].or_none() or 1
     with raise_on_stop_signals():
         try:
-            loaded = load_client_target(target)
-            code = _WorkerProcess(settings, stream, drain=drain).run(loaded)
+            if process_count > 1 and get_supervision() is None:
+                health = settings[_settings.HEALTH].or_none()
+                code = run_worker_processes(
+                    process_count, stream, health=health, should_drain=drain
+                )
+            else:
+                loaded = load_client_target(target)
+                code = _WorkerProcess(settings, stream, drain=drain).run(loaded)
         except StoppedBeforeStart:
             code = 0
     sys.exit(code)
@@ -207,8 +223,13 @@ class _WorkerProcess:
             settings[_settings.MAX_AGE],
             settings[_settings.MAX_RSS],
         )
-        address = settings[_settings.HEALTH].or_none()
-        self._health_server = None if address is None else HealthRequestHandler(address)
+        self._supervision = get_supervision()
+        health_source = (
+            self._supervision.health_listener
+            if self._supervision is not None
+            else settings[_settings.HEALTH].or_none()
+        )
+        self._health_server = None if health_source is None else HealthRequestHandler(health_source)
         self._systemd = SystemdNotifier(os.environ)
         self._client: Client | None = None
         self._signal_handler = StopSignalHandler(
@@ -228,6 +249,9 @@ class _WorkerProcess:
         """Work until stopped, and return the exit code. After the run, threads and tasks of the
         user's code can delay the end of the process by at most `PROCESS_EXIT_TIMEOUT`."""
         self._log_stream.on_reader_ended = self._signal_handler.request_stop
+        if self._supervision is not None:
+            self._supervision.soft_stop = self._signal_handler.request_uncounted_stop
+            self._supervision.hard_stop = self._signal_handler.request_hard_stop
         self._signal_handler.start()
         code = EXIT_FAILURE
         try:

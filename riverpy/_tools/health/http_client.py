@@ -16,6 +16,8 @@ from riverpy._tools.health.http import LOOPBACK_HOST, Address
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from anyio.abc import ByteStream
+
 HTTP_TIMEOUT = 5.0
 """Seconds that the connection, the headers and the body may each take."""
 RESPONSE_BODY_BYTES_MAX = 16 * 1024 * 1024
@@ -68,10 +70,20 @@ async def http_get(address: Address, target: str) -> AsyncGenerator[HttpResponse
             stream = await anyio.connect_tcp(address.host, address.port)
         except OSError as error:
             raise ConnectionError(_describe_connection_error(error)) from error
+    async with send_get_request(stream, str(address), target) as response:
+        yield response
+
+
+@asynccontextmanager
+async def send_get_request(
+    stream: ByteStream, host: str, target: str
+) -> AsyncGenerator[HttpResponse]:
+    """Send `GET target` on a new connection, and yield the response when its headers have arrived.
+    The connection is closed at the end. The errors are those of `http_get`."""
     async with stream:
         buffered = BufferedByteReceiveStream(stream)
         with anyio.fail_after(HTTP_TIMEOUT, reason=_NO_ANSWER_ERROR):
-            await stream.send(f"GET {target} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
+            await stream.send(f"GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
             try:
                 head = await buffered.receive_until(b"\r\n\r\n", LINE_BYTES_MAX)
             except (anyio.IncompleteRead, anyio.DelimiterNotFound, anyio.BrokenResourceError):

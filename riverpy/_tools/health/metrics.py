@@ -120,7 +120,7 @@ def _kind_metrics(kinds: Mapping[str, KindStats]) -> Iterator[str]:
         for outcome in _ATTEMPT_OUTCOMES
     )
     text = "Attempts with a stored result, by outcome."
-    yield from _metric_lines("attempts_total", "counter", text, attempts)
+    yield from metric_lines("attempts_total", "counter", text, attempts)
     discarded = {kind: stats.discarded for kind, stats in kinds.items()}
     text = "Jobs whose last attempt failed."
     yield from _labelled_metric("jobs_discarded_total", "counter", text, "kind", discarded)
@@ -155,7 +155,7 @@ def _unlabelled_metric(
     name: str, metric_type: str, help_text: str, value: SampleValue
 ) -> Iterator[str]:
     """Yield a metric with one sample without labels."""
-    return _metric_lines(name, metric_type, help_text, [({}, value)])
+    return metric_lines(name, metric_type, help_text, [({}, value)])
 
 
 def _labelled_metric(
@@ -163,10 +163,10 @@ def _labelled_metric(
 ) -> Iterator[str]:
     """Yield a metric with a sample for each value of one label."""
     samples = (({label_name: key}, value) for key, value in values.items())
-    return _metric_lines(name, metric_type, help_text, samples)
+    return metric_lines(name, metric_type, help_text, samples)
 
 
-def _metric_lines(
+def metric_lines(
     name: str, metric_type: str, help_text: str, samples: Iterable[Sample]
 ) -> Iterator[str]:
     """Yield the lines of one metric: its help text and its kind, then its samples with labels."""

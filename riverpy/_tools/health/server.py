@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 from anyio.abc import SocketAttribute, SocketListener, TaskGroup
@@ -23,14 +23,20 @@ from riverpy._log_events import (
     HEALTH_REQUEST_FAILED,
     HEALTH_SERVER_STARTED,
 )
-from riverpy._tools.health.http import REQUEST_HEAD_BYTES_MAX, HttpError, Response, parse_request
+from riverpy._tools.health.http import (
+    REQUEST_HEAD_BYTES_MAX,
+    Address,
+    HttpError,
+    Response,
+    parse_request,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
-    from anyio.abc import SocketStream
+    from anyio.abc import ByteStream
 
-    from riverpy._tools.health.http import Address, Request, ResponseBody
+    from riverpy._tools.health.http import Request, ResponseBody
 
 CONNECTIONS_MAX = 64
 """The maximum number of open connections."""
@@ -53,14 +59,32 @@ _DISCONNECTION_ERRORS = (
 )
 
 
+class ConnectionListener(Protocol):
+    """A source of connections to the server."""
+
+    async def accept(self) -> ByteStream:
+        """Wait for the next connection. Raises OSError if the next connection failed."""
+        ...
+
+    async def aclose(self) -> None:
+        """Accept no more connections."""
+        ...
+
+
 class HttpServer:
-    """Answers HTTP requests while the context manager `serve` is open. `routes` maps each
-    path to the function that answers its requests."""
+    """Answers HTTP requests while the context manager `serve` is open.
+
+    Args:
+        source: the address to listen on, or a listener of private connections.
+        routes: maps each path to the function that answers its requests.
+    """
 
     def __init__(
-        self, address: Address, routes: Mapping[str, Callable[[Request], Awaitable[Response]]]
+        self,
+        source: Address | ConnectionListener,
+        routes: Mapping[str, Callable[[Request], Awaitable[Response]]],
     ) -> None:
-        self._address, self._routes = address, routes
+        self._source, self._routes = source, routes
         self._has_request_by_connection: dict[anyio.CancelScope, bool] = {}
         """The cancel scope of each connection, and whether its request has arrived."""
         self._log = get_logger()
@@ -87,8 +111,10 @@ class HttpServer:
                 with anyio.CancelScope(shield=True):
                     await listener.aclose()
 
-    async def _open_listeners(self) -> list[SocketListener]:
-        host, port = self._address
+    async def _open_listeners(self) -> Sequence[ConnectionListener]:
+        if not isinstance(self._source, Address):
+            return [self._source]
+        host, port = self._source
         try:
             found = await anyio.create_tcp_listener(local_host=host, local_port=port)
         except OSError as error:
@@ -97,14 +123,14 @@ class HttpServer:
                 if error.errno == errno.EADDRINUSE
                 else error.strerror or error_text(error)
             )
-            raise OSError(f"cannot serve health on {self._address}: {hint}") from error
+            raise OSError(f"cannot serve health on {self._source}: {hint}") from error
         listeners = [one for one in found.listeners if isinstance(one, SocketListener)]
         for listener in listeners:
             bound = listener.extra(SocketAttribute.local_port)  # noqa: S610 (it is not Django's)
             self._log.info(HEALTH_SERVER_STARTED, host=host, port=bound)
         return listeners
 
-    async def _accept(self, listener: SocketListener, tasks: TaskGroup) -> None:
+    async def _accept(self, listener: ConnectionListener, tasks: TaskGroup) -> None:
         failures = RepeatedFailureLog(self._log)
         while True:
             try:
@@ -130,7 +156,7 @@ class HttpServer:
             oldest.cancel()
             del self._has_request_by_connection[oldest]
 
-    async def _serve(self, stream: SocketStream, scope: anyio.CancelScope) -> None:
+    async def _serve(self, stream: ByteStream, scope: anyio.CancelScope) -> None:
         try:
             with scope:
                 await self._answer_request(stream, scope)
@@ -143,7 +169,7 @@ class HttpServer:
             with anyio.CancelScope(shield=True):  # the shield ends soon: `aclose` does not wait
                 await stream.aclose()
 
-    async def _answer_request(self, stream: SocketStream, scope: anyio.CancelScope) -> None:
+    async def _answer_request(self, stream: ByteStream, scope: anyio.CancelScope) -> None:
         is_head_only = False
         try:
             request = parse_request(await _read_request_head(stream))
@@ -166,7 +192,8 @@ class HttpServer:
             await _wait_for_client_disconnect(stream)
 
     async def _route_request(self, request: Request) -> Response:
-        if self._address.is_loopback and not request.is_host_local:
+        is_local = not isinstance(self._source, Address) or self._source.is_loopback
+        if is_local and not request.is_host_local:
             raise HttpError(HTTPStatus.FORBIDDEN, "use localhost or an IP address as the host")
         route = self._routes.get(request.path)
         if route is None:
@@ -175,7 +202,7 @@ class HttpServer:
         return await route(request)
 
 
-async def _read_request_head(stream: SocketStream) -> bytes:
+async def _read_request_head(stream: ByteStream) -> bytes:
     head = b""
     with anyio.move_on_after(REQUEST_TIMEOUT):
         while b"\r\n\r\n" not in head and b"\n\n" not in head:
@@ -189,19 +216,19 @@ async def _read_request_head(stream: SocketStream) -> bytes:
     raise HttpError(HTTPStatus.REQUEST_TIMEOUT, f"the request took more than {REQUEST_TIMEOUT:g} s")
 
 
-async def _send_bytes(stream: SocketStream, data: bytes) -> None:
+async def _send_bytes(stream: ByteStream, data: bytes) -> None:
     with anyio.fail_after(SEND_TIMEOUT):
         await stream.send(data)
 
 
-async def _send_eof(stream: SocketStream) -> None:
+async def _send_eof(stream: ByteStream) -> None:
     try:
         await stream.send_eof()
     except RuntimeError as error:  # uvloop raises this error if the client has reset the connection
         raise anyio.BrokenResourceError from error
 
 
-async def _send_body(stream: SocketStream, body: ResponseBody) -> None:
+async def _send_body(stream: ByteStream, body: ResponseBody) -> None:
     if isinstance(body, bytes):
         for start in range(0, len(body), RESPONSE_PART_BYTES_MAX):
             await _send_bytes(stream, body[start : start + RESPONSE_PART_BYTES_MAX])
@@ -209,7 +236,7 @@ async def _send_body(stream: SocketStream, body: ResponseBody) -> None:
         await _send_body_parts(stream, body)
 
 
-async def _send_body_parts(stream: SocketStream, parts: AsyncGenerator[bytes, None]) -> None:
+async def _send_body_parts(stream: ByteStream, parts: AsyncGenerator[bytes, None]) -> None:
     """Send all parts. Stop if the client disconnects."""
     try:
         async with anyio.create_task_group() as tasks:
@@ -221,12 +248,12 @@ async def _send_body_parts(stream: SocketStream, parts: AsyncGenerator[bytes, No
         raise unwrap_single_error(group) from None
 
 
-async def _cancel_when_client_disconnects(stream: SocketStream, scope: anyio.CancelScope) -> None:
+async def _cancel_when_client_disconnects(stream: ByteStream, scope: anyio.CancelScope) -> None:
     await _wait_for_client_disconnect(stream)
     scope.cancel()
 
 
-async def _wait_for_client_disconnect(stream: SocketStream) -> None:
+async def _wait_for_client_disconnect(stream: ByteStream) -> None:
     with suppress(*_DISCONNECTION_ERRORS):
         while True:
             await stream.receive()

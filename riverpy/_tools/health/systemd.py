@@ -26,7 +26,8 @@ class SystemdNotifier:
     def __init__(self, environ: Mapping[str, str]) -> None:
         path = environ.get("NOTIFY_SOCKET", "")
         self._socket_path = "\0" + path[1:] if path.startswith("@") else path
-        self._watchdog_interval = _watchdog_timeout_seconds(environ) * WATCHDOG_INTERVAL_FACTOR
+        self.watchdog_timeout = _watchdog_timeout_seconds(environ) if path else 0.0
+        """The watchdog's limit in seconds; 0: this process has no limit."""
 
     def notify(self, **values: object) -> None:
         """Send values to the manager, as in `notify(READY=1)`, without waiting for the manager."""
@@ -43,7 +44,7 @@ class SystemdNotifier:
     @asynccontextmanager
     async def ping_watchdog(self, is_alive: Callable[[], bool]) -> AsyncGenerator[None]:
         """Notify the watchdog from the event loop while `is_alive` returns true."""
-        if not self._socket_path or not self._watchdog_interval:
+        if not self.watchdog_timeout:
             yield
             return
         try:
@@ -58,7 +59,7 @@ class SystemdNotifier:
         while True:
             if is_alive():
                 self.notify(WATCHDOG=1)
-            await anyio.sleep(self._watchdog_interval)
+            await anyio.sleep(self.watchdog_timeout * WATCHDOG_INTERVAL_FACTOR)
 
 
 def _watchdog_timeout_seconds(environ: Mapping[str, str]) -> float:

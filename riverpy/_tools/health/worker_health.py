@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -13,19 +14,20 @@ import msgspec
 from riverpy._duration import parse_duration
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._tools.health import event_stream
-from riverpy._tools.health.http import HttpError, Response
+from riverpy._tools.health.http import Address, HttpError, Response
 from riverpy._tools.health.metrics import METRICS_CONTENT_TYPE, render_metrics
 from riverpy._tools.health.probes import check_liveness, check_queue_lags, check_readiness
 from riverpy._tools.health.server import HttpServer
+from riverpy.config import HARD_STOP_TIMEOUT_DEFAULT
 from riverpy.errors import RiverError
 from riverpy.stats import ClientStats
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Mapping
-    from datetime import timedelta
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 
-    from riverpy._tools.health.http import Address, Request
+    from riverpy._tools.health.http import Request
     from riverpy._tools.health.probes import ProbeResult
+    from riverpy._tools.health.server import ConnectionListener
     from riverpy.client import Client
 
 QUEUE_LAGS_CACHE_SECONDS = 10.0
@@ -40,11 +42,28 @@ EVENT_STREAMS_MAX = 8
 JSON_CONTENT_TYPE = "application/json"
 
 
-class HealthRequestHandler:
-    """Answers /livez, /readyz, /metrics and /events. It also answers before the client starts and
-    after the client has stopped."""
+class WorkerStatus(msgspec.Struct, frozen=True):
+    """What the supervisor of several workers needs to know about one of them."""
 
-    def __init__(self, address: Address) -> None:
+    state: str
+    """The state of its client: `starting`, `working`, `stopping` or `stopped`."""
+    is_alive: bool
+    """Whether /livez answers 200."""
+    soft_stop_timeout: float | None
+    """Seconds for which running jobs may continue after a stop; None: without a limit."""
+    hard_stop_timeout: float
+    """The maximum time of the hard stop, in seconds."""
+
+
+class HealthRequestHandler:
+    """Answers /livez, /readyz, /metrics and /events, on private connections also /status. It also
+    answers before the client starts and after the client has stopped.
+
+    Args:
+        source: the address to listen on, or a listener of private connections.
+    """
+
+    def __init__(self, source: Address | ConnectionListener) -> None:
         self.client: Client | None = None
         """The client of the worker; None: there is no client yet."""
         self._process_started_at = time.time()
@@ -52,15 +71,15 @@ class HealthRequestHandler:
         self._queue_lags_read_at = -QUEUE_LAGS_CACHE_SECONDS
         self._queue_lags_lock = anyio.Lock()
         self._open_stream_count = 0
-        self.server = HttpServer(
-            address,
-            {
-                "/livez": self._answer_livez,
-                "/readyz": self._answer_readyz,
-                "/metrics": self._answer_metrics,
-                "/events": self._answer_events,
-            },
-        )
+        routes: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            "/livez": self._answer_livez,
+            "/readyz": self._answer_readyz,
+            "/metrics": self._answer_metrics,
+            "/events": self._answer_events,
+        }
+        if not isinstance(source, Address):
+            routes["/status"] = self._answer_status
+        self.server = HttpServer(source, routes)
 
     def _client_stats(self) -> ClientStats | None:
         """Return the stats of the client; None: the client does not run yet."""
@@ -71,19 +90,30 @@ class HealthRequestHandler:
         # If the event loop was blocked until now, let the waiting tasks run first.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
-        return _build_probe_response(check_liveness(self._client_stats()))
+        return build_probe_response(check_liveness(self._client_stats()))
+
+    async def _answer_status(self, request: Request) -> Response:
+        stats = self._client_stats()
+        soft_stop: timedelta | None = timedelta(0)
+        hard_stop = HARD_STOP_TIMEOUT_DEFAULT
+        if self.client is not None:
+            soft_stop = self.client.config.soft_stop_timeout
+            hard_stop = self.client.config.hard_stop_timeout
+        status = WorkerStatus(
+            state="starting" if stats is None else stats.state,
+            is_alive=check_liveness(stats).ok,
+            soft_stop_timeout=None if soft_stop is None else soft_stop.total_seconds(),
+            hard_stop_timeout=hard_stop.total_seconds(),
+        )
+        return Response(HTTPStatus.OK, JSON_CONTENT_TYPE, msgspec.json.encode(status))
 
     async def _answer_readyz(self, request: Request) -> Response:
         await anyio.lowlevel.checkpoint()
         lag = None
-        if values := request.query_params.get("max_lag"):
-            try:
-                limit = parse_duration(values[0])
-            except ValueError as error:
-                raise HttpError(HTTPStatus.BAD_REQUEST, f"max_lag: {error}") from None
+        if (limit := parse_max_lag(request)) is not None:
             lags = await self._read_queue_lags()
             lag = check_queue_lags(limit, lags, self._client_stats())
-        return _build_probe_response(check_readiness(self._client_stats(), lag))
+        return build_probe_response(check_readiness(self._client_stats(), lag))
 
     async def _answer_metrics(self, request: Request) -> Response:
         lags = await self._read_queue_lags()
@@ -139,6 +169,21 @@ class HealthRequestHandler:
             await lines.aclose()
 
 
+def parse_max_lag(request: Request) -> timedelta | None:
+    """Return the value of the parameter `max_lag`; None: the request does not have it.
+
+    Raises:
+        HttpError: the value is not a duration.
+    """
+    values = request.query_params.get("max_lag")
+    if not values:
+        return None
+    try:
+        return parse_duration(values[0])
+    except ValueError as error:
+        raise HttpError(HTTPStatus.BAD_REQUEST, f"max_lag: {error}") from None
+
+
 async def _join_parts(parts: Iterator[str]) -> bytes:
     """Join the parts of a page. Other tasks may run between two parts."""
     page, until = list[str](), time.monotonic() + RENDER_SLICE_SECONDS
@@ -150,6 +195,7 @@ async def _join_parts(parts: Iterator[str]) -> bytes:
     return "".join(page).encode()
 
 
-def _build_probe_response(result: ProbeResult) -> Response:
+def build_probe_response(result: ProbeResult) -> Response:
+    """Return the answer with the result of a probe: 200 if it is ok, otherwise 503."""
     status = HTTPStatus.OK if result.ok else HTTPStatus.SERVICE_UNAVAILABLE
     return Response(status, JSON_CONTENT_TYPE, msgspec.json.encode(result) + b"\n")

@@ -20,6 +20,8 @@ from riverpy._tools.health import worker_health
 from riverpy._tools.health.http import Address, Request
 from riverpy._tools.health.metrics import render_metrics
 from riverpy._tools.health.worker_health import HealthRequestHandler
+from riverpy._tools.processes.merged_metrics import merge_metrics
+from riverpy._tools.processes.slot import RestartCounts
 from riverpy._work.counters import (
     CLAIM_SIZE_BUCKET_BOUNDS,
     RUN_TIME_BUCKET_BOUNDS,
@@ -152,6 +154,7 @@ def test_each_metric_is_on_the_page() -> None:
     page = "".join(
         render_metrics(ClientStats(client_id="c"), process_started_at=0, queue_lags=None)
     )
+    page = merge_metrics({1: page}, {1: RestartCounts()}).decode()  # the page of a supervisor
     assert named == set(re.findall(r"^# TYPE (\w+)", page, re.MULTILINE))
 
 

@@ -1,0 +1,119 @@
+"""Connections between a supervisor and the health server of one of its workers.
+
+The supervisor and the worker share a pair of sockets. For each request the supervisor makes another
+pair, sends one of the two sockets to the worker, and sends the request over the other one. So these
+connections need no port and no file, and no other process can open one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio.abc import UNIXSocketStream
+
+from riverpy._tools.health.http_client import send_get_request
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from riverpy._tools.health.http_client import HttpResponse
+
+_HOST = "localhost"
+_MESSAGE = b"+"
+"""The byte that each socket is sent with."""
+_NO_ANSWER_ERROR = "no answer"
+
+
+class PrivateConnectionListener:
+    """The worker's end: accepts the connections that the supervisor opens."""
+
+    def __init__(self, shared_socket: socket.socket) -> None:
+        shared_socket.setblocking(False)
+        self._shared_socket = shared_socket
+
+    async def accept(self) -> UNIXSocketStream:
+        """Wait for the next connection. If the supervisor has ended, wait without end."""
+        while True:
+            await anyio.wait_readable(self._shared_socket)
+            try:
+                message, descriptors, *_ = socket.recv_fds(self._shared_socket, len(_MESSAGE), 1)
+            except BlockingIOError:
+                continue
+            if not message:
+                await anyio.sleep_forever()
+            for descriptor in descriptors:  # none if this process may open no more descriptors
+                os.set_inheritable(descriptor, False)
+                connection = socket.socket(fileno=descriptor)
+                connection.setblocking(False)
+                return await UNIXSocketStream.from_socket(connection)
+
+    async def aclose(self) -> None:
+        """Accept no more connections."""
+        self._shared_socket.close()
+
+
+class PrivateHttpClient:
+    """The supervisor's end: sends requests to the health server of one worker."""
+
+    def __init__(self, shared_socket: socket.socket) -> None:
+        shared_socket.setblocking(False)
+        self._shared_socket = shared_socket
+        self._unanswered: socket.socket | None = None
+        """The connection of a request that got no answer in time. While it has no answer, the
+        worker is frozen or blocked, and gets no further requests."""
+
+    @asynccontextmanager
+    async def get(self, target: str, timeout: float) -> AsyncGenerator[HttpResponse]:
+        """Send `GET target`, and yield the response when its headers have arrived.
+
+        Raises:
+            OSError: the worker has ended, or is not able to answer.
+            TimeoutError: there was no response within `timeout` seconds, or there is still none to
+                an earlier request.
+        """
+        if self._is_blocked():
+            raise TimeoutError(_NO_ANSWER_ERROR)
+        own, other = socket.socketpair()
+        answer = own.dup()  # it stays open after the stream is closed
+        try:
+            own.setblocking(False)
+            socket.send_fds(self._shared_socket, [_MESSAGE], [other.fileno()])
+            stream = await UNIXSocketStream.from_socket(own)
+            with anyio.move_on_after(timeout) as scope:
+                async with send_get_request(stream, _HOST, target) as response:
+                    scope.deadline = math.inf
+                    other.close()  # not before: macOS can lose a sent socket that is closed early
+                    yield response
+            if scope.cancelled_caught:
+                self._set_unanswered(answer.dup())
+                raise TimeoutError(_NO_ANSWER_ERROR)
+        finally:
+            for one in (own, other, answer):
+                one.close()
+
+    def close(self) -> None:
+        """Close the end of this process. Called when the worker has ended."""
+        self._shared_socket.close()
+        self._set_unanswered(None)
+
+    def _is_blocked(self) -> bool:
+        if self._unanswered is None:
+            return False
+        try:
+            self._unanswered.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:  # the worker has closed the connection
+            pass
+        self._set_unanswered(None)
+        return False
+
+    def _set_unanswered(self, connection: socket.socket | None) -> None:
+        if self._unanswered is not None:
+            self._unanswered.close()
+        self._unanswered = connection

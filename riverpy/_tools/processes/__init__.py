@@ -1,0 +1,1 @@
+"""The worker processes of `riverpy worker --processes`, and their supervisor."""

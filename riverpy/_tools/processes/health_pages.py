@@ -1,0 +1,136 @@
+"""SupervisorHealth: the pages of the supervisor's health server, made from those of its workers."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+import anyio
+import msgspec
+
+from riverpy._tools.health.http import Response
+from riverpy._tools.health.metrics import METRICS_CONTENT_TYPE
+from riverpy._tools.health.probes import CheckResult, ProbeResult
+from riverpy._tools.health.server import HttpServer
+from riverpy._tools.health.worker_health import build_probe_response, parse_max_lag
+from riverpy._tools.processes.merged_metrics import merge_metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from riverpy._tools.health.http import Address, Request
+    from riverpy._tools.processes.slot import ProcessSlot
+
+ANSWER_TIMEOUT = 3.0
+"""Seconds within which a worker must answer a request. Some pages need the database, for a second
+at most."""
+START_TIMEOUT = 60.0
+"""Seconds for which a process that has not answered yet counts as alive, because it loads code."""
+_NO_ANSWER = "no answer: the event loop of the worker is blocked, or the process is suspended"
+
+_UNCHECKED = CheckResult(ok=False, reason="not checked")
+
+
+class SupervisorHealth:
+    """Answers /livez, /readyz, /metrics and /events for all workers."""
+
+    def __init__(self, address: Address, slots: Sequence[ProcessSlot]) -> None:
+        self._slots = slots
+        self.server = HttpServer(
+            address,
+            {
+                "/livez": self._answer_livez,
+                "/readyz": self._answer_readyz,
+                "/metrics": self._answer_metrics,
+            },
+        )
+
+    async def _answer_livez(self, request: Request) -> Response:
+        return build_probe_response(await self._check_all(_check_liveness))
+
+    async def _answer_readyz(self, request: Request) -> Response:
+        parse_max_lag(request)  # a wrong value is refused once, and not by each worker
+        target = _make_target(request)
+
+        async def check(slot: ProcessSlot) -> CheckResult:
+            return await _check_readiness(slot, target)
+
+        return build_probe_response(await self._check_all(check))
+
+    async def _check_all(
+        self, check: Callable[[ProcessSlot], Awaitable[CheckResult]]
+    ) -> ProbeResult:
+        """Return one check for each worker. They run at the same time."""
+        checks = dict.fromkeys(map(_name_check, self._slots), _UNCHECKED)
+
+        async def check_one(slot: ProcessSlot) -> None:
+            checks[_name_check(slot)] = await check(slot)
+
+        async with anyio.create_task_group() as tasks:
+            for slot in self._slots:
+                tasks.start_soon(check_one, slot)
+        return ProbeResult.of(checks)
+
+    async def _answer_metrics(self, request: Request) -> Response:
+        pages: dict[int, str | None] = {slot.number: None for slot in self._slots}
+
+        async def read(slot: ProcessSlot) -> None:
+            pages[slot.number] = await _read_page(slot, "/metrics")
+
+        async with anyio.create_task_group() as tasks:
+            for slot in self._slots:
+                tasks.start_soon(read, slot)
+        page = merge_metrics(pages, {slot.number: slot.restart_counts for slot in self._slots})
+        return Response(HTTPStatus.OK, METRICS_CONTENT_TYPE, page)
+
+
+def _name_check(slot: ProcessSlot) -> str:
+    return f"process {slot.number}"
+
+
+async def _check_liveness(slot: ProcessSlot) -> CheckResult:
+    process = slot.process
+    if process is None:  # the supervisor starts it again
+        return CheckResult(ok=True, reason=slot.describe_missing_process())
+    result = await _read_probe(slot, "/livez")
+    if result is not None:
+        return CheckResult(result.ok, "alive" if result.ok else result.summary)
+    is_starting = not process.has_answered and process.age < START_TIMEOUT
+    return CheckResult(is_starting, "starting" if is_starting else _NO_ANSWER)
+
+
+async def _check_readiness(slot: ProcessSlot, target: str) -> CheckResult:
+    process = slot.process
+    if process is None:
+        return CheckResult(ok=False, reason=slot.describe_missing_process())
+    result = await _read_probe(slot, target)
+    if result is not None:
+        return CheckResult(result.ok, "ready" if result.ok else result.summary)
+    return CheckResult(ok=False, reason=_NO_ANSWER if process.has_answered else "starting")
+
+
+async def _read_probe(slot: ProcessSlot, target: str) -> ProbeResult | None:
+    """Return the result of a probe of the worker; None: it does not answer."""
+    page = await _read_page(slot, target)
+    try:
+        return None if page is None else msgspec.json.decode(page, type=ProbeResult)
+    except ValueError:  # not the whole page
+        return None
+
+
+async def _read_page(slot: ProcessSlot, target: str) -> str | None:
+    """Return a page of the worker; None: it does not answer."""
+    if slot.process is None:
+        return None
+    try:
+        async with slot.process.health.get(target, ANSWER_TIMEOUT) as response:
+            return (await response.read_body()).decode()
+    except (OSError, ValueError):  # a TimeoutError is an OSError
+        return None
+
+
+def _make_target(request: Request) -> str:
+    """Return the path and the query of a request."""
+    query = urlencode(request.query_params, doseq=True)
+    return f"{request.path}?{query}" if query else request.path

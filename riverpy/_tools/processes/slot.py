@@ -1,0 +1,209 @@
+"""ProcessSlot: keeps one worker process running, and starts the next one when it ends."""
+
+from __future__ import annotations
+
+import signal
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+
+from riverpy._clock import Backoff
+from riverpy._error_text import error_text
+from riverpy._log import get_logger
+from riverpy._log_events import (
+    WORKER_PROCESS_ENDED,
+    WORKER_PROCESS_KILLED,
+    WORKER_PROCESS_START_FAILED,
+    WORKER_PROCESS_STARTED,
+)
+from riverpy._tools.processes.worker_process import WorkerProcess
+
+if TYPE_CHECKING:
+    from riverpy._tools.processes.worker_process import WorkerCommand
+
+RESTART_DELAY_MIN, RESTART_DELAY_MAX = timedelta(milliseconds=500), timedelta(seconds=30)
+STEADY_RUN_SECONDS = 60.0
+"""If a process ran for this many seconds before it failed, the delays of restarts begin again with
+the shortest one."""
+START_POLL_INTERVAL = 0.1
+"""Seconds between two requests for the status of a starting worker."""
+WATCHDOG_POLLS = 6
+"""The number of requests for the status of a worker within the timeout of the watchdog."""
+ABORT_TIMEOUT = 3.0
+"""Seconds that an aborted process may take to print its tracebacks."""
+
+
+class ExitRules(NamedTuple):
+    """What the supervisor does when a worker ends or makes no progress."""
+
+    limit_exit_code: int
+    """The exit code of a worker that has reached one of its limits. It is replaced at once."""
+    should_drain: bool
+    """Whether a worker that ended with exit code 0 is not replaced."""
+    watchdog_timeout: float
+    """A worker that was not alive for this many seconds is killed and replaced; 0: it is not."""
+
+
+class RestartCounts(NamedTuple):
+    """How often a process was replaced, by reason."""
+
+    limit: int = 0
+    """After it had reached one of its limits."""
+    failure: int = 0
+    """After it had ended for another reason."""
+
+
+class SharedState:
+    """What all slots of a supervisor share."""
+
+    def __init__(self) -> None:
+        self.stop_requested, self.hard_stop_requested = anyio.Event(), anyio.Event()
+        self.has_drained = False
+        """Whether a worker has found the queues empty."""
+
+
+class ProcessSlot:
+    """One of the worker processes, through all its restarts. `number` counts from 1."""
+
+    def __init__(
+        self, number: int, command: WorkerCommand, rules: ExitRules, shared: SharedState
+    ) -> None:
+        self.number = number
+        self._command, self._rules, self._shared = command, rules, shared
+        self._backoff = Backoff(RESTART_DELAY_MIN, RESTART_DELAY_MAX)
+        self._log = get_logger()
+        self.process: WorkerProcess | None = None
+        """The running process; None: none runs now."""
+        self.exit_code: int | None = None
+        """The exit code of the last process that ended; 128 + n if signal n killed it. None: none
+        has ended."""
+        self.restart_counts = RestartCounts()
+        self.has_worked_event = anyio.Event()
+        """Set when a process of this slot works for the first time."""
+
+    @property
+    def ended_cleanly(self) -> bool:
+        """Whether the last process that ended had stored all results."""
+        return self.exit_code in {None, 0, self._rules.limit_exit_code}
+
+    def describe_missing_process(self) -> str:
+        """Return why no process runs now."""
+        if self.exit_code is None:
+            return "not started yet: the first process starts alone"
+        is_final = self._shared.stop_requested.is_set() or self._shared.has_drained
+        effect = "" if is_final else ", and is started again"
+        return f"ended with exit code {self.exit_code}{effect}"
+
+    async def run(self, *, must_work_once: bool = False) -> None:
+        """Run one process after the other, until a stop is requested. With `must_work_once`, end if
+        the first process ends before it works."""
+        while not self._shared.stop_requested.is_set():
+            seconds = await self._run_process()
+            delay: float | None = None
+            if self.has_worked_event.is_set() or not must_work_once:
+                delay = self._choose_restart_delay(seconds)
+            self._log_end(delay)
+            if delay is None:
+                return
+            with anyio.move_on_after(delay):
+                await self._shared.stop_requested.wait()
+
+    async def _run_process(self) -> float:
+        """Run one process to its end. Return how long it ran, in seconds."""
+        try:
+            process = await WorkerProcess.start(self._command, self.number)
+        except OSError as error:
+            self.exit_code = 1
+            self._log.error(
+                WORKER_PROCESS_START_FAILED, error=error_text(error), process=self.number
+            )
+            return 0.0
+        self.process = process
+        self._log.info(WORKER_PROCESS_STARTED, pid=process.pid, process=self.number)
+        code = 0
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._watch_status, process)
+                tasks.start_soon(self._stop_when_requested, process)
+                code = await process.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            self.process = None
+        is_stopping = self._shared.stop_requested.is_set()
+        if code == -signal.SIGTERM and is_stopping and not process.has_answered:
+            code = 0  # it was stopped before the worker could handle signals
+        self.exit_code = 128 - code if code < 0 else code
+        if self.exit_code == self._rules.limit_exit_code:
+            self.has_worked_event.set()  # it may have worked for less time than a poll takes
+        if self.exit_code == 0 and self._rules.should_drain:
+            self._shared.has_drained = True
+        return process.age
+
+    async def _watch_status(self, process: WorkerProcess) -> None:
+        """Wait until the worker works. With a watchdog, then kill it if its services or its event
+        loop make no progress."""
+        timeout, interval = self._rules.watchdog_timeout, START_POLL_INTERVAL
+        last_alive = anyio.current_time()
+        while True:
+            status = await process.read_status()
+            if status is not None and status.state == "working":
+                self.has_worked_event.set()
+                if not timeout:
+                    return
+                interval = timeout / WATCHDOG_POLLS
+            now = anyio.current_time()
+            if status.is_alive if status is not None else not process.has_answered:
+                last_alive = now
+            elif timeout and now - last_alive >= timeout:
+                self._log_kill(process, f"it was not alive for {timeout:g} s")
+                process.abort()
+                await anyio.sleep(ABORT_TIMEOUT)
+                process.kill()
+            await anyio.sleep(interval)
+
+    async def _stop_when_requested(self, process: WorkerProcess) -> None:
+        await self._shared.stop_requested.wait()
+        process.request_stop()
+        timeout = process.exit_timeout
+        with anyio.move_on_after(timeout):
+            await self._shared.hard_stop_requested.wait()
+            process.request_hard_stop()
+            timeout = process.hard_stop_exit_timeout
+            await anyio.sleep(timeout)
+        self._log_kill(process, f"it did not end within {timeout:g} s")
+        process.kill()
+
+    def _log_kill(self, process: WorkerProcess, reason: str) -> None:
+        self._log.warning(
+            WORKER_PROCESS_KILLED,
+            effect="its running jobs are rescued",
+            pid=process.pid,
+            process=self.number,
+            reason=reason,
+        )
+
+    def _choose_restart_delay(self, seconds: float) -> float | None:
+        """Return the delay before the next process, in seconds; None: there is no next process.
+        `seconds` is how long the last process ran."""
+        has_reached_limit = self.exit_code == self._rules.limit_exit_code
+        if self._shared.stop_requested.is_set():
+            return None
+        if self._shared.has_drained and not has_reached_limit:
+            return None
+        limit, failure = self.restart_counts
+        if has_reached_limit:
+            self.restart_counts = RestartCounts(limit + 1, failure)
+            return 0.0
+        self.restart_counts = RestartCounts(limit, failure + 1)
+        if seconds >= STEADY_RUN_SECONDS:
+            self._backoff.reset()
+        return self._backoff.next_delay()
+
+    def _log_end(self, delay: float | None) -> None:
+        restart_in = None if delay is None else round(delay, 1)
+        keys = {"exit_code": self.exit_code, "process": self.number, "restart_in": restart_in}
+        if self.ended_cleanly and not delay:
+            self._log.info(WORKER_PROCESS_ENDED, **keys)
+        else:
+            self._log.warning(WORKER_PROCESS_ENDED, **keys)

@@ -1,0 +1,144 @@
+"""WorkerSupervisor: runs several worker processes, and stops them together.
+
+The first process starts alone. If it fails before it works, the others are not started, and the
+supervisor ends with its exit code: then a wrong setting is reported once. Otherwise the other
+processes start, and each process that ends is replaced.
+
+The supervisor has no connection to the database and does not import the user's code.
+"""
+
+from __future__ import annotations
+
+import signal
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import anyio
+
+from riverpy._tools.processes.health_pages import SupervisorHealth
+from riverpy._tools.processes.slot import ProcessSlot, SharedState
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
+    from riverpy._tools.health.http import Address
+    from riverpy._tools.health.systemd import SystemdNotifier
+    from riverpy._tools.processes.slot import ExitRules
+    from riverpy._tools.processes.worker_process import WorkerCommand
+
+KILLED_PROCESSES_TIMEOUT = 5.0
+"""Seconds to wait for the end of killed processes."""
+
+
+class WorkerSupervisor:
+    """Runs worker processes until a signal arrives.
+
+    Args:
+        command: how to start a worker.
+        count: the number of workers.
+        rules: what to do when a worker ends.
+        unclean_exit_code: the exit code of the supervisor if a worker did not stop cleanly.
+        health: the address of the health server; None: there is none.
+        systemd: notifies the service manager.
+    """
+
+    def __init__(
+        self,
+        command: WorkerCommand,
+        count: int,
+        rules: ExitRules,
+        *,
+        unclean_exit_code: int,
+        health: Address | None,
+        systemd: SystemdNotifier,
+    ) -> None:
+        self._shared = SharedState()
+        self._unclean_exit_code = unclean_exit_code
+        self._slots = [
+            ProcessSlot(number, command, rules, self._shared) for number in range(1, count + 1)
+        ]
+        self._health = None if health is None else SupervisorHealth(health, self._slots)
+        self._systemd = systemd
+        self._forced_exit_code: int | None = None
+        self._forced_exit_event = anyio.Event()
+
+    def request_stop(self) -> None:
+        """Start a soft stop, unless a stop has started. Called in the event loop."""
+        self._shared.stop_requested.set()
+
+    async def run(self) -> int:
+        """Run the workers until all have ended. Return the exit code.
+
+        Raises:
+            OSError: the health server cannot listen on its address. No worker was started.
+        """
+        async with (
+            self._health.server.serve() if self._health is not None else nullcontext(),
+            self._systemd.ping_watchdog(lambda: True),  # each slot checks its worker
+            anyio.create_task_group() as tasks,
+        ):
+            await tasks.start(self._handle_stop_signals)
+            tasks.start_soon(self._notify_systemd)
+            tasks.start_soon(self._kill_all_when_forced, tasks.cancel_scope)
+            await self._run_slots()
+            tasks.cancel_scope.cancel()
+        return self._choose_exit_code()
+
+    async def _run_slots(self) -> None:
+        first, *others = self._slots
+        async with anyio.create_task_group() as tasks:
+
+            async def run_first() -> None:
+                await first.run(must_work_once=True)
+                if not first.has_worked_event.is_set():
+                    tasks.cancel_scope.cancel()
+
+            tasks.start_soon(run_first)
+            await first.has_worked_event.wait()
+            for slot in others:
+                tasks.start_soon(slot.run)
+
+    def _choose_exit_code(self) -> int:
+        if self._forced_exit_code is not None:
+            return self._forced_exit_code
+        first = self._slots[0]
+        if not first.has_worked_event.is_set():
+            return first.exit_code or 0
+        return 0 if all(slot.ended_cleanly for slot in self._slots) else self._unclean_exit_code
+
+    async def _notify_systemd(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._notify_stopping)
+            for slot in self._slots:
+                await slot.has_worked_event.wait()
+            self._systemd.notify(READY=1, STATUS=f"{len(self._slots)} worker processes work")
+
+    async def _notify_stopping(self) -> None:
+        await self._shared.stop_requested.wait()
+        self._systemd.notify(STOPPING=1, STATUS="waiting for running jobs")
+
+    async def _handle_stop_signals(self, *, task_status: TaskStatus[None]) -> None:
+        # This list is no module constant, because Windows lacks two of these signals.
+        stop_signals = [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # it is ignored under `nohup`
+            stop_signals.append(signal.SIGHUP)
+        with anyio.open_signal_receiver(*stop_signals) as signals:
+            task_status.started()
+            async for number in signals:
+                if not self._shared.stop_requested.is_set():
+                    self._shared.stop_requested.set()
+                elif number == signal.SIGHUP:
+                    pass  # a terminal that closes can send it twice
+                elif not self._shared.hard_stop_requested.is_set():
+                    self._shared.hard_stop_requested.set()
+                else:
+                    self._forced_exit_code = 128 + number
+                    self._forced_exit_event.set()
+
+    async def _kill_all_when_forced(self, scope: anyio.CancelScope) -> None:
+        await self._forced_exit_event.wait()
+        for slot in self._slots:
+            if slot.process is not None:
+                slot.process.kill()
+        await anyio.sleep(KILLED_PROCESSES_TIMEOUT)
+        scope.cancel()

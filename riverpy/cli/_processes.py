@@ -1,0 +1,93 @@
+"""Run several worker processes under one supervisor: `riverpy worker --processes`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from multiprocessing.spawn import get_executable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import click
+
+from riverpy._tools.health.systemd import SystemdNotifier
+from riverpy._tools.processes.slot import ExitRules
+from riverpy._tools.processes.supervisor import WorkerSupervisor
+from riverpy._tools.processes.worker_process import WorkerCommand
+from riverpy.cli._run import (
+    COMMAND_ARGUMENTS_KEY,
+    EXIT_ABANDONED,
+    EXIT_LIMIT_REACHED,
+    EXIT_USAGE_ERROR,
+    CommandError,
+    raise_command_errors,
+)
+
+if TYPE_CHECKING:
+    from riverpy._tools.health.http import Address
+    from riverpy.cli._log_stream import LogStream
+
+_START_SCRIPT = Path(__file__).with_name("_process_start.py")
+_SYSTEMD_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+"""The environment variables with which the supervisor notifies systemd. The workers do not have
+them."""
+
+
+def run_worker_processes(
+    count: int, stream: LogStream, *, health: Address | None, should_drain: bool
+) -> int:
+    """Run `count` workers with the arguments of this command, until all have ended. Return the exit
+    code.
+
+    Args:
+        count: the number of workers.
+        stream: the log of this process. If its reader ends, all workers stop.
+        health: the address of the health server; None: there is none.
+        should_drain: whether a worker ends when the queues are empty.
+
+    Raises:
+        CommandError: this system has no process groups.
+    """
+    if sys.platform == "win32":
+        raise CommandError(
+            "--processes runs on Linux and macOS: start several commands instead",
+            exit_code=EXIT_USAGE_ERROR,
+        )
+    command = WorkerCommand(
+        program=[get_executable(), "-P", str(_START_SCRIPT)],
+        arguments=click.get_current_context().find_root().meta[COMMAND_ARGUMENTS_KEY],
+        environ={
+            name: value for name, value in os.environ.items() if name not in _SYSTEMD_VARIABLES
+        },
+        python_path=sys.path,
+    )
+    systemd = SystemdNotifier(os.environ)
+    supervisor = WorkerSupervisor(
+        command,
+        count,
+        ExitRules(
+            limit_exit_code=EXIT_LIMIT_REACHED,
+            should_drain=should_drain,
+            watchdog_timeout=systemd.watchdog_timeout,
+        ),
+        unclean_exit_code=EXIT_ABANDONED,
+        health=health,
+        systemd=systemd,
+    )
+    with raise_command_errors():
+        return anyio.run(_run, supervisor, stream)  # not in uvloop, which needs memory
+
+
+async def _run(supervisor: WorkerSupervisor, stream: LogStream) -> int:
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:  # called in any thread
+        loop.call_soon_threadsafe(supervisor.request_stop)
+
+    stream.on_reader_ended = stop
+    try:
+        return await supervisor.run()
+    finally:
+        stream.on_reader_ended = None

@@ -1,0 +1,71 @@
+"""Supervision: connects a worker process with the supervisor that started it.
+
+The supervisor writes its requests to stop into a pipe. A thread reads the pipe, because a job may
+block the event loop. When the supervisor ends, also after `kill -9`, the pipe is closed, and the
+worker stops softly. A request has no effect if a stop of its kind has started: so a worker that
+also receives signals, for example because systemd signals all processes of a unit, does not count
+a stop twice.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+from riverpy._tools.health.private_connections import PrivateConnectionListener
+from riverpy._tools.processes.worker_process import HARD_STOP_MESSAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_supervision: Supervision | None = None
+
+
+class Supervision:
+    """The supervisor of this process.
+
+    Args:
+        stop_pipe: the descriptor of the pipe with requests to stop.
+        health_socket: the descriptor of the socket for private connections to the health server.
+        number: the number of this process, from 1.
+    """
+
+    def __init__(self, stop_pipe: int, health_socket: int, number: int) -> None:
+        for descriptor in (stop_pipe, health_socket):
+            os.set_inheritable(descriptor, False)
+        self.number = number
+        self.health_listener = PrivateConnectionListener(socket.socket(fileno=health_socket))
+        self.soft_stop: Callable[[], object] = _terminate_this_process
+        """Called in a thread. It starts a soft stop, unless a stop has started."""
+        self.hard_stop: Callable[[], object] = _terminate_this_process
+        """Called in a thread. It starts a hard stop, unless a hard stop has started."""
+        threading.Thread(
+            target=self._read_requests, args=(stop_pipe,), name="riverpy supervision", daemon=True
+        ).start()
+
+    def _read_requests(self, stop_pipe: int) -> None:
+        while message := os.read(stop_pipe, 1):
+            if message == HARD_STOP_MESSAGE:
+                self.hard_stop()
+            else:
+                self.soft_stop()
+        self.soft_stop()  # the supervisor has ended
+
+
+def start_supervision(stop_pipe: int, health_socket: int, number: int) -> None:
+    """Let the supervisor stop this process from now on. See Supervision for the arguments."""
+    global _supervision
+    _supervision = Supervision(stop_pipe, health_socket, number)
+
+
+def get_supervision() -> Supervision | None:
+    """Return the supervisor of this process; None: it has none."""
+    return _supervision
+
+
+def _terminate_this_process() -> None:
+    """Stop a process that does not handle requests yet. Until then a signal stops it at once."""
+    os.kill(os.getpid(), signal.SIGTERM)
