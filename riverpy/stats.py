@@ -92,6 +92,18 @@ class QueueStats(msgspec.Struct, frozen=True):
     long. These jobs are tried again at intervals."""
 
 
+class LeaseLag(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the holder of a lease is behind, as it last reported with `Lease.report_lag`."""
+
+    count: int | None
+    """The number of items that are not handled yet; None: not reported."""
+    age: float | None
+    """The age of the oldest of these items in seconds, when it was reported; None: not
+    reported."""
+    reported_ago: float
+    """Seconds since the report."""
+
+
 class SingletonStats(msgspec.Struct, frozen=True):
     """The state of one singleton (a function that runs in one process at a time), and its counts
     since the run started."""
@@ -112,6 +124,13 @@ class SingletonStats(msgspec.Struct, frozen=True):
     waited: float | None
     """Seconds that the client waited before the last start of the function; None: the function has
     not started."""
+    standby: bool = False
+    """Whether this client waits for the lease, and would acquire it if it was free."""
+    valid_for: float | None = None
+    """Seconds for which the lease is valid if it is not renewed; None: it is not held here."""
+    lag: LeaseLag | None = None
+    """What the function last reported with `Lease.report_lag` under the held lease; None: there is
+    no report."""
 
 
 class LeaseStats(msgspec.Struct, frozen=True):
@@ -123,6 +142,9 @@ class LeaseStats(msgspec.Struct, frozen=True):
     """The number of renewals that were refused, or not answered in time."""
     renewal_seconds: float = 0.0
     """Seconds that the last renewal took."""
+    lags: Mapping[str, LeaseLag] = {}
+    """What the code under the held leases last reported with `Lease.report_lag`, by the name of the
+    lease. Leases without a report are left out."""
 
 
 class ClientStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -32,6 +33,7 @@ from riverpy._postgres.clients import (
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     LockNotAvailableError,
+    UndefinedColumnError,
     UndefinedTableError,
     describe_error,
 )
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.clients import ClientRegistration
     from riverpy._postgres.connection import DedicatedConnection
     from riverpy._postgres.driver import Connection
+    from riverpy._postgres.lease_reports import LeaseReport
     from riverpy.config import Config
 
 HEARTBEATS_WITHIN_DEAD_AFTER = 6
@@ -62,6 +65,9 @@ WRITE_TIMEOUT_MIN = 0.25
 least `WRITE_TIMEOUT_MIN` seconds."""
 HEARTBEAT_RETRY_DELAY_MAX = 1.0
 """The longest delay before the next heartbeat after every connection failed, in seconds."""
+EARLY_HEARTBEAT_DELAY = 1.0
+"""Seconds from a request for an early heartbeat until the heartbeat. Further requests during this
+time cause no further heartbeat."""
 UNREGISTER_TIMEOUT = 1.0
 """The timeout for deleting the client's row at the end of a run, in seconds."""
 
@@ -82,6 +88,7 @@ class HeartbeatWriter:
         connections: Sequence[DedicatedConnection],
         timer: Timer,
         on_client_id_lost: Callable[[], None],
+        get_lease_report: Callable[[], LeaseReport | None] = lambda: None,
     ) -> None:
         """Create the heartbeat writer.
 
@@ -92,10 +99,15 @@ class HeartbeatWriter:
                 The last one registers the run.
             on_client_id_lost: called once when another run has registered under the client's id.
                 After that, no heartbeat is written, and no job is claimed.
+            get_lease_report: returns what a heartbeat writes about leases. None: the column for it
+                is missing.
         """
         self._registration, self._config = registration, config
         self._connections, self._timer = connections, timer
-        self._on_client_id_lost = on_client_id_lost
+        self._on_client_id_lost, self._get_lease_report = on_client_id_lost, get_lease_report
+        self._has_lease_column = True
+        """False: a heartbeat has failed because the column for lease reports was removed."""
+        self._early_heartbeat_event = asyncio.Event()
         self._id_registration = ClientIdRegistration(
             registration, config.schema, connections[-1], timer
         )
@@ -177,11 +189,23 @@ class HeartbeatWriter:
                 else min(self._interval, HEARTBEAT_RETRY_DELAY_MAX)
             )
             scope.expect_progress(within=delay + self._timeout * len(self._connections))
-            await self._timer.sleep(delay)
+            await self._wait_until_next_heartbeat(delay)
             began = self._timer.seconds_since_boot()
             await self._write_heartbeat()
         scope.expect_no_progress()
         await anyio.sleep_forever()
+
+    def write_early(self) -> None:
+        """Write the next heartbeat soon, because it reports something new."""
+        self._early_heartbeat_event.set()
+
+    async def _wait_until_next_heartbeat(self, delay: float) -> None:
+        due_at = self._timer.seconds_since_boot() + delay
+        early = self._early_heartbeat_event
+        if await self._timer.wait_for_event(early, delay - EARLY_HEARTBEAT_DELAY):
+            due_at = min(due_at, self._timer.seconds_since_boot() + EARLY_HEARTBEAT_DELAY)
+        await self._timer.sleep(max(due_at - self._timer.seconds_since_boot(), 0.0))
+        early.clear()
 
     async def is_run_still_registered(self, connection: Connection) -> bool:
         """Return whether this run still has the client's id. Call this after reading the rows of
@@ -253,12 +277,21 @@ class HeartbeatWriter:
                     opened, self._config.schema, self._registration
                 )
                 return self.registered_at is not None
-            return await client_write_heartbeat(
+            report = self._get_lease_report() if self._has_lease_column else None
+            write = partial(
+                client_write_heartbeat,
                 opened,
                 self._config.schema,
                 self._registration,
                 registered_at=self.registered_at,
             )
+            try:
+                return await write(lease_report=report)
+            except UndefinedColumnError:  # `migrate down` ran: a heartbeat matters more
+                if report is None:
+                    raise
+                self._has_lease_column = False
+                return await write(lease_report=None)
 
     def _record_lost_client_id(self) -> None:
         self.has_lost_client_id = True

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from riverpy._leases.engine import LeaseEngine
     from riverpy._leases.lease import Lease
+    from riverpy._postgres.lease_reports import ReportedLag
 
 
 class ClientLeaseEngine:
@@ -64,6 +65,16 @@ class ClientLeaseEngine:
         been lost."""
         if self._engine is not None:
             self._engine.wake_all_callers()
+
+    @property
+    def standby_names(self) -> list[str]:
+        """As `LeaseEngine.standby_names`."""
+        return [] if self._engine is None else self._engine.standby_names
+
+    @property
+    def reported_lags(self) -> dict[str, ReportedLag]:
+        """As `LeaseEngine.reported_lags`."""
+        return {} if self._engine is None else self._engine.reported_lags
 
     @property
     def stats(self) -> LeaseStats:

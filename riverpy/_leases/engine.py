@@ -42,6 +42,7 @@ from riverpy._log_events import (
     LEASE_WORK_STOP_TIMED_OUT,
 )
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
+from riverpy._postgres.lease_reports import ReportedLag
 from riverpy._postgres.notifier import decode_message
 from riverpy.errors import ClientStateError
 from riverpy.events import LeaseUse
@@ -124,6 +125,35 @@ class LeaseEngine:
     def unfinished_leases(self) -> list[Lease]:
         """The leases of closed engines whose work still runs."""
         return [lease for lease in self._unfinished_leases if lease.is_used]
+
+    def stands_by(self, name: str) -> bool:
+        """Whether a caller waits for the lease, and this process would acquire the lease soon if it
+        was free."""
+        if name not in self._wake_events or self.renewer.get_lease(name) is not None:
+            return False
+        if self._max_held is not None and len(self.renewer) >= self._max_held:
+            return False
+        if any(lease.name == name for lease in self.unfinished_leases):
+            return False
+        pause = self._acquire_paused_until.get(name, 0.0) - self.timer.seconds_since_boot()
+        return pause < self.timing.attempt_interval
+
+    @property
+    def standby_names(self) -> list[str]:
+        """The names in the table of the leases for which this process stands by."""
+        prefix = self._store.lease_name_prefix
+        return [prefix + name for name in self._wake_events if self.stands_by(name)]
+
+    @property
+    def reported_lags(self) -> dict[str, ReportedLag]:
+        """The lags that the holders of the held leases have reported, by the name of the lease in
+        the table."""
+        prefix = self._store.lease_name_prefix
+        return {
+            prefix + lease.name: ReportedLag(lease.epoch, lag.count, lag.age, lag.reported_ago)
+            for lease in self.renewer.leases
+            if lease.is_held and (lag := lease.lag) is not None
+        }
 
     async def __aenter__(self) -> Self:
         """Open the store. Raise what `LeaseStore.open` raises."""

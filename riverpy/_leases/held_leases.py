@@ -91,9 +91,13 @@ class LeaseRenewer:
     @property
     def stats(self) -> LeaseStats:
         """The number of held leases, the counts of renewals, and the duration of the last one."""
-        held = sum(lease.is_held for lease in self._leases.values())
+        held = [lease for lease in self._leases.values() if lease.is_held]
         return LeaseStats(
-            held, self.renewal_count, self.renewal_failure_count, self.last_renewal_seconds
+            len(held),
+            self.renewal_count,
+            self.renewal_failure_count,
+            self.last_renewal_seconds,
+            {lease.name: lag for lease in held if (lag := lease.lag) is not None},
         )
 
     def get_lease(self, name: str) -> Lease | None:

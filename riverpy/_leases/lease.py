@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -12,11 +13,11 @@ from riverpy._lifecycle import StopCause
 from riverpy._log import get_logger
 from riverpy._log_events import LEASE_CHECK_FAILED
 from riverpy._postgres.driver import PostgresError
-from riverpy.errors import LeaseLostError
+from riverpy.errors import ConfigError, LeaseLostError
+from riverpy.stats import LeaseLag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import timedelta
     from types import TracebackType
 
     from riverpy._clock import Timer
@@ -30,6 +31,9 @@ LEASE_STORE_TIMEOUT = 5.0
 """The timeout of one call of the store, in seconds."""
 NOT_RENEWED_REASON = "the lease could not be renewed in time"
 FENCE_REFUSED_REASON = "the database refused its fence"
+LAG_COUNT_MAX = 2**63 - 1
+LAG_SECONDS_MAX = timedelta.max // timedelta(seconds=1)
+"""The largest values of `Lease.report_lag`."""
 _SERIALIZATION_FAILURE = "40001"
 
 
@@ -70,6 +74,8 @@ class Lease:
         may set this."""
         self.waited = 0.0
         """Seconds that this process waited for the lease."""
+        self._reported_lag: tuple[float, int | None, float | None] | None = None
+        """The time of the last report by `Timer.seconds_since_boot`, the count and the age."""
         self._pid = os.getpid()
         self._store, self._timing, self._timer = store, timing, timer
         self._valid_until = attempted_at + timing.validity_seconds
@@ -109,6 +115,33 @@ class Lease:
             await self._timer.wait_for_event(
                 self._end_event, min(left, self._timing.deadline_check_interval)
             )
+
+    def report_lag(self, *, count: int | None = None, age: timedelta | float | None = None) -> None:
+        """Report how far the work under this lease is behind, for example after each batch of a
+        projection. At least one of the values is needed. Each report replaces the one before.
+
+        This call sends no statement. A running client writes the last report with its next
+        heartbeat, so that `riverpy lease`, `top` and `doctor` show it. `Client.stats` and
+        `/metrics` show it at once. After the end of the lease, a report is not shown.
+
+        Args:
+            count: the number of items that are not handled yet, 0 or more.
+            age: the age of the oldest of these items, as a timedelta or in seconds, 0 or more.
+
+        Raises:
+            ConfigError: no value is given, or a value is not allowed.
+        """
+        seconds = _validate_lag(count, age)
+        self._reported_lag = self._timer.seconds_since_boot(), count, seconds
+
+    @property
+    def lag(self) -> LeaseLag | None:
+        """The last report of `report_lag`; None: there is none."""
+        if self._reported_lag is None:
+            return None
+        reported_at, count, age = self._reported_lag
+        ago = max(self._timer.seconds_since_boot() - reported_at, 0.0)
+        return LeaseLag(count=count, age=age, reported_ago=ago)
 
     async def fence(self, connection: Transaction | MemoryTransaction) -> None:
         """Bind the transaction that is open on `connection` to this term: it commits only while no
@@ -254,6 +287,28 @@ class Lease:
             f"lease {self.name!r} is not held any more (epoch {self.epoch}: {reason}): stop the "
             "work under it, and roll back what is not committed"
         )
+
+
+def _validate_lag(count: object, age: object) -> float | None:
+    """Check the arguments of `Lease.report_lag`. Return `age` in seconds.
+
+    Raises:
+        ConfigError: no value is given, or a value is not allowed.
+    """
+    if count is None and age is None:
+        raise ConfigError("report_lag takes count, age or both, got neither")
+    if count is not None and (type(count) is not int or not 0 <= count <= LAG_COUNT_MAX):
+        raise ConfigError(
+            f"count is the number of items, from 0 to {LAG_COUNT_MAX:,}, got {count!r}"
+        )
+    if age is None:
+        return None
+    seconds = age.total_seconds() if isinstance(age, timedelta) else age
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise ConfigError(f"age takes a timedelta or seconds, got {type(age).__name__}")
+    if not 0 <= seconds <= LAG_SECONDS_MAX:
+        raise ConfigError(f"age is from 0 to {LAG_SECONDS_MAX:,} seconds, got {seconds!r}")
+    return float(seconds)
 
 
 class CancelAtLeaseEnd:

@@ -67,14 +67,18 @@ class SingletonRunner:
         """The state of the singleton, and its counts since the run started."""
         task = self._lease_task
         lease = None if task is None or task.lease_released.is_set() else task.lease
+        held = lease if lease is not None and lease.is_held else None
         return SingletonStats(
-            held=lease is not None and lease.is_held,
+            held=held is not None,
             running=lease is not None,
             epoch=None if lease is None else lease.epoch,
             terms=self._term_count,
             failures=self._failure_count,
             losses=self._lease_loss_count,
             waited=self._seconds_waited_for_lease,
+            standby=self._engine.stands_by(self.singleton.name),
+            valid_for=None if held is None else held.valid_for,
+            lag=None if held is None else held.lag,
         )
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:

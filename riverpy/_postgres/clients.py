@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import query, query_with
 from riverpy._timestamps import wire_timestamp
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.lease_reports import LeaseReport
     from riverpy._postgres.skipped_rows import SkippedRowReport
 
 _SQL_FILE = "riverpy_client"
@@ -118,12 +119,22 @@ async def client_write_heartbeat(
     registration: ClientRegistration,
     *,
     registered_at: int,
+    lease_report: LeaseReport | None = None,
 ) -> bool:
     """Write a heartbeat of the run that registered at `registered_at`. Return False if another run
-    has the client id now."""
-    statement = query(_SQL_FILE, "client_heartbeat", schema)
-    values = registration._asdict()
-    return bool(await statement.fetchval(connection, **values, registered_at=registered_at))
+    has the client id now.
+
+    Args:
+        lease_report: what the client reports about leases. None: the column for it is missing, and
+            is not written.
+    """
+    values = {**registration._asdict(), "registered_at": registered_at}
+    parts = frozenset[str]()
+    if lease_report is not None:
+        values["leases"] = lease_report.json_text
+        parts = frozenset({"leases"})
+    statement = query_with(_SQL_FILE, "client_heartbeat", schema, parts)
+    return bool(await statement.fetchval(connection, **values))
 
 
 async def client_is_run_registered(

@@ -88,6 +88,7 @@ tried, because the next server might be an outdated standby."""
 
 UniqueViolationError = asyncpg.UniqueViolationError
 UndefinedTableError = asyncpg.UndefinedTableError
+UndefinedColumnError = asyncpg.UndefinedColumnError
 InsufficientPrivilegeError = asyncpg.InsufficientPrivilegeError
 InFailedTransactionError = asyncpg.InFailedSQLTransactionError
 LockNotAvailableError = asyncpg.LockNotAvailableError

@@ -44,6 +44,7 @@ LEASES_VERSION = 4
 EXECUTIONS_VERSION = 5
 DOMAINS_VERSION = 6
 STATE_VERSION = 7
+LEASE_REPORTS_VERSION = 8
 FEATURES = {
     CLIENTS_VERSION: (
         "rescue of a killed client's jobs after dead_after: they wait for rescue_after"
@@ -57,6 +58,7 @@ FEATURES = {
         "the state of stopping clients, the rows that are set aside in riverpy doctor, and the "
         "quick start of a client under the configured id of a killed one"
     ),
+    LEASE_REPORTS_VERSION: "the standbys and the lag of leases in riverpy lease, top and doctor",
 }
 """For each version of line `riverpy`, the features that need it."""
 NEEDED_MAIN_VERSION = 7

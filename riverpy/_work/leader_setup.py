@@ -70,6 +70,12 @@ class ElectionManager:
         return self._domain_election.lease_engine
 
     @property
+    def standby_names(self) -> list[str]:
+        """The names of the leases for which this client stands by, to become leader."""
+        setups = self.maintenance_elections
+        return [name for setup in setups for name in setup.lease_engine.standby_names]
+
+    @property
     def elections(self) -> Sequence[Election]:
         """All elections. The election of the client's domain is the first."""
         return [setup.election for setup in self.maintenance_elections]

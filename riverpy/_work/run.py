@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import asynccontextmanager, contextmanager
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal
 
 import anyio
@@ -30,18 +29,19 @@ from riverpy._leases.singletons import SingletonRunnerGroup
 from riverpy._lifecycle import ServiceGroup, unwrap_single_error
 from riverpy._log import get_logger
 from riverpy._log_events import CLIENT_STOP_STARTED, PERIODIC_JOBS_IGNORED
-from riverpy._names import DEFAULT_DOMAIN, PYPI_PACKAGE_NAME
+from riverpy._names import DEFAULT_DOMAIN
 from riverpy._plugins import PluginLists
-from riverpy._postgres.clients import ClientRegistration
 from riverpy._postgres.domains import OWNERSHIP_CHANGED_ACTION
 from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS
 from riverpy._postgres.job_maintenance import JOBS_DUE_ACTION
+from riverpy._postgres.lease_reports import LeaseReport
 from riverpy._postgres.leases import LEASE_TOPIC as LEASE_TOPIC
 from riverpy._postgres.notifier import Notifier, decode_message
 from riverpy._postgres.periodic import EVENT_TOPIC, PERIODIC_CHANGED_ACTION
 from riverpy._postgres.schema import (
     CLIENTS_VERSION,
     DOMAINS_VERSION,
+    LEASE_REPORTS_VERSION,
     RIVERPY_LINE,
     SLOTS_VERSION,
     STATE_VERSION,
@@ -114,7 +114,7 @@ class ClientRun:
         """The ids of the periodic jobs that were logged as ignored."""
 
         self._connections = RunConnections(client, self._resync)
-        self._registration = self._make_registration()
+        self._registration = client.make_registration()
         self._heartbeat = self._make_heartbeat()
         self._run_context = context = RunContext(
             client,
@@ -150,18 +150,6 @@ class ClientRun:
         self._notifier = None if config.poll_only else self._make_notifier()
         self._summary_logger = JobSummaryLogger(context.counters, self.stats, client.id)
 
-    def _make_registration(self) -> ClientRegistration:
-        client, config = self._client, self._config
-        return ClientRegistration(
-            client_id=client.id,
-            queues=list(client.queues),
-            kinds=list(client.workers),
-            is_candidate=config.candidate,
-            poll_only=config.poll_only,
-            version=version(PYPI_PACKAGE_NAME),
-            dead_after=config.dead_after,
-        )
-
     def _make_heartbeat(self) -> HeartbeatWriter:
         connections = self._connections
         return HeartbeatWriter(
@@ -170,7 +158,16 @@ class ClientRun:
             [connections.results, connections.claims, connections.reserved],
             Timer(),
             on_client_id_lost=self.stop_hard,
+            get_lease_report=self._make_lease_report,
         )
+
+    def _make_lease_report(self) -> LeaseReport | None:
+        """Return what a heartbeat reports about leases; None: the column for it is missing."""
+        if LEASE_REPORTS_VERSION not in self._riverpy_schema_versions:
+            return None
+        leases, elections = self._client.leases, self._election_manager
+        names = [] if elections is None else elections.standby_names
+        return LeaseReport.make([*leases.standby_names, *names], leases.reported_lags)
 
     def _make_queues(self) -> RunQueueManager:
         return RunQueueManager(
@@ -477,6 +474,7 @@ class ClientRun:
                 await self.queues.start_producers(claiming)
                 for service in (*elections, *self._singleton_runners):
                     await claiming.start(service)
+            self._heartbeat.write_early()  # it reports for which leases this client stands by
             if not self._stop_requested.is_set():
                 self.state = "working"
                 self.queues.accept_queue_changes(claiming)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from riverpy._names import PYPI_PACKAGE_NAME
+from riverpy._postgres.clients import ClientRegistration
 from riverpy._postgres.connection import (
     ConnectionOutageTracker,
     DedicatedConnection,
@@ -48,6 +51,18 @@ class ClientParts:
     inserter: Inserter
     child_processes: ChildProcessPool
     attempt_store: AttemptStore
+
+    def make_registration(self) -> ClientRegistration:
+        """Return the values that a run stores about the client in its row."""
+        return ClientRegistration(
+            client_id=self.id,
+            queues=list(self.queues),
+            kinds=list(self.workers),
+            is_candidate=self.config.candidate,
+            poll_only=self.config.poll_only,
+            version=version(PYPI_PACKAGE_NAME),
+            dead_after=self.config.dead_after,
+        )
 
     @property
     def slots_per_queue(self) -> dict[str, int]:

@@ -16,10 +16,11 @@ from riverpy._postgres.domains import (
     domain_get_queue_ownership,
     domain_lock_maintenance,
 )
-from riverpy._postgres.schema import DOMAINS_VERSION
+from riverpy._postgres.schema import DOMAINS_VERSION, LEASE_REPORTS_VERSION
 from riverpy._tools.doctor.domains import PendingWork, find_domain_problems
 from riverpy._tools.doctor.finding import LEVEL_NAMES, set_check_name
 from riverpy._tools.domain_map import DomainMap, read_domains
+from riverpy._tools.lease_map import leader_lease_name, read_lease_map
 from riverpy._tools.text import format_count, format_seconds
 from riverpy.cli._connected import open_connection, wait_for_statement
 from riverpy.cli._options import database_options, json_option
@@ -31,8 +32,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from riverpy._postgres.domains import DomainLeader, QueueOwnership
+    from riverpy._tools.lease_map import LeaseMap
     from riverpy.cli._connected import CommandConnection
     from riverpy.cli._options import DatabaseSettings
+
+SHOWN_STANDBYS_MAX = 2
+"""The maximum number of standbys of a domain that the table names."""
 
 
 @click.group
@@ -46,26 +51,34 @@ def domain() -> None:
 def list_(database: DatabaseSettings, *, as_json: bool) -> None:
     """List domains with their leaders, clients, queues and problems. Times are UTC.
 
+    STANDBYS are the clients that would become leader now if there was none, as they reported with
+    their last heartbeat. Only the first are named; --json names all. `?`: a candidate does not
+    report it.
+
     LAST SEEN is the last heartbeat of a client of the domain. The row @schema shows the leader that
     does the tasks of the whole schema, such as rebuilding indexes. `as default` means the leader of
     default.
     """
-    seen = run_async(_read_domain_map, database)
+    seen, lease_map = run_async(_read_domain_map, database)
     names = (DEFAULT_DOMAIN, *seen.non_default_domains)
     problems = set_check_name("domains", find_domain_problems(seen, PendingWork()))
     if as_json:
         print_json(
             {
-                "domains": [_domain_to_json_object(seen, name) for name in names],
+                "domains": [_domain_to_json_object(seen, lease_map, name) for name in names],
                 "schema": _leader_to_json_object(seen.last_leader(SCHEMA_LEASE_NAME)),
+                "schema_standbys": _find_standbys(seen, lease_map, SCHEMA_LEASE_NAME),
                 "problems": problems,
             }
         )
         return
     print_table(
-        ("DOMAIN", "LEADER", "EPOCH", "SINCE", "LEASE", "CLIENTS", "CANDIDATES", "QUEUES"),
-        [_domain_to_table_row(seen, name) for name in names]
-        + [_schema_leader_to_table_row(seen)] * bool(seen.non_default_domains),
+        (
+            *("DOMAIN", "LEADER", "EPOCH", "SINCE", "LEASE"),
+            *("CLIENTS", "CANDIDATES", "STANDBYS", "QUEUES"),
+        ),
+        [_domain_to_table_row(seen, lease_map, name) for name in names]
+        + [_schema_leader_to_table_row(seen, lease_map)] * bool(seen.non_default_domains),
     )
     owners = [owner for name in seen.non_default_domains for owner in seen.owned_queues(name)]
     if owners:
@@ -158,10 +171,41 @@ def claim(database: DatabaseSettings, *, queue: str, to: str, force: bool, as_js
     _change_queue_domain(database, queue, to, check_owner, as_json=as_json)
 
 
-async def _read_domain_map(database: DatabaseSettings) -> DomainMap:
+async def _read_domain_map(database: DatabaseSettings) -> tuple[DomainMap, LeaseMap | None]:
+    """Return the domains, and what the clients report about leases; None: the table lacks the
+    column for it."""
     async with open_connection(database) as found:
         found.expect_riverpy_version(DOMAINS_VERSION, "tables of domains")
-        return await found.run_read(read_domains)
+        lease_map = None
+        if found.has_riverpy_version(LEASE_REPORTS_VERSION):
+            lease_map = await found.run_read(read_lease_map)
+        return await found.run_read(read_domains), lease_map
+
+
+def _find_standbys(
+    domain_map: DomainMap, lease_map: LeaseMap | None, domain_name: str
+) -> list[str] | None:
+    """Return the ids of the clients that would become leader now if there was none; None: not
+    known."""
+    if lease_map is None:
+        return None
+    leader = domain_map.current_leader(domain_name)
+    holder = None if leader is None else leader.holder
+    return lease_map.standbys(leader_lease_name(domain_name), holder=holder)
+
+
+def _standby_cell(domain_map: DomainMap, lease_map: LeaseMap | None, domain_name: str) -> str:
+    """Return the first standbys. `?`: a candidate does not report whether it stands by."""
+    standbys = _find_standbys(domain_map, lease_map, domain_name)
+    if standbys is None or lease_map is None:
+        return "?"
+    more = len(standbys) - SHOWN_STANDBYS_MAX
+    shown = [*standbys[:SHOWN_STANDBYS_MAX], *([f"{more:,} more"] if more > 0 else [])]
+    unknown = lease_map.unknown_client_ids - set(standbys)
+    members = domain_map.live_clients(domain_name)
+    if any(member.client_id in unknown and member.is_candidate for member in members):
+        shown.append("?")
+    return ", ".join(shown) or "none"
 
 
 def _change_queue_domain(
@@ -224,7 +268,9 @@ async def _try_to_assign_queue(
     return before
 
 
-def _domain_to_json_object(domain_map: DomainMap, domain_name: str) -> dict[str, object]:
+def _domain_to_json_object(
+    domain_map: DomainMap, lease_map: LeaseMap | None, domain_name: str
+) -> dict[str, object]:
     """Return a domain for `--json` output. `queues` is None for domain `default`, which has all
     queues that no other domain has. A queue is orphaned if its domain has sent no heartbeat for 10
     minutes. Then the leader of `default` maintains it."""
@@ -246,6 +292,7 @@ def _domain_to_json_object(domain_map: DomainMap, domain_name: str) -> dict[str,
         "leader": _leader_to_json_object(domain_map.last_leader(domain_name)),
         "clients": [member.client_id for member in members],
         "candidates": [member.client_id for member in members if member.is_candidate],
+        "standbys": _find_standbys(domain_map, lease_map, domain_name),
         "queues": None if is_default else queues,
     }
 
@@ -280,17 +327,24 @@ def _leader_cells(leader: DomainLeader | None) -> tuple[str, int | None, str | N
     return owner, leader.epoch, since, f"{format_seconds(leader.seconds_until_expiry or 0)} left"
 
 
-def _domain_to_table_row(domain_map: DomainMap, domain_name: str) -> tuple[object, ...]:
+def _domain_to_table_row(
+    domain_map: DomainMap, lease_map: LeaseMap | None, domain_name: str
+) -> tuple[object, ...]:
     members = domain_map.live_clients(domain_name)
     numbers = len(members), sum(member.is_candidate for member in members)
     queues = ", ".join(owner.queue for owner in domain_map.owned_queues(domain_name)) or "none"
     if domain_name == DEFAULT_DOMAIN:
         queues = "all others"
-    return (domain_name, *_leader_cells(domain_map.last_leader(domain_name)), *numbers, queues)
+    standbys = _standby_cell(domain_map, lease_map, domain_name)
+    leader = _leader_cells(domain_map.last_leader(domain_name))
+    return (domain_name, *leader, *numbers, standbys, queues)
 
 
-def _schema_leader_to_table_row(domain_map: DomainMap) -> tuple[object, ...]:
+def _schema_leader_to_table_row(
+    domain_map: DomainMap, lease_map: LeaseMap | None
+) -> tuple[object, ...]:
+    standbys = _standby_cell(domain_map, lease_map, SCHEMA_LEASE_NAME)
     if not domain_map.has_leader(SCHEMA_LEASE_NAME) and domain_map.has_leader_for_orphaned_queues():
-        return SCHEMA_LEASE_NAME, "as default", None, None, None, None, None, None
+        return SCHEMA_LEASE_NAME, "as default", None, None, None, None, None, standbys, None
     cells = _leader_cells(domain_map.last_leader(SCHEMA_LEASE_NAME))
-    return SCHEMA_LEASE_NAME, *cells, None, None, None
+    return SCHEMA_LEASE_NAME, *cells, None, None, standbys, None

@@ -16,8 +16,9 @@ from riverpy._postgres.clients import client_list_candidates
 from riverpy._postgres.domains import domain_list_leaders
 from riverpy._postgres.leaders import leader_get, leader_request_resign
 from riverpy._postgres.leases import lease_request_resign
-from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION
+from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION, LEASE_REPORTS_VERSION
 from riverpy._tools.domain_map import read_domains
+from riverpy._tools.lease_map import leader_lease_name, read_lease_map
 from riverpy.cli._connected import open_connection, wait_for_statement
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_table
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from riverpy._postgres.clients import LeaderCandidate
+    from riverpy._tools.lease_map import LeaseMap
     from riverpy.cli._connected import CommandConnection
     from riverpy.cli._options import DatabaseSettings
 
@@ -77,15 +79,20 @@ def leader() -> None:
 @json_option
 @database_options
 def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
-    """Show the leader, its lease and the candidates.
+    """Show the leader, its lease, the candidates and the standbys.
 
-    Candidates are the clients that take part in leader election. Times are UTC.
+    Candidates are the clients that take part in leader election. A standby is a candidate that
+    would become leader now if there was none. This is `?` for a client that does not report it, for
+    example because its riverpy version is older. Times are UTC.
     """
-    found, candidates = run_async(_read_leader_and_candidates, database, domain)
+    found, candidates, lease_map = run_async(_read_leader_and_candidates, database, domain)
+    leader_id = None if found is None or found.expired else found.leader_id
+    standbys = lease_map and lease_map.standbys(leader_lease_name(domain), holder=leader_id)
     if as_json:
-        # `candidates` is None if the database lacks the table of clients.
+        # `candidates` is None if the database lacks the table of clients, and `standbys` is None
+        # if the table lacks the column for them.
         objects = None if candidates is None else [one._asdict() for one in candidates]
-        print_json({"leader": found, "candidates": objects})
+        print_json({"leader": found, "candidates": objects, "standbys": standbys})
         return
     if found is None:
         click.echo("there is no leader")
@@ -102,9 +109,17 @@ def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
     elif not candidates:
         click.echo("no client of riverpy takes part in leader election")
     else:
+        unknown = lease_map.unknown_client_ids if lease_map else {one[0] for one in candidates}
+        states = dict.fromkeys(unknown, "?")
+        states |= dict.fromkeys(standbys or (), "yes")
+        if leader_id is not None:
+            states[leader_id] = "leader"
         print_table(
-            ("CANDIDATE", "VERSION", "STARTED", "LAST HEARTBEAT"),
-            [(*one[:2], *map(format_time, one[2:])) for one in candidates],
+            ("CANDIDATE", "VERSION", "STARTED", "LAST HEARTBEAT", "STANDBY"),
+            [
+                (*one[:2], *map(format_time, one[2:]), states.get(one.client_id, "no"))
+                for one in candidates
+            ],
         )
 
 
@@ -137,13 +152,16 @@ def resign(database: DatabaseSettings, *, wait: timedelta, domain: str, as_json:
 
 async def _read_leader_and_candidates(
     database: DatabaseSettings, domain: str
-) -> tuple[LeaderOutput | None, list[LeaderCandidate] | None]:
+) -> tuple[LeaderOutput | None, list[LeaderCandidate] | None, LeaseMap | None]:
     async with open_connection(database) as found:
         await _check_domain_exists(found, domain)
         leader = await _read_leader(found, domain)
         if not found.has_riverpy_version(CLIENTS_VERSION):
-            return leader, None
-        return leader, await found.run_read(client_list_candidates, domain=domain)
+            return leader, None, None
+        lease_map = None
+        if found.has_riverpy_version(LEASE_REPORTS_VERSION):
+            lease_map = await found.run_read(read_lease_map)
+        return leader, await found.run_read(client_list_candidates, domain=domain), lease_map
 
 
 async def _request_resign_and_wait(

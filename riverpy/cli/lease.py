@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import anyio
 import click
@@ -19,8 +19,9 @@ from riverpy._names import (
     domain_lease_name,
 )
 from riverpy._postgres.leases import lease_get, lease_list, lease_request_resign
-from riverpy._postgres.schema import LEASES_VERSION
-from riverpy._tools.text import format_seconds
+from riverpy._postgres.schema import LEASE_REPORTS_VERSION, LEASES_VERSION
+from riverpy._tools.lease_map import describe_lag, read_lease_map
+from riverpy._tools.text import format_names, format_seconds
 from riverpy.cli._connected import open_connection, wait_for_statement
 from riverpy.cli._options import ROW_LIMIT_MAX, database_options, json_option, limit_option
 from riverpy.cli._output import (
@@ -36,11 +37,14 @@ from riverpy.cli._types import DURATION, LEASE
 from riverpy.errors import NotFoundError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
 
     from riverpy._postgres.leases import LeaseRow
+    from riverpy._tools.lease_map import LeaseMap
     from riverpy.cli._connected import CommandConnection
     from riverpy.cli._options import DatabaseSettings
+    from riverpy.stats import LeaseLag
 
 LeaseScope = Literal["user", "domain", "schema", "other"]
 LeaseState = Literal["held", "expired", "released"]
@@ -72,6 +76,11 @@ class LeaseOutput(msgspec.Struct, frozen=True):
     expires_in: float | None
     """The time until the lease expires, in seconds by the server's clock. Negative after the
     expiry. None: it was released."""
+    standbys: list[str] | None = None
+    """The ids of the running clients that would acquire the lease if it was free; None: not known,
+    because the table lacks the column for it."""
+    lag: LeaseLag | None = None
+    """How far the holder is behind, as it last reported; None: it reported nothing."""
 
     @property
     def is_held(self) -> bool:
@@ -109,12 +118,16 @@ def list_(database: DatabaseSettings, *, with_internal: bool, limit: int, as_jso
     server's clock, whether the lease is held, has expired or was released. After the last two, any
     process may acquire the lease. A lease is listed after a process has acquired it once.
 
+    STANDBYS is the number of running clients that would acquire the lease if it was free, as they
+    reported with their last heartbeat. Clients that report nothing are not counted. LAG is how far
+    the holder is behind, as it last reported.
+
     The leader of the domain default has no row here: see riverpy leader show.
     """
-    found = run_async(_list_leases, database, with_internal, limit + 1)
+    found, lease_map = run_async(_list_leases, database, with_internal, limit + 1)
     leases = found[:limit]
     if as_json:
-        print_json({"leases": leases})
+        print_json({"leases": leases, "clients_without_report": _unknown_clients(lease_map)})
     elif leases:
         _print_leases(leases, with_scope=with_internal)
     else:
@@ -128,17 +141,21 @@ def list_(database: DatabaseSettings, *, with_internal: bool, limit: int, as_jso
 @json_option
 @database_options
 def show(database: DatabaseSettings, *, name: str, as_json: bool) -> None:
-    """Show one lease or singleton: its holder, epoch and times.
+    """Show one lease or singleton: its holder, epoch, times, lag and standbys.
 
-    Times are UTC.
+    Standbys are the running clients that would acquire the lease if it was free, as they reported
+    with their last heartbeat (by default every 10 seconds). A LeaseManager reports nothing. Times
+    are UTC.
 
     The exit code is 1 if no process has acquired a lease of this name yet.
     """
-    found = run_async(_get_lease, database, name)
+    found, lease_map = run_async(_get_lease, database, name)
     if as_json:
-        print_json({"lease": found})
-    else:
-        _print_leases([found], with_scope=False)
+        print_json({"lease": found, "clients_without_report": _unknown_clients(lease_map)})
+        return
+    _print_leases([found], with_scope=False)
+    print_text("")
+    _print_standbys(found, lease_map)
 
 
 @lease.command
@@ -176,7 +193,8 @@ def resign(
             "this cancels code that runs under the lease, and there is no terminal to ask for "
             "confirmation: add --yes"
         )
-    before = after = run_async(_get_lease, database, name)
+    before, _ = run_async(_get_lease, database, name)
+    after: LeaseOutput | None = before
     if before.is_held:
         if not yes:
             question = f"Ask {before.holder} to release the lease {name!r}, and cancel its code?"
@@ -193,20 +211,31 @@ def resign(
 
 async def _list_leases(
     database: DatabaseSettings, with_internal: bool, limit: int
-) -> list[LeaseOutput]:
+) -> tuple[list[LeaseOutput], LeaseMap | None]:
     async with open_connection(database) as found:
         _expect_lease_table(found)
         prefix = None if with_internal else USER_LEASE_NAME_PREFIX
         rows = await found.run_read(lease_list, prefix=prefix, limit=limit)
-        return [_make_lease_output(row) for row in rows]
+        lease_map = await _read_lease_map(found)
+        return [_make_lease_output(row, lease_map) for row in rows], lease_map
 
 
-async def _get_lease(database: DatabaseSettings, name: str) -> LeaseOutput:
+async def _get_lease(database: DatabaseSettings, name: str) -> tuple[LeaseOutput, LeaseMap | None]:
     """Return the lease with this name. Raises NotFoundError if no process has acquired it yet."""
     async with open_connection(database) as found:
         _expect_lease_table(found)
-        lease = await _read_lease(found, name)
-        return lease if lease is not None else await _raise_not_found(found, name)
+        lease_map = await _read_lease_map(found)
+        lease = await _read_lease(found, name, lease_map)
+        if lease is None:
+            await _raise_not_found(found, name)
+        return lease, lease_map
+
+
+async def _read_lease_map(database: CommandConnection) -> LeaseMap | None:
+    """Return what the clients report about leases; None: the table lacks the column for it."""
+    if not database.has_riverpy_version(LEASE_REPORTS_VERSION):
+        return None
+    return await database.run_read(read_lease_map)
 
 
 async def _request_release_and_wait(
@@ -222,12 +251,13 @@ async def _request_release_and_wait(
             epoch=lease.epoch,
         )
         await wait_for_statement("requesting a release", request)
-        after = await _read_lease(found, lease.name)
+        lease_map = await _read_lease_map(found)
+        after = await _read_lease(found, lease.name, lease_map)
         with anyio.move_on_after(wait):
             while lease.is_same_held_term(after):
                 await anyio.sleep(LEASE_READ_INTERVAL)
                 with anyio.CancelScope(shield=True):  # a read has a timeout: do not interrupt it
-                    after = await _read_lease(found, lease.name)
+                    after = await _read_lease(found, lease.name, lease_map)
         return after
 
 
@@ -235,12 +265,14 @@ def _expect_lease_table(database: CommandConnection) -> None:
     database.expect_riverpy_version(LEASES_VERSION, "table of leases")
 
 
-async def _read_lease(database: CommandConnection, name: str) -> LeaseOutput | None:
+async def _read_lease(
+    database: CommandConnection, name: str, lease_map: LeaseMap | None
+) -> LeaseOutput | None:
     row = await database.run_read(lease_get, name=USER_LEASE_NAME_PREFIX + name)
-    return None if row is None else _make_lease_output(row)
+    return None if row is None else _make_lease_output(row, lease_map)
 
 
-async def _raise_not_found(database: CommandConnection, name: str) -> LeaseOutput:
+async def _raise_not_found(database: CommandConnection, name: str) -> NoReturn:
     """Raise NotFoundError with similar names, or with the command for the lease of a domain."""
     if await database.run_read(lease_get, name=domain_lease_name(name)):
         raise NotFoundError(
@@ -255,10 +287,15 @@ async def _raise_not_found(database: CommandConnection, name: str) -> LeaseOutpu
     )
 
 
-def _make_lease_output(row: LeaseRow) -> LeaseOutput:
+def _make_lease_output(row: LeaseRow, lease_map: LeaseMap | None) -> LeaseOutput:
     name, scope = _split_table_name(row.name)
     state: LeaseState = "held" if row.is_held else "expired"
     seconds = row.seconds_until_expiry
+    holder = row.holder if row.is_held else None
+    standbys = lag = None
+    if lease_map is not None:
+        standbys = lease_map.standbys(row.name, holder=holder)
+        lag = holder and lease_map.lag(row.name, holder=holder, epoch=row.epoch)
     return LeaseOutput(
         name,
         scope,
@@ -268,6 +305,8 @@ def _make_lease_output(row: LeaseRow) -> LeaseOutput:
         row.acquired_at,
         row.expires_at,
         None if seconds is None else round(seconds, 3),
+        standbys,
+        lag or None,
     )
 
 
@@ -281,20 +320,44 @@ def _split_table_name(name: str) -> tuple[str, LeaseScope]:
 
 
 def _print_leases(leases: list[LeaseOutput], *, with_scope: bool) -> None:
-    print_table(
-        ("NAME", *(("SCOPE",) if with_scope else ()), "HOLDER", "EPOCH", "SINCE", "LEASE"),
-        [
-            (
-                one.name,
-                *((one.scope,) if with_scope else ()),
-                one.holder,
-                one.epoch,
-                format_time(one.acquired_at),
-                _describe_state(one),
-            )
-            for one in leases
-        ],
-    )
+    columns: dict[str, Callable[[LeaseOutput], object]] = {
+        "NAME": lambda one: one.name,
+        "SCOPE": lambda one: one.scope,
+        "HOLDER": lambda one: one.holder,
+        "EPOCH": lambda one: one.epoch,
+        "SINCE": lambda one: format_time(one.acquired_at),
+        "STANDBYS": lambda one: None if one.standbys is None else len(one.standbys),
+        "LAG": lambda one: None if one.lag is None else describe_lag(one.lag),
+        "LEASE": _describe_state,
+    }
+    if not with_scope:
+        del columns["SCOPE"]
+    if not any(one.lag for one in leases):
+        del columns["LAG"]
+    print_table(list(columns), [[cell(one) for cell in columns.values()] for one in leases])
+
+
+def _print_standbys(lease: LeaseOutput, lease_map: LeaseMap | None) -> None:
+    if lease_map is None:
+        print_text("standbys are not known: run `riverpy migrate up`, and restart the workers")
+        return
+    holder = lease.holder if lease.is_held else None
+    clients = lease_map.standby_clients(USER_LEASE_NAME_PREFIX + lease.name, holder=holder)
+    if clients:
+        print_table(
+            ("STANDBY", "VERSION", "LAST HEARTBEAT"),
+            [(one.client_id, one.version, format_time(one.heartbeat_at)) for one in clients],
+        )
+    else:
+        print_text("no running client reports that it stands by for this lease")
+    if unknown := _unknown_clients(lease_map):
+        print_text(make_printable(f"clients without a complete report: {format_names(unknown)}"))
+
+
+def _unknown_clients(lease_map: LeaseMap | None) -> list[str] | None:
+    """Return the ids of the running clients that may stand by without having reported it; None: not
+    known."""
+    return None if lease_map is None else sorted(lease_map.unknown_client_ids)
 
 
 def _describe_state(lease: LeaseOutput) -> str:

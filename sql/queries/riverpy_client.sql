@@ -37,15 +37,18 @@ where client_id = @client_id::text and timestamptz_send(heartbeat_at) = @heartbe
 -- name: client_heartbeat
 -- Write a heartbeat of a run. If its row was deleted, it is inserted again. No row is returned if another run is
 -- registered under the id. A leader may write at the same time: this changes only the client's own row. It uses no
--- other table, because a lock there would stop the heartbeats.
+-- other table, because a lock there would stop the heartbeats. The column of the leases may be missing.
 insert into /* schema */ riverpy_client as client (
+  -- when leases: leases,
   client_id, queues, kinds, candidate, poll_only, version, dead_after, started_at
 )
 values (
+  -- when leases: @leases::text::jsonb,
   @client_id::text, @queues::text[], @kinds::text[], @is_candidate::boolean, @poll_only::boolean, @version::text,
   @dead_after::interval, timestamptz '2000-01-01 00:00:00+00' + @registered_at::bigint * interval '1 microsecond'
 )
 on conflict (client_id) do update set
+  -- when leases: leases = excluded.leases,
   queues = excluded.queues,
   kinds = excluded.kinds,
   candidate = excluded.candidate,
@@ -161,6 +164,20 @@ where candidate and heartbeat_at between now() - dead_after and now() + dead_aft
   and coalesce(to_jsonb(client) ->> 'state', '') <> 'stopping'
   and coalesce(to_jsonb(client) ->> 'domain', 'default') = @domain::text
 order by started_at, client_id;
+
+
+-- name: client_lease_reports
+-- What the clients with a recent heartbeat by the server's clock last reported about leases, and the age of their
+-- heartbeats in seconds. The row is read as jsonb, because columns may be missing.
+select
+  client_id, version, /* finite */ (heartbeat_at) as heartbeat_at,
+  extract(epoch from now() - /* finite */ (heartbeat_at))::float8 as silent,
+  coalesce(to_jsonb(client) ->> 'state', '') = 'stopping' as is_stopping,
+  to_jsonb(client) ->> 'leases' as leases
+from /* schema */ riverpy_client as client
+where heartbeat_at between now() - dead_after and now() + dead_after
+order by started_at, client_id
+limit @limit::bigint;
 
 
 -- name: client_count

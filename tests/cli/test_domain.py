@@ -125,24 +125,30 @@ async def test_list_without_domains(schema: Schema) -> None:
                 "leader": None,
                 "clients": [],
                 "candidates": [],
+                "standbys": [],
                 "queues": None,
             }
         ],
         "schema": None,
+        "schema_standbys": [],
         "problems": [],
     }
     lines = (await command(schema, "list")).stdout.splitlines()
     assert [" ".join(line.split()) for line in lines] == [
-        "DOMAIN LEADER EPOCH SINCE LEASE CLIENTS CANDIDATES QUEUES",
-        "default none - - - 0 0 all others",
+        "DOMAIN LEADER EPOCH SINCE LEASE CLIENTS CANDIDATES STANDBYS QUEUES",
+        "default none - - - 0 0 none all others",
     ]
 
 
 async def test_list(schema: Schema) -> None:
-    """Each domain has its lease, holder, epoch, times, queues, running clients and candidates.
-    Problems are listed with their fixes."""
+    """Each domain has its lease, holder, epoch, times, queues, running clients, candidates and
+    standbys. Problems are listed with their fixes."""
     await schema.execute(CLIENTS)
     await schema.execute(OWNERS)
+    await schema.execute(
+        'UPDATE riverpy_client SET leases = \'{"standby": ["d:mail", "@schema"]}\''
+        " WHERE client_id IN ('m1', 'm2')"
+    )
     async with schema.connected() as connection:
         epoch = await lead(connection, "mail", "m1")
         await lease_acquire(connection, None, name="@schema", holder="m1", ttl=TTL)
@@ -155,6 +161,9 @@ async def test_list(schema: Schema) -> None:
     assert mail["lease"] == "d:mail"
     assert mail["clients"] == ["m1", "m2"]
     assert mail["candidates"] == ["m1"]
+    assert mail["standbys"] == ["m2"]  # m1 is the leader
+    assert found["schema_standbys"] == ["m2"]
+    assert domains["report"]["standbys"] == []
     assert [one["queue"] for one in mail["queues"]] == ["mail", "mail-slow"]
     assert mail["queues"][1]["claimed_by"] == "m2"
     assert not mail["queues"][1]["orphaned"]
@@ -180,7 +189,8 @@ async def test_list(schema: Schema) -> None:
     lines = [line.split() for line in result.stdout.splitlines()]
     row = next(line for line in lines if line[0] == "mail")
     assert row[1:3] == ["m1", str(epoch)]
-    assert row[-4:] == ["2", "1", "mail,", "mail-slow"]
+    assert row[-5:] == ["2", "1", "m2", "mail,", "mail-slow"]
+    assert next(line for line in lines if line[0] == "report")[-2] == "?"
     assert next(line for line in lines if line and line[0] == "@schema")[1] == "m1"
     assert "go_1 (not riverpy)" in result.stdout
     await schema.execute("DELETE FROM riverpy_lease WHERE name = '@schema'")

@@ -61,7 +61,10 @@ async def seat(schema: Schema, leader_id: str, seconds: float) -> None:
 
 async def test_show(command: Command, schema: Schema) -> None:
     """The leader is shown with its lease, and the candidates with heartbeats."""
-    assert await call(command, "show") == (0, {"leader": None, "candidates": []})
+    assert await call(command, "show") == (
+        0,
+        {"leader": None, "candidates": [], "standbys": []},
+    )
     text = (await asyncio.to_thread(command, "show")).stdout
     assert text == "there is no leader\n\nno client of riverpy takes part in leader election\n"
     await seat(schema, "host:1:abc", 3600)
@@ -99,6 +102,15 @@ async def test_show_domain(command: Command, schema: Schema) -> None:
         " SELECT name, '{}', '{}', true, false, '1', '60 s', domain"
         " FROM (VALUES ('one', 'default'), ('two', 'mail'), ('three', 'other')) AS v(name, domain)"
     )
+    text = (await asyncio.to_thread(command, "show", "--domain", "mail")).stdout
+    assert text.splitlines()[-1].endswith("  ?")  # no report yet
+    await schema.execute(
+        "UPDATE riverpy_client SET leases = '{\"standby\": [\"d:mail\"]}' WHERE client_id = 'two';"
+        "UPDATE riverpy_client SET leases = '{\"standby\": [\"default\"]}' WHERE client_id = 'one'"
+    )
+    assert (await call(command, "show", "--domain", "mail"))[1]["standbys"] == ["two"]
+    text = (await asyncio.to_thread(command, "show")).stdout
+    assert text.splitlines()[-1].endswith("  yes")
     assert (await call(command, "show", "--domain", "mail"))[1]["leader"] is None
     await schema.execute(
         "INSERT INTO riverpy_lease (name, epoch, holder, ttl, expires_at)"
@@ -108,6 +120,9 @@ async def test_show_domain(command: Command, schema: Schema) -> None:
     _, shown = await call(command, "show", "--domain", "mail")
     assert (shown["leader"]["leader_id"], shown["leader"]["epoch"]) == ("two", 7)
     assert [one["client_id"] for one in shown["candidates"]] == ["two"]
+    assert shown["standbys"] == []  # it is the leader
+    text = (await asyncio.to_thread(command, "show", "--domain", "mail")).stdout
+    assert text.splitlines()[-1].endswith("  leader")
     assert (await call(command, "show", "--domain", "other"))[1]["leader"] is None
     _, shown = await call(command, "show")
     assert (shown["leader"]["leader_id"], shown["leader"]["epoch"]) == ("plain", None)
@@ -184,7 +199,10 @@ async def test_show_without_our_table(command: Command, schema: Schema) -> None:
     """Without the line `riverpy` the candidates are not known."""
     await schema.execute("UPDATE river_migration SET line = 'hidden' WHERE line = 'riverpy'")
     try:
-        assert await call(command, "show") == (0, {"leader": None, "candidates": None})
+        assert await call(command, "show") == (
+            0,
+            {"leader": None, "candidates": None, "standbys": None},
+        )
         result = await asyncio.to_thread(command, "show")
     finally:  # the schema is used again
         await schema.execute("UPDATE river_migration SET line = 'riverpy' WHERE line = 'hidden'")

@@ -54,7 +54,10 @@ async def test_list_and_show(command: Command, schema: Schema) -> None:
     the leases of domains and of the schema are listed. One lease is shown in the same form."""
     result = await asyncio.to_thread(command, "list")
     assert (result.exit_code, result.stdout.split(":")[0]) == (0, "there is no lease")
-    assert await call(command, "list") == (0, {"leases": []})
+    assert await call(command, "list") == (
+        0,
+        {"leases": [], "clients_without_report": []},
+    )
     async with LeaseManager(schema.url, schema=schema.name, holder="host:1:a") as manager:
         freed = await manager.try_acquire("mailbox")
         assert freed is not None
@@ -94,7 +97,7 @@ async def test_list_and_show(command: Command, schema: Schema) -> None:
     assert totals["acquired_at"] == row["acquired_at"].isoformat().replace("+00:00", "Z")
     assert totals["expires_at"] is not None
     lines = text.splitlines()
-    assert lines[0].split() == ["NAME", "HOLDER", "EPOCH", "SINCE", "LEASE"]
+    assert lines[0].split() == ["NAME", "HOLDER", "EPOCH", "SINCE", "STANDBYS", "LEASE"]
     for line, state in zip(
         lines[1:],
         (
@@ -114,6 +117,50 @@ async def test_list_and_show(command: Command, schema: Schema) -> None:
     result = await asyncio.to_thread(command, "list", "--limit", "2")
     assert len(result.stdout.splitlines()) == 3
     assert "there are more than 2 leases" in result.stderr
+
+
+REPORTS = """
+INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version, dead_after,
+    heartbeat_at, started_at, leases)
+SELECT id, '{}', '{}', true, true, '1', '60 s', now() - age, now() - n * interval '1 h', leases
+FROM (VALUES
+    (4, 'one', interval '3 s', '{"standby": [], "lags": {"s:totals":
+        {"epoch": 7, "count": 40, "age": 65, "reported_ago": 2}}}'::jsonb),
+    (3, 'two', '1 s', '{"standby": ["s:totals", "s:other"]}'),
+    (2, 'three', '1 s', '{"standby": ["s:totals"]}'),
+    (1, 'silent', '2 min', '{"standby": ["s:totals"]}'),
+    (0, 'old', '1 s', null)) AS v(n, id, age, leases)
+"""
+
+
+async def test_standbys_and_lag(command: Command, schema: Schema) -> None:
+    """The live clients that stand by for a lease are named, in the order of their starts, and also
+    the clients that do not report it. The lag of the holder is shown with its age, but only in the
+    term in which it was reported."""
+    await schema.execute(REPORTS)
+    await schema.execute(
+        "INSERT INTO riverpy_lease (name, epoch, holder, ttl, expires_at)"
+        " VALUES ('s:totals', 7, 'one', '1 h', now() + interval '1 h')"
+    )
+    _, printed = await call(command, "show", "totals")
+    shown = printed["lease"]
+    assert (shown["standbys"], printed["clients_without_report"]) == (["two", "three"], ["old"])
+    assert (shown["lag"]["count"], shown["lag"]["age"]) == (40, 65.0)
+    assert 5 <= shown["lag"]["reported_ago"] < 60
+    assert (await call(command, "list"))[1]["leases"][0]["standbys"] == ["two", "three"]
+    text = (await asyncio.to_thread(command, "show", "totals")).stdout
+    assert "40 items, the oldest 1m5s, reported " in text
+    assert [line.split()[0] for line in text.splitlines()[3:6]] == ["STANDBY", "two", "three"]
+    assert 'clients without a complete report: "old"' in text
+    for change in ("epoch = 8", "holder = 'two'", "expires_at = now() - ttl"):
+        await schema.execute(
+            "UPDATE riverpy_lease SET epoch = 7, holder = 'one', expires_at = now() + ttl"
+        )
+        await schema.execute(f"UPDATE riverpy_lease SET {change}")
+        assert (await call(command, "show", "totals"))[1]["lease"]["lag"] is None
+    await schema.execute("UPDATE riverpy_client SET leases = '{}'")
+    text = (await asyncio.to_thread(command, "show", "totals")).stdout
+    assert "no running client reports that it stands by" in text
 
 
 async def test_singleton_moves_to_another_client(

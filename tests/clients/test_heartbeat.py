@@ -80,7 +80,9 @@ class FakeServer:
         self.beats.append((self.timer.seconds_since_boot(), connection.name))
         return 7
 
-    async def beat(self, connection: FakeConnection, *_: Any, registered_at: int) -> bool:
+    async def beat(
+        self, connection: FakeConnection, *_: Any, registered_at: int, lease_report: None
+    ) -> bool:
         self.beats.append((self.timer.seconds_since_boot(), connection.name))
         return self.has_id
 
@@ -132,6 +134,21 @@ async def test_interval(server: FakeServer, dead_after: timedelta) -> None:
     gaps = [later - earlier for earlier, later in pairwise(times)]
     assert gaps == pytest.approx([dead_after.total_seconds() / 6] * 6)
     assert [name for _, name in server.beats] == ["reserved"] + ["results"] * 6
+
+
+async def test_early_heartbeat(server: FakeServer) -> None:
+    """All requests for an early heartbeat within a second cause one heartbeat."""
+    async with server.beating() as heartbeat:
+        for _ in range(3):
+            heartbeat.write_early()
+            await server.timer.advance(0.3)
+        assert len(server.beats) == 1
+        await server.timer.advance(0.2)
+        assert len(server.beats) == 2
+        await server.timer.advance(9.85)
+        assert len(server.beats) == 2
+        await server.timer.advance(0.1)
+        assert len(server.beats) == 3
 
 
 async def test_any_healthy_connection(server: FakeServer, log: list[dict[str, Any]]) -> None:

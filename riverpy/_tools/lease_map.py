@@ -1,0 +1,86 @@
+"""LeaseMap: for which leases the live clients stand by, and how far the holders are behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME, domain_lease_name
+from riverpy._postgres.lease_reports import client_list_lease_reports
+from riverpy._tools.text import format_count, format_seconds
+from riverpy.stats import LeaseLag
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.lease_reports import ReportingClient
+
+
+def leader_lease_name(domain: str) -> str:
+    """Return the name that lease reports use for the lease of a domain's leader, or for the lease
+    of the schema."""
+    return domain if domain in {DEFAULT_DOMAIN, SCHEMA_LEASE_NAME} else domain_lease_name(domain)
+
+
+@dataclass(frozen=True)
+class LeaseMap:
+    """What the clients with a recent heartbeat have reported about leases. A `LeaseManager` without
+    a client writes no heartbeat, so it is not in the map."""
+
+    clients_by_lease: Mapping[str, Sequence[ReportingClient]]
+    """The clients that stand by for a lease, by the name of the lease in the table, in the order of
+    their starts."""
+    clients_by_id: Mapping[str, ReportingClient]
+    unknown_client_ids: frozenset[str]
+    """The live clients whose report is missing or incomplete. These clients may stand by for any
+    lease."""
+
+    def standby_clients(self, name: str, *, holder: str | None) -> list[ReportingClient]:
+        """Return the clients that stand by for a lease. The holder is left out, because its last
+        report may be older than its term."""
+        found = self.clients_by_lease.get(name, ())
+        return [client for client in found if client.client_id != holder]
+
+    def standbys(self, name: str, *, holder: str | None) -> list[str]:
+        """Return the ids of the clients that stand by for a lease."""
+        return [client.client_id for client in self.standby_clients(name, holder=holder)]
+
+    def lag(self, name: str, *, holder: str, epoch: int) -> LeaseLag | None:
+        """Return what the current holder of a lease last reported about its lag in this term; None:
+        nothing."""
+        client = self.clients_by_id.get(holder)
+        if client is None or client.report is None:
+            return None
+        lag = client.report.lags.get(name)
+        if lag is None or lag.epoch != epoch:
+            return None
+        since = lag.reported_ago + max(client.seconds_since_heartbeat, 0.0)
+        return LeaseLag(
+            count=lag.count,
+            age=None if lag.age is None else round(lag.age, 3),
+            reported_ago=round(since, 3),
+        )
+
+
+def describe_lag(lag: LeaseLag) -> str:
+    """Return a lag for people, such as `40 items, the oldest 1m5s, reported 3s ago`."""
+    parts = [] if lag.count is None else [format_count(lag.count, "item")]
+    if lag.age is not None:
+        parts.append(f"the oldest {format_seconds(lag.age)}")
+    return f"{', '.join(parts)}, reported {format_seconds(lag.reported_ago)} ago"
+
+
+async def read_lease_map(connection: Transaction, schema: str | None) -> LeaseMap:
+    """Read what the live clients have reported. Migration CLIENTS_VERSION must be applied."""
+    clients = await client_list_lease_reports(connection, schema)
+    by_lease: dict[str, list[ReportingClient]] = {}
+    unknown: set[str] = set()
+    for client in clients:
+        if client.is_stopping:
+            continue
+        if client.report is None or client.report.left_out:
+            unknown.add(client.client_id)
+        for name in () if client.report is None else client.report.standby:
+            by_lease.setdefault(name, []).append(client)
+    return LeaseMap(by_lease, {client.client_id: client for client in clients}, frozenset(unknown))

@@ -1,0 +1,1 @@
+ALTER TABLE /* schema */ riverpy_client DROP COLUMN leases;
