@@ -22,6 +22,7 @@ def current_client() -> Client:
     if not isinstance(client, Client):
         raise ClientStateError(
             "current_client() is for code that a running client calls in its own process, such as "
-            "a job"
+            "a job: in a job with executor='process', open a client of its own, or let an async "
+            "job make the calls"
         )
     return client

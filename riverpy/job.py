@@ -365,7 +365,7 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
 
         This call does not wait. The client stores the newest progress of all its jobs at most once
         a second with one statement, and stores the last progress with the result of the attempt.
-        May be called in any thread.
+        May be called in any thread, and in a job with `executor="process"`.
 
         Args:
             done: how much is done, in any unit. A number from 0.
@@ -374,15 +374,11 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
 
         Raises:
             ArgsError: a value cannot be stored.
-            ClientStateError: the job runs in a process.
         """
         self._report_progress(make_progress(done, total, text))
 
     def _report_progress(self, progress: JobProgress) -> None:
-        raise ClientStateError(
-            "job.progress works in async jobs and in threads: register the function with "
-            "executor='thread', or report from an async job that starts the process"
-        )
+        raise ClientStateError("job.progress is for a job that a client runs")
 
     def record_output(self, value: object) -> None:
         """Store `value` as the job's output (metadata key `output`) at the end of this attempt,

@@ -211,9 +211,13 @@ class Attempt(Job[Any]):
         self._log = log
 
     def _report_progress(self, progress: JobProgress) -> None:
+        self.add_progress(msgspec.json.encode(progress).decode())
+
+    def add_progress(self, text: str) -> None:
+        """Store a progress, as JSON text, with the next ones of the client. May be called in any
+        thread."""
         if self.ended_at:  # code of the job has reported after the end of the attempt
             return
-        text = msgspec.json.encode(progress).decode()
         self._record_metadata(PROGRESS_KEY, text)
         self.attempt_store.progress_reports.add_report(self.claim_key, text)
 

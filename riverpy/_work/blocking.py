@@ -97,7 +97,8 @@ class BlockingJobRunner:
         self, function: Callable[[Job[Any]], object], attempt: Attempt
     ) -> str | None:
         claim_key = attempt.claim_key
-        job = JobInChild(attempt.id, attempt.kind, pack_job(function, attempt), lambda: None)
+        packed = pack_job(function, attempt)
+        job = JobInChild(attempt.id, attempt.kind, packed, lambda: None, attempt.add_progress)
         child = self._child_processes.assign_child(claim_key)
         loop = asyncio.get_running_loop()
         start_timer = loop.call_later(PROCESS_START_TIMEOUT, child.kill_after_start_timeout)

@@ -20,6 +20,8 @@ from multiprocessing.spawn import prepare
 from queue import SimpleQueue
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
+import msgspec
+
 from riverpy._main_import import MainGuardMissingError, importing_main_module
 from riverpy._work.child_messages import (
     CANCEL_JOB,
@@ -31,6 +33,7 @@ from riverpy._work.child_messages import (
     JOB_ENDED,
     JOB_STARTED,
     METADATA_RECORDED,
+    PROGRESS_REPORTED,
     receive_message,
     send_message,
 )
@@ -45,6 +48,11 @@ from riverpy.job import Job
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from riverpy.progress import JobProgress
+
+PROGRESS_SEND_INTERVAL = 0.1
+"""The shortest time between two messages with the progress of a job, in seconds. So a job that
+reports in each round of a loop does not keep the worker busy."""
 _C_LINE_BUFFERING = 1
 """C's constant _IOLBF on Linux."""
 
@@ -62,6 +70,9 @@ class _ChildJob(Job[Any]):
         killed."""
         super()._record_metadata(key, json_text)
         self._worker.send_metadata(self, key, json_text)
+
+    def _report_progress(self, progress: JobProgress) -> None:
+        self._worker.send_progress(self, msgspec.json.encode(progress))
 
     @property
     def has_read_cancelled_flag(self) -> bool:
@@ -85,6 +96,10 @@ class _WorkerConnection:
         self._end_of_output = f"{token}\n".encode()
         self._send_lock = threading.Lock()
         self._running_job: _ChildJob | None = None
+        self._unsent_progress: bytes | None = None
+        """The newest progress of the running job, if it is not sent yet."""
+        self._progress_timer: threading.Timer | None = None
+        """The timer that sends the unsent progress; None: a progress may be sent at once."""
         self.requests: SimpleQueue[tuple[bytes, bytes]] = SimpleQueue()
         """The messages for the main thread."""
         self._pipe_to_worker.write(token.encode())
@@ -134,6 +149,33 @@ class _WorkerConnection:
                 content = pickle.dumps((key, text))
                 send_message(self._pipe_to_worker, METADATA_RECORDED, content)
 
+    def send_progress(self, job: _ChildJob, content: bytes) -> None:
+        """Send a progress at once, or `PROGRESS_SEND_INTERVAL` after the last one if no newer one
+        replaces it."""
+        if os.getpid() != self._pid:
+            return
+        with self._send_lock:
+            if job is self._running_job:
+                self._unsent_progress = content
+                if self._progress_timer is None:
+                    self._send_newest_progress()
+
+    def _send_newest_progress(self) -> None:
+        """Send the unsent progress, if there is one. The caller holds the lock."""
+        self._progress_timer = None
+        if self._unsent_progress is None:
+            return
+        send_message(self._pipe_to_worker, PROGRESS_REPORTED, self._unsent_progress)
+        self._unsent_progress = None
+        self._progress_timer = threading.Timer(PROGRESS_SEND_INTERVAL, self._end_progress_interval)
+        self._progress_timer.daemon = True
+        self._progress_timer.start()
+
+    def _end_progress_interval(self) -> None:
+        with self._send_lock, suppress(OSError):  # the worker may have ended
+            if threading.current_thread() is self._progress_timer:  # it may belong to a former job
+                self._send_newest_progress()
+
     def start_job(self, job: _ChildJob) -> None:
         """Tell the worker that the job starts."""
         self._running_job = job
@@ -144,6 +186,10 @@ class _WorkerConnection:
         if os.getpid() != self._pid:  # a process that the job forked has returned from its function
             os._exit(0)
         with self._send_lock:
+            if self._progress_timer is not None:
+                self._progress_timer.cancel()
+            self._send_newest_progress()
+            self._progress_timer = None
             self._running_job = None
         self._write_end_of_output()
         self.send(JOB_ENDED, result)

@@ -36,6 +36,7 @@ from riverpy._work.child_messages import (
     JOB_ENDED,
     JOB_STARTED,
     METADATA_RECORDED,
+    PROGRESS_REPORTED,
     RUN_JOB,
     read_until_token,
     receive_message,
@@ -75,6 +76,8 @@ class JobInChild:
     """The function, the row and the args, pickled."""
     on_start: Callable[[], None]
     """Called in the thread of `run_job` when the function is about to be called."""
+    on_progress: Callable[[str], None]
+    """Called in the thread of `run_job` with each progress of the job, as JSON text."""
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     """The recorded metadata so far, as JSON texts."""
 
@@ -126,21 +129,26 @@ class ChildProcess:
         try:
             self._wait_until_ready()
             send_message(self._pipe_to_child, RUN_JOB, job.packed_job)
-            while True:
+            kind, content = receive_message(self._pipe_from_child)
+            while kind != JOB_ENDED:
+                self._handle_message(job, kind, content)
                 kind, content = receive_message(self._pipe_from_child)
-                if kind == JOB_STARTED:  # the child can now receive CANCEL_JOB
-                    self._is_running_job = True
-                    job.on_start()
-                elif kind == METADATA_RECORDED:
-                    key, text = pickle.loads(content)  # noqa: S301 (our own child's)
-                    job.metadata[key] = text
-                elif kind == JOB_ENDED:
-                    break
         except (EOFError, OSError, ValueError):
             raise self._end_process() from None
         finally:
             self._is_running_job = False
         return pickle.loads(content)  # noqa: S301
+
+    def _handle_message(self, job: JobInChild, kind: bytes, content: bytes) -> None:
+        """Handle a message of the running job other than its end."""
+        if kind == JOB_STARTED:  # the child can now receive CANCEL_JOB
+            self._is_running_job = True
+            job.on_start()
+        elif kind == METADATA_RECORDED:
+            key, text = pickle.loads(content)  # noqa: S301 (our own child's)
+            job.metadata[key] = text
+        elif kind == PROGRESS_REPORTED:
+            job.on_progress(content.decode())
 
     def check_functions(self, packed_functions: list[bytes]) -> list[str | None]:
         """Import functions in the child. Return for each the text of its error, or None. This call

@@ -103,8 +103,18 @@ def work_apart(job: Job[Apart]) -> None:
             job.step("one", print)
         case "current":
             assert riverpy.current_job() is job
+            job.record_output([error_of(lambda: job.log), error_of(riverpy.current_client)])
         case _:
             time.sleep(3600)
+
+
+def error_of(call: Callable[[], object]) -> str:
+    """Return the text of the error that the call raises."""
+    try:
+        call()
+    except riverpy.ClientStateError as error:
+        return str(error)
+    return ""
 
 
 class Watch(msgspec.Struct):
@@ -325,6 +335,9 @@ async def test_process_that_its_job_damages(rig: Rig, log: list[Any]) -> None:
     completed = {name for name, row in by_name.items() if row["state"] == "completed"}
     assert completed == {"close", "fork", "current", "print"}
     assert "k" not in metadata_of(by_name["fork"])
+    of_log, of_client = metadata_of(by_name["current"])["output"]
+    assert "print the lines, and they go to the worker's log" in of_log
+    assert "open a client of its own, or let an async job make the calls" in of_client
     errors = {name: errors_of(row)[0]["error"] for name, row in by_name.items() if row["errors"]}
     assert "job.step works only in an async job" in errors["step"]
     assert errors["crash"].endswith("killed by signal SIGSEGV")

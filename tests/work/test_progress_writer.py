@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any, ClassVar
 
 import anyio
 import msgspec
 import pytest
 
-from riverpy import ArgsError, Job
+from riverpy import ArgsError, EventKind, Job
 from riverpy._work import progress_writer
 from riverpy.progress import make_progress
 from tests._database import connected
@@ -94,28 +95,41 @@ async def test_locked_and_odd_rows(rig: Rig, writes: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("executor", ["thread", "process"])
-async def test_blocking_jobs(rig: Rig, executor: str) -> None:
-    """A blocking job reports in a thread. In a process, `job.progress` says at once what to do."""
+async def test_blocking_jobs(rig: Rig, tmp_path: Path, executor: str) -> None:
+    """A blocking job reports in a thread and in a process. Its progress is stored while it runs,
+    the newest of several quick reports too, and its last one with its result. A job after it in the
+    same process has no progress of its own."""
     rig.workers.blocking_job(executor=executor)(report)
-    async with rig.working() as client:
-        await client.insert(Reporting())
+    async with rig.working(slots=1) as client:
+        inserted = await client.insert(Reporting(str(tmp_path / "go")))
+        await rig.until(STORED, 1, f'{{"{KEY}": {{"done": 1000}}}}')
+        assert (await rig.row(inserted.job.id))["state"] == "running"
+        (tmp_path / "go").touch()
         event = await rig.event()
-    if executor == "thread":
-        assert event.job.last_progress is not None
-        assert event.job.last_progress.done == 3
-    else:
-        assert "register the function with executor='thread'" in event.job.errors[0].error
+        await client.insert(Reporting(""))
+        other = await rig.event()
+    assert event.job.last_progress is not None
+    assert event.job.last_progress.done == 1002
+    assert (other.kind, other.job.last_progress) == (EventKind.JOB_COMPLETED, None)
 
 
 class Reporting(msgspec.Struct):
     """The args of a blocking job that reports."""
 
     kind: ClassVar[str] = "reporting"
+    path: str
+    """The job waits for this file between its reports. Empty: it reports nothing."""
 
 
 def report(job: Job[Reporting]) -> None:
     """Report, in a thread or process."""
-    job.progress(3)
+    if job.args.path:
+        for done in range(1001):
+            job.progress(done)
+        while not Path(job.args.path).exists():
+            time.sleep(0.01)
+        job.progress(1001)
+        job.progress(1002)
 
 
 @pytest.mark.parametrize(
