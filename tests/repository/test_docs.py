@@ -12,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shlex
 import subprocess
 import sys
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,9 +26,10 @@ from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.services import DefaultDomainLeaderCheck, LeaderFunctionService
 from riverpy._tools.doctor import check_runner
 from riverpy.cli._settings import SETTINGS
+from tests.repository.command_names import is_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -34,6 +37,7 @@ _FENCE = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTA
 _FILE_COMMENT = re.compile(r"# (\w+\.py)\n")
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 BLOCK_TIMEOUT = 120
+BEFORE_A_COMMAND = ("|", "||", "&", "&&", ";", "(", "until", "while", "if", "do", "then", "!")
 
 
 class Block(NamedTuple):
@@ -111,6 +115,27 @@ def test_links(page: Path) -> None:
     for target in _LINK.findall(page.read_text("utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Yield the words after `riverpy` of each command in the sh blocks of a page."""
+    for language, _, content in _FENCE.findall(text):
+        if language == "sh":
+            for line in content.replace("\\\n", " ").splitlines():
+                words = list(shlex.shlex(line, posix=True, punctuation_chars=True))
+                for before, start in pairwise(range(-1, len(words))):
+                    begins = before < 0 or words[before] in BEFORE_A_COMMAND
+                    if begins and words[start] == "riverpy":
+                        yield list(
+                            takewhile(lambda word: word[0] not in "|&;<>", words[start + 1 :])
+                        )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_exist(page: Path) -> None:
+    """Each command of riverpy in a sh block exists, with its options, also if it is not run."""
+    found = commands(page.read_text("utf-8"))
+    assert [words for words in found if not is_command(words)] == []
 
 
 def test_configuration_names_every_setting() -> None:

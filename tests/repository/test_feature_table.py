@@ -10,14 +10,13 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, ClassVar, NamedTuple
 
-import click
 import msgspec
 import pytest
 
 import riverpy
 from riverpy._insert.row import InsertSettings, prepare_row
 from riverpy._plugins import read_class_plugins
-from riverpy.cli import main
+from tests.repository.command_names import is_command
 
 PAGE = (Path(__file__).parents[2] / "docs" / "features.md").read_text("utf-8")
 HEADER = re.compile(r"\| River.* \| riverpy \| difference, or what to do \|\n\|---\|---\|---\|\n")
@@ -73,23 +72,6 @@ def code_texts(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
-def find_command(words: list[str]) -> click.Command | None:
-    """Return a command of `riverpy`, if it exists with these options."""
-    command: click.Command | None = main
-    for word in words:
-        if word.startswith("--"):
-            names = [name for one in command.params for name in (*one.opts, *one.secondary_opts)]
-            if word not in names:
-                return None
-        elif isinstance(command, click.Group):
-            command = command.get_command(click.Context(command), word)
-        else:
-            return None
-        if command is None:
-            return None
-    return command
-
-
 def find_object(path: str) -> Any:
     """Return what a dotted name of the page names; None: it does not exist."""
     for alias, target in ALIASES.items():
@@ -116,7 +98,7 @@ def has_parameter(found: Any, name: str) -> bool:
 def exists(text: str) -> bool:
     """Whether a text in backticks names a command, an object of Python or one of its parameters."""
     if text.startswith("riverpy "):
-        return find_command(text.split()[1:]) is not None
+        return is_command(text.split()[1:])
     call = re.fullmatch(r"([\w.]+)(?:\((.*)\))?", text)
     if call is None:
         return False
