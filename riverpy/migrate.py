@@ -19,17 +19,17 @@ from riverpy._postgres.driver import (
 )
 from riverpy._postgres.migration_step import (
     Direction,
-    StepRunner,
-    record_step_sql,
+    MigrationRunner,
+    make_record_sql,
     transaction_with_timeouts,
 )
 from riverpy._postgres.schema import (
-    LINE_COLUMN_VERSION,
-    MAIN_LINE,
+    LINE_COLUMN_MIGRATION,
+    MAIN_MIGRATION_LINE,
     Migration,
     SchemaState,
-    migration_lines,
-    migrations,
+    list_migration_lines,
+    load_migrations,
     read_schema_state,
 )
 from riverpy._postgres.sql_files import splice_schema
@@ -146,7 +146,7 @@ class Migrator:
         database: str | Transaction | Pool | None,
         *,
         schema: str | None = None,
-        line: str = MAIN_LINE,
+        line: str = MAIN_MIGRATION_LINE,
         lock_timeout: timedelta = LOCK_TIMEOUT_DEFAULT,
         statement_timeout: timedelta = STATEMENT_TIMEOUT_DEFAULT,
     ) -> None:
@@ -162,8 +162,8 @@ class Migrator:
         self._database = database
         self._schema = schema
         self._migration_line = line
-        self._migrations = migrations(line)
-        self._step_runner = StepRunner(
+        self._migrations = load_migrations(line)
+        self._step_runner = MigrationRunner(
             line,
             lock_timeout=_checked_timeout("lock_timeout", lock_timeout),
             statement_timeout=_checked_timeout("statement_timeout", statement_timeout),
@@ -224,9 +224,9 @@ class Migrator:
         """
         async with self._acquire_connection() as connection:
             state = await self._read_state(connection)
-        if state.is_unrecorded():
-            raise MigrationError(state.unrecorded_message())
-        applied = state.applied.get(self._migration_line, {})
+        if state.are_migrations_unrecorded():
+            raise MigrationError(state.make_unrecorded_message())
+        applied = state.applied_at_by_line.get(self._migration_line, {})
         return [
             MigrationStatus(
                 version,
@@ -254,10 +254,10 @@ class Migrator:
             if target is None or version <= target
         ]
         messages: list[str] = []
-        if state.is_unrecorded():
-            messages.append(state.unrecorded_message())
+        if state.are_migrations_unrecorded():
+            messages.append(state.make_unrecorded_message())
         elif state.skipped_versions(self._migration_line) and missing:
-            messages.append(state.skipped_versions_message(self._migration_line))
+            messages.append(state.make_skipped_versions_message(self._migration_line))
         elif missing:
             plural = "s" if len(missing) > 1 else ""
             messages.append(
@@ -266,13 +266,13 @@ class Migrator:
             )
         messages += [_invalid_index_message(state, index) for index in state.invalid_indexes]
         return ValidateResult(
-            not messages, missing, [*messages, *state.notices(self._migration_line)]
+            not messages, missing, [*messages, *state.make_notices(self._migration_line)]
         )
 
     @staticmethod
     def sql(
         *,
-        line: str = MAIN_LINE,
+        line: str = MAIN_MIGRATION_LINE,
         versions: Sequence[int] | None = None,
         direction: Direction = Direction.UP,
         schema: str | None = None,
@@ -295,13 +295,13 @@ class Migrator:
         for version in versions or ():
             _expect_known_version(line, version)
         up = direction is Direction.UP
-        texts = [_SQL_HEADER] if line == MAIN_LINE else []
-        for version in sorted(versions or migrations(line), reverse=not up):
-            migration = migrations(line)[version]
+        texts = [_SQL_HEADER] if line == MAIN_MIGRATION_LINE else []
+        for version in sorted(versions or load_migrations(line), reverse=not up):
+            migration = load_migrations(line)[version]
             body = migration.up_sql if up else migration.down_sql
             texts.append(
                 f"-- Line {line}, version {version:03} ({migration.name}), {direction}\n"
-                + splice_schema(body + record_step_sql(line, version, direction), schema)
+                + splice_schema(body + make_record_sql(line, version, direction), schema)
             )
         return "\n".join(texts)
 
@@ -318,9 +318,9 @@ class Migrator:
                     "first, or pass a URL"
                 )
             state = await self._read_state(connection)
-            if state.is_unrecorded():
-                raise MigrationError(state.unrecorded_message())
-            notices = state.notices(self._migration_line)
+            if state.are_migrations_unrecorded():
+                raise MigrationError(state.make_unrecorded_message())
+            notices = state.make_notices(self._migration_line)
             if direction is Direction.DOWN:
                 plan = self._plan_down(state, target)
             else:
@@ -345,18 +345,18 @@ class Migrator:
     def _check_line_column(self, state: SchemaState, *, dry_run: bool) -> list[str]:
         """Raise MigrationError if `river_migration` has no column `line`, and this migration line
         needs it. In a dry run return a notice instead."""
-        if self._migration_line == MAIN_LINE or state.has_line_column:
+        if self._migration_line == MAIN_MIGRATION_LINE or state.has_migration_line_column:
             return []
-        needed = f"version {LINE_COLUMN_VERSION} of line {MAIN_LINE!r}"
+        needed = f"version {LINE_COLUMN_MIGRATION} of line {MAIN_MIGRATION_LINE!r}"
         need = f"line {self._migration_line!r} needs {needed}"
         if dry_run:
             return [f"{need} before it"]
-        raise MigrationError(f"{need}: run `riverpy migrate up --line {MAIN_LINE}` first")
+        raise MigrationError(f"{need}: run `riverpy migrate up --line {MAIN_MIGRATION_LINE}` first")
 
     def _plan_up(self, state: SchemaState, target: int | None) -> Sequence[Migration]:
         _expect_known_version(self._migration_line, target)
         if state.skipped_versions(self._migration_line):
-            raise MigrationError(state.skipped_versions_message(self._migration_line))
+            raise MigrationError(state.make_skipped_versions_message(self._migration_line))
         plan = [
             self._migrations[version]
             for version in state.missing_versions(self._migration_line)
@@ -383,20 +383,20 @@ class Migrator:
             for version in sorted(applied, reverse=True)
             if version > (target or 0)
         ]
-        others = sorted(state.applied.keys() - {MAIN_LINE})
+        others = sorted(state.applied_at_by_line.keys() - {MAIN_MIGRATION_LINE})
         if (
-            self._migration_line == MAIN_LINE
+            self._migration_line == MAIN_MIGRATION_LINE
             and others
-            and LINE_COLUMN_VERSION in (m.version for m in plan)
+            and LINE_COLUMN_MIGRATION in (m.version for m in plan)
         ):
             commands = [
                 f"`riverpy migrate down --line {o} --to 0`"
                 for o in others
-                if o in migration_lines()
+                if o in list_migration_lines()
             ]
             raise MigrationError(
-                f"version {LINE_COLUMN_VERSION} of line {MAIN_LINE!r} cannot be undone while the "
-                f"lines {', '.join(others)} have migrations: migrate them down to 0 first"
+                f"version {LINE_COLUMN_MIGRATION} of line {MAIN_MIGRATION_LINE!r} cannot be undone "
+                f"while the lines {', '.join(others)} have migrations: migrate them down to 0 first"
                 + "".join(f", with {command}" for command in commands)
             )
         return plan
@@ -449,12 +449,12 @@ async def migrate_all(
             lock_timeout=lock_timeout,
             statement_timeout=statement_timeout,
         ).up(dry_run=dry_run)
-        for line in migration_lines()
+        for line in list_migration_lines()
     ]
 
 
 def _expect_known_version(line: str, version: int | None) -> None:
-    known = migrations(line)
+    known = load_migrations(line)
     if version is not None and version not in known:
         raise MigrationError(
             f"line {line!r} has no version {version}: riverpy knows 1 to {max(known)}"

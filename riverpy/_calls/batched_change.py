@@ -1,4 +1,4 @@
-"""BatchedChange: changes many jobs, some of them in each transaction."""
+"""BatchedJobChange: changes many jobs, some of them in each transaction."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ if TYPE_CHECKING:
 
     from riverpy._calls.job_filters import CheckedFilters
     from riverpy._postgres.driver import Transaction
-    from riverpy._postgres.job_lists import BatchRow
+    from riverpy._postgres.job_lists import BatchChangeResult
 
-BATCH_JOBS = 1_000
+JOBS_PER_BATCH = 1_000
 """The number of jobs that one statement changes."""
-CHUNK_JOBS = 50_000
+JOB_IDS_PER_READ = 50_000
 """The number of ids that are read at a time. A statement may have to read all ids that pass the
 filters to find the next ones, so few statements are better."""
-REASONS_MAX = 100
+REFUSAL_REASONS_MAX = 100
 """The maximum number of refused jobs whose reasons are kept."""
-LOCK_DELAYS = (0.1, 0.2, 0.4, 0.8, 1.5, 2.0)
+LOCKED_JOB_RETRY_DELAYS = (0.1, 0.2, 0.4, 0.8, 1.5, 2.0)
 """Seconds before each new try at the jobs that other sessions have locked: 5 in all."""
-LOCK_TIMEOUT = timedelta(milliseconds=500)
+UNIQUE_KEY_LOCK_TIMEOUT = timedelta(milliseconds=500)
 """The timeout of a wait for a session that takes the unique key of one of the jobs. Locked rows are
 not waited for."""
-LOCK_WAITS_MAX = 30
+LOCK_WAITS_PER_BATCH_MAX = 30
 """The maximum number of such waits for one batch. After more, the other jobs of the batch are tried
 again later. If none could be changed, the table may be locked, so the change fails."""
-UNIQUE_REASON = "another job has the same unique key"
-LOCKED_REASON = "another session has locked the job, or takes its unique key"
-_WAIT_SQLSTATES = {"40P01", "55P03"}
+UNIQUE_CONFLICT_REASON = "another job has the same unique key"
+JOB_LOCKED_REASON = "another session has locked the job, or takes its unique key"
+_LOCK_CONFLICT_SQLSTATES = {"40P01", "55P03"}
 """The SQLSTATEs of a deadlock and of a lock timeout: another session has taken the unique key of
 one of the jobs, and has not committed."""
-_FORBIDDEN_CLASS = "42"
+_ACCESS_ERROR_SQLSTATE_CLASS = "42"
 """The SQLSTATE class of a missing permission or table. Such an error affects all jobs."""
 
 
-class BatchStatement(Protocol):
+class JobBatchStatement(Protocol):
     """A statement that changes some jobs, for example `job_retry_batch`."""
 
     async def __call__(
@@ -64,12 +64,12 @@ class BatchStatement(Protocol):
         schema: str | None,
         filters: Mapping[str, object],
         batch: Sequence[int],
-    ) -> BatchRow:
+    ) -> BatchChangeResult:
         """Change these jobs if they pass the filters."""
         ...
 
 
-class OpenTransaction(Protocol):
+class TransactionOpener(Protocol):
     """Opens a transaction of a client, or a savepoint in `tx`."""
 
     def __call__(self, tx: Transaction | None) -> AbstractAsyncContextManager[Transaction]:
@@ -77,61 +77,61 @@ class OpenTransaction(Protocol):
         ...
 
 
-class BatchedChange:
+class BatchedJobChange:
     """One change of many jobs, in batches."""
 
     def __init__(
         self,
-        transaction: OpenTransaction,
+        transaction: TransactionOpener,
         schema: str | None,
-        statement: BatchStatement,
+        statement: JobBatchStatement,
         filters: CheckedFilters,
         limit: int | None,
         tx: Transaction | None,
     ) -> None:
         """Prepare the change of the first `limit` jobs (None: of all). `tx` is the caller's
         transaction; None: each batch is a transaction of its own."""
-        self._transaction = transaction
+        self._open_transaction = transaction
         self._schema = schema
         self._statement = statement
         self._filters = filters
-        self._other_filters = filters.without("ids").values
+        self._filters_without_ids = filters.without_filter("ids").values
         """The filters for jobs whose ids are given."""
         self._limit = limit
         self._tx = tx
         self._changes = JobChanges()
-        self._locked: list[int] = []
+        self._locked_job_ids: list[int] = []
 
     async def run(self, on_progress: Callable[[JobChanges], object] | None) -> JobChanges:
         """Change all jobs, and return what was done."""
-        async for ids in self._chunks():
-            await self._change_all(ids, on_progress)
-        for delay in LOCK_DELAYS:
-            if not self._locked:
+        async for ids in self._iterate_job_ids():
+            await self._change_in_batches(ids, on_progress)
+        for delay in LOCKED_JOB_RETRY_DELAYS:
+            if not self._locked_job_ids:
                 break
             await anyio.sleep(delay)
-            ids, self._locked = self._locked, []
-            await self._change_all(ids, on_progress)
-        if self._locked:
-            self._refuse(dict.fromkeys(self._locked, LOCKED_REASON))
-            self._locked = []
+            ids, self._locked_job_ids = self._locked_job_ids, []
+            await self._change_in_batches(ids, on_progress)
+        if self._locked_job_ids:
+            self._record_refusals(dict.fromkeys(self._locked_job_ids, JOB_LOCKED_REASON))
+            self._locked_job_ids = []
             if on_progress is not None:
                 on_progress(self._changes)
         return self._changes
 
-    async def _chunks(self) -> AsyncGenerator[list[int]]:
+    async def _iterate_job_ids(self) -> AsyncGenerator[list[int]]:
         """Yield the ids of the jobs, sorted."""
         if (ids := self._filters.ids) is not None:
             yield ids[: self._limit]
             return
-        async with self._transaction(self._tx) as connection:
-            last_id = await job_lists.job_last_id(connection, self._schema)
+        async with self._open_transaction(self._tx) as connection:
+            last_id = await job_lists.job_get_last_id(connection, self._schema)
         after_id = 0
         left = last_id if self._limit is None else self._limit
         while after_id < last_id and left:
-            limit = min(CHUNK_JOBS, left)
-            async with self._transaction(self._tx) as connection:
-                ids = await job_lists.job_ids(
+            limit = min(JOB_IDS_PER_READ, left)
+            async with self._open_transaction(self._tx) as connection:
+                ids = await job_lists.job_list_ids_in_range(
                     connection,
                     self._schema,
                     self._filters.values,
@@ -145,17 +145,17 @@ class BatchedChange:
             after_id = ids[-1]
             left -= limit
 
-    async def _change_all(
+    async def _change_in_batches(
         self, ids: Sequence[int], on_progress: Callable[[JobChanges], object] | None
     ) -> None:
-        for start in range(0, len(ids), BATCH_JOBS):
-            batch = list(ids[start : start + BATCH_JOBS])
+        for start in range(0, len(ids), JOBS_PER_BATCH):
+            batch = list(ids[start : start + JOBS_PER_BATCH])
             # A cancelled statement may have been committed: then the counts would be wrong.
-            await run_despite_cancellation(lambda batch=batch: self._change(batch))
+            await run_despite_cancellation(lambda batch=batch: self._change_batch(batch))
             if on_progress is not None:
                 on_progress(self._changes)
 
-    async def _change(self, batch: list[int]) -> None:
+    async def _change_batch(self, batch: list[int]) -> None:
         """Change some jobs. If one of them makes the statement fail, the others are changed in
         smaller and smaller parts. The number of waits for other sessions is limited."""
         parts = deque([batch])
@@ -164,58 +164,60 @@ class BatchedChange:
         while parts:
             part = parts.popleft()
             try:
-                async with self._transaction(self._tx) as connection:
+                async with self._open_transaction(self._tx) as connection:
                     if self._tx is None:
-                        await job_set_lock_timeout(connection, LOCK_TIMEOUT)
-                    row = await self._statement(connection, self._schema, self._other_filters, part)
+                        await job_set_lock_timeout(connection, UNIQUE_KEY_LOCK_TIMEOUT)
+                    row = await self._statement(
+                        connection, self._schema, self._filters_without_ids, part
+                    )
             except PostgresError as error:
-                is_waiting = error.sqlstate in _WAIT_SQLSTATES
+                is_waiting = error.sqlstate in _LOCK_CONFLICT_SQLSTATES
                 waits += is_waiting
-                if waits > LOCK_WAITS_MAX and has_changed_part:
-                    self._locked += [*part, *chain.from_iterable(parts)]
+                if waits > LOCK_WAITS_PER_BATCH_MAX and has_changed_part:
+                    self._locked_job_ids += [*part, *chain.from_iterable(parts)]
                     return
-                if waits > LOCK_WAITS_MAX or not (is_waiting or _is_job_refused(error)):
+                if waits > LOCK_WAITS_PER_BATCH_MAX or not (is_waiting or _is_job_refused(error)):
                     raise  # the table is locked, or the error affects all jobs
                 if len(part) > 1:
                     parts.extendleft(reversed(split_batch(part)))
                 elif is_waiting:
-                    self._locked += part
+                    self._locked_job_ids += part
                 else:
                     is_unique = isinstance(error, UniqueViolationError)
-                    reason = UNIQUE_REASON if is_unique else describe_error(error)
-                    self._refuse({part[0]: reason})
+                    reason = UNIQUE_CONFLICT_REASON if is_unique else describe_error(error)
+                    self._record_refusals({part[0]: reason})
             else:
                 has_changed_part = True
-                await self._count(part, row)
+                await self._count_changes(part, row)
 
-    async def _count(self, part: list[int], row: BatchRow) -> None:
-        unchanged = len(row.found) - row.changed - len(row.refused)
+    async def _count_changes(self, part: list[int], row: BatchChangeResult) -> None:
+        unchanged = len(row.found_job_ids) - row.changed_count - len(row.refused_job_ids)
         missing = 0
-        if len(row.found) < len(part):
-            rest = set(part).difference(row.found)
-            async with self._transaction(self._tx) as connection:
-                passing = await job_lists.job_batch_rest(
-                    connection, self._schema, self._other_filters, list(rest)
+        if len(row.found_job_ids) < len(part):
+            rest = set(part).difference(row.found_job_ids)
+            async with self._open_transaction(self._tx) as connection:
+                passing = await job_lists.job_match_filters(
+                    connection, self._schema, self._filters_without_ids, list(rest)
                 )
             missing = len(rest) - len(passing)
             locked = [job_id for job_id, passes in passing.items() if passes]
-            self._locked += locked
+            self._locked_job_ids += locked
             unchanged += len(passing) - len(locked)
         before = self._changes
         self._changes = msgspec.structs.replace(
             before,
-            changed=before.changed + row.changed,
-            running=before.running + row.running,
+            changed=before.changed + row.changed_count,
+            running=before.running + row.running_count,
             unchanged=before.unchanged + unchanged,
             missing=before.missing + missing,
         )
-        self._refuse(dict.fromkeys(row.refused, UNIQUE_REASON))
+        self._record_refusals(dict.fromkeys(row.refused_job_ids, UNIQUE_CONFLICT_REASON))
 
-    def _refuse(self, reasons: dict[int, str]) -> None:
+    def _record_refusals(self, reasons: dict[int, str]) -> None:
         before = self._changes
         kept = dict(before.reasons)
         for job_id, reason in reasons.items():
-            if len(kept) < REASONS_MAX:
+            if len(kept) < REFUSAL_REASONS_MAX:
                 kept[job_id] = reason
         self._changes = msgspec.structs.replace(
             before, refused=before.refused + len(reasons), reasons=kept
@@ -227,4 +229,4 @@ def _is_job_refused(error: PostgresError) -> bool:
     sqlstate: str = getattr(error, "sqlstate", None) or ""
     return (
         is_permanent_statement_error(error) or is_unreadable_value_error(error)
-    ) and not sqlstate.startswith(_FORBIDDEN_CLASS)
+    ) and not sqlstate.startswith(_ACCESS_ERROR_SQLSTATE_CLASS)

@@ -37,7 +37,7 @@ from riverpy._postgres.executions import (
     execution_insert_completed,
     execution_release,
 )
-from riverpy._postgres.schema import RIVERPY_LINE, migrate_command
+from riverpy._postgres.schema import RIVERPY_MIGRATION_LINE, migrate_command
 from riverpy.errors import ConfigError, SchemaMissingError
 from riverpy.executions import Claim, Execution, ExecutionState
 
@@ -413,7 +413,9 @@ class ExecutionMethods(ClientMethods):
             yield
         except UndefinedTableError:
             command = migrate_command(
-                f"riverpy migrate up --line {RIVERPY_LINE}", self._config.schema, self.database_url
+                f"riverpy migrate up --line {RIVERPY_MIGRATION_LINE}",
+                self._config.schema,
+                self.database_url,
             )
             raise SchemaMissingError(
                 f"the table `riverpy_exec` is missing: run `{command}`"

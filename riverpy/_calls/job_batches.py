@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 from riverpy._calls.base import ClientMethods
-from riverpy._calls.batched_change import BatchedChange
+from riverpy._calls.batched_change import BatchedJobChange
 from riverpy._calls.job_filters import check_filters, expect_filter
-from riverpy._calls.job_page import LIMIT_DEFAULT, check_limit, check_whole_number
+from riverpy._calls.job_page import JOB_LIMIT_DEFAULT, check_limit, check_whole_number
 from riverpy._postgres import job_lists
 from riverpy._postgres.damaged_jobs import translate_damage_error
 from riverpy._postgres.driver import PostgresError, describe_error, is_unreadable_value_error
@@ -17,7 +17,7 @@ from riverpy.job import JobColumn, JobRow, JobState
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from riverpy._calls.batched_change import BatchStatement
+    from riverpy._calls.batched_change import JobBatchStatement
     from riverpy._postgres.driver import Transaction
     from riverpy.job_list import JobChanges, JobFilters
 
@@ -26,7 +26,7 @@ class BatchCall(NamedTuple):
     """A method that changes jobs in batches: its name, and the statement for one batch."""
 
     method_name: str
-    statement: BatchStatement
+    statement: JobBatchStatement
 
 
 class JobBatchMethods(ClientMethods):
@@ -56,7 +56,7 @@ class JobBatchMethods(ClientMethods):
     async def job_delete_many(
         self,
         *,
-        limit: int = LIMIT_DEFAULT,
+        limit: int = JOB_LIMIT_DEFAULT,
         unsafe_all: bool = False,
         tx: Transaction | None = None,
         **filters: Unpack[JobFilters],
@@ -183,8 +183,10 @@ class JobBatchMethods(ClientMethods):
         if limit is not None:
             check_whole_number(limit, "limit", 2**63 - 1)
         if tx is None:
-            change = BatchedChange(self._transaction, schema, statement, checked, limit, None)
+            change = BatchedJobChange(self._transaction, schema, statement, checked, limit, None)
             return await change.run(on_progress)
         async with self._transaction(tx) as connection:
-            change = BatchedChange(self._transaction, schema, statement, checked, limit, connection)
+            change = BatchedJobChange(
+                self._transaction, schema, statement, checked, limit, connection
+            )
             return await change.run(on_progress)

@@ -19,16 +19,16 @@ from riverpy._timestamps import raw_timestamp, timestamp
 from riverpy.errors import ConfigError
 from riverpy.job_list import JobOrder
 
-TEXT_LENGTH_MAX = 8_192
+CURSOR_LENGTH_MAX = 8_192
 """The maximum number of characters of a cursor."""
-ZERO_TIME = "0001-01-01T00:00:00Z"
+GO_ZERO_TIME_TEXT = "0001-01-01T00:00:00Z"
 """The time of a cursor without a time."""
-_INT64 = range(-(2**63), 2**63)
-_INFINITIES = {2**63 - 1: "infinity", -(2**63): "-infinity"}
+_INT64_RANGE = range(-(2**63), 2**63)
+_INFINITY_NAMES = {2**63 - 1: "infinity", -(2**63): "-infinity"}
 """The names of PostgreSQL for its largest and smallest time."""
 _JULIAN_DAY_2000 = 2_451_545
-_DAY_MICROSECONDS = 86_400_000_000
-_TIME_PATTERN = re.compile(
+_MICROSECONDS_PER_DAY = 86_400_000_000
+_RFC3339_TIME_PATTERN = re.compile(
     r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.(\d{1,30}))?(?:Z|([+-])(\d\d):(\d\d))", re.ASCII
 )
 _POSTGRES_TIME_PATTERN = re.compile(r"-?infinity|J\d{1,9} (\d\d:\d\d:\d\d\.\d{6})\+00", re.ASCII)
@@ -41,22 +41,24 @@ class JobPosition(NamedTuple):
     id: int
     kind: str
     queue: str
-    time: int | None
+    sort_time: int | None
     """The time by which the list is ordered, in microseconds since 2000. None: the order is by id,
     or the job has no time."""
 
 
-class CursorTime(NamedTuple):
+class CursorPosition(NamedTuple):
     """A position as the statements need it."""
 
     id: int
-    time: str | None
+    sort_time: str | None
     """The time as text for PostgreSQL. None: as in `JobPosition`."""
 
 
-def write_cursor(position: JobPosition) -> str:
+def encode_cursor(position: JobPosition) -> str:
     """Return the text of a position."""
-    time = ZERO_TIME if position.time is None else _json_time(position.time)
+    time = (
+        GO_ZERO_TIME_TEXT if position.sort_time is None else _format_cursor_time(position.sort_time)
+    )
     text = (
         f'{{"id":{position.id},"kind":{encode_string(position.kind)},'
         f'"queue":{encode_string(position.queue)},"sort_field":"{position.order}","time":"{time}"}}'
@@ -64,7 +66,7 @@ def write_cursor(position: JobPosition) -> str:
     return base64.urlsafe_b64encode(text.encode()).decode()
 
 
-def read_cursor(text: str, order: JobOrder) -> CursorTime:
+def decode_cursor(text: str, order: JobOrder) -> CursorPosition:
     """Return the position of a cursor for a list in this order. Both alphabets of base64 are read,
     with or without padding. Unknown keys are ignored.
 
@@ -73,8 +75,8 @@ def read_cursor(text: str, order: JobOrder) -> CursorTime:
     """
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"a cursor must be a string, got {type(text).__name__}")
-    if len(text) > TEXT_LENGTH_MAX:
-        raise _cursor_error(text, f"it has more than {TEXT_LENGTH_MAX} characters")
+    if len(text) > CURSOR_LENGTH_MAX:
+        raise _make_cursor_error(text, f"it has more than {CURSOR_LENGTH_MAX} characters")
     try:
         plain = text.rstrip("=").replace("-", "+").replace("_", "/")
         padded = plain + "=" * (-len(plain) % 4)
@@ -82,64 +84,66 @@ def read_cursor(text: str, order: JobOrder) -> CursorTime:
             base64.b64decode(padded, validate=True), type=dict[str, msgspec.Raw]
         )
     except (ValueError, msgspec.DecodeError, RecursionError):
-        raise _cursor_error(text, "it is not base64 of a JSON object") from None
-    job_id = _decode(members, "id")
-    if not isinstance(job_id, int) or isinstance(job_id, bool) or job_id not in _INT64:
-        raise _cursor_error(text, "`id` is not an integer of 64 bits")
-    sort_field = _decode(members, "sort_field")
+        raise _make_cursor_error(text, "it is not base64 of a JSON object") from None
+    job_id = _decode_member(members, "id")
+    if not isinstance(job_id, int) or isinstance(job_id, bool) or job_id not in _INT64_RANGE:
+        raise _make_cursor_error(text, "`id` is not an integer of 64 bits")
+    sort_field = _decode_member(members, "sort_field")
     if sort_field not in get_args(JobOrder):
-        raise _cursor_error(text, f"`sort_field` is not one of {', '.join(get_args(JobOrder))}")
+        raise _make_cursor_error(
+            text, f"`sort_field` is not one of {', '.join(get_args(JobOrder))}"
+        )
     if sort_field != order:
-        raise _cursor_error(text, f"it is of a list ordered by {sort_field}, not by {order}")
-    time = _decode(members, "time")
-    if "time" not in members or time == ZERO_TIME:
-        return CursorTime(job_id, None)
-    raw = _postgres_time(time) if isinstance(time, str) else None
+        raise _make_cursor_error(text, f"it is of a list ordered by {sort_field}, not by {order}")
+    time = _decode_member(members, "time")
+    if "time" not in members or time == GO_ZERO_TIME_TEXT:
+        return CursorPosition(job_id, None)
+    raw = _parse_cursor_time(time) if isinstance(time, str) else None
     if raw is None:
-        raise _cursor_error(text, "`time` is not a time of RFC 3339")
-    return CursorTime(job_id, raw)
+        raise _make_cursor_error(text, "`time` is not a time of RFC 3339")
+    return CursorPosition(job_id, raw)
 
 
-def _decode(members: dict[str, msgspec.Raw], key: str) -> object:
+def _decode_member(members: dict[str, msgspec.Raw], key: str) -> object:
     try:
         return msgspec.json.decode(members.get(key, b"null"))
     except (msgspec.DecodeError, RecursionError):
         return None
 
 
-def _cursor_error(text: str, reason: str) -> ConfigError:
+def _make_cursor_error(text: str, reason: str) -> ConfigError:
     return ConfigError(
         f"{text[:80]!r} is not a cursor of this list: {reason}; use `page.cursor` of a list with "
         "the same order"
     )
 
 
-def _json_time(raw: int) -> str:
+def _format_cursor_time(microseconds: int) -> str:
     """Return a time for a cursor. A time that RFC 3339 cannot have is in PostgreSQL's format; River
     in Go cannot read the row of such a job either."""
-    time = timestamp(raw)
-    if time is None or raw_timestamp(time) != raw:
-        return postgres_time(raw)
+    time = timestamp(microseconds)
+    if time is None or raw_timestamp(time) != microseconds:
+        return format_postgres_time(microseconds)
     text = format_json_time(time)
-    return postgres_time(raw) if text == ZERO_TIME else text
+    return format_postgres_time(microseconds) if text == GO_ZERO_TIME_TEXT else text
 
 
-def postgres_time(raw: int) -> str:
+def format_postgres_time(microseconds: int) -> str:
     """Return a time as text for PostgreSQL. Its year may be outside of Python's years, so the day
     is a Julian day."""
-    if raw in _INFINITIES:
-        return _INFINITIES[raw]
-    days, microseconds = divmod(raw, _DAY_MICROSECONDS)
+    if microseconds in _INFINITY_NAMES:
+        return _INFINITY_NAMES[microseconds]
+    days, microseconds = divmod(microseconds, _MICROSECONDS_PER_DAY)
     clock = (datetime(2000, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)).time()
     return f"J{_JULIAN_DAY_2000 + days} {clock.isoformat('microseconds')}+00"
 
 
-def _postgres_time(text: str) -> str | None:
+def _parse_cursor_time(text: str) -> str | None:
     """Return the time of a cursor as text for PostgreSQL, in microseconds. Return None if it is no
     time. Further digits are cut off, as PostgreSQL's drivers for Go do."""
     if _POSTGRES_TIME_PATTERN.fullmatch(text):
         return text
-    match = _TIME_PATTERN.fullmatch(text)
+    match = _RFC3339_TIME_PATTERN.fullmatch(text)
     if match is None:
         return None
     day, clock, fraction, sign, hours, minutes = match.groups()
@@ -152,4 +156,4 @@ def _postgres_time(text: str) -> str | None:
     except ValueError:
         return None
     shift = offset // timedelta(microseconds=1)
-    return postgres_time(raw + shift if sign == "-" else raw - shift)
+    return format_postgres_time(raw + shift if sign == "-" else raw - shift)

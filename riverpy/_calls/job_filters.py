@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
     from riverpy.job_list import JobFilters
 
-VALUES_MAX = 10_000
+VALUES_PER_FILTER_MAX = 10_000
 """The maximum number of values of one filter."""
-IDS_MAX = 1_000_000
+FILTER_IDS_MAX = 1_000_000
 """The maximum number of ids."""
 PRIORITY_MAX = 4
-_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+_UNSTORABLE_CHARACTER = re.compile("[\0\ud800-\udfff]")
 
 
 class CheckedFilters(NamedTuple):
@@ -40,7 +40,7 @@ class CheckedFilters(NamedTuple):
         """The ids, sorted. None: no ids are given."""
         return cast("list[int] | None", self.values.get("ids"))
 
-    def without(self, name: str) -> CheckedFilters:
+    def without_filter(self, name: str) -> CheckedFilters:
         """Return the other filters."""
         return CheckedFilters({key: value for key, value in self.values.items() if key != name})
 
@@ -52,24 +52,26 @@ def check_filters(filters: JobFilters) -> CheckedFilters:
         ConfigError: a filter is unknown, has no values or too many, or a value is not allowed.
     """
     given = cast("Mapping[str, object]", filters)
-    if unknown := given.keys() - _CHECKS.keys():
+    if unknown := given.keys() - _CHECK_BY_FILTER.keys():
         raise ConfigError(
             f"there is no filter {', '.join(map(repr, sorted(unknown)))}: the filters are "
-            f"{', '.join(_CHECKS)}"
+            f"{', '.join(_CHECK_BY_FILTER)}"
         )
-    return CheckedFilters({name: _CHECKS[name](name, value) for name, value in given.items()})
+    return CheckedFilters(
+        {name: _CHECK_BY_FILTER[name](name, value) for name, value in given.items()}
+    )
 
 
-def expect_filter(filters: CheckedFilters, call: str) -> None:
+def expect_filter(filters: CheckedFilters, method_name: str) -> None:
     """Raise ConfigError if no filter is given. `call` is the name of the method."""
     if not filters.values:
         raise ConfigError(
-            f"{call} without a filter would change all jobs: give at least one of "
-            f"{', '.join(_CHECKS)}"
+            f"{method_name} without a filter would change all jobs: give at least one of "
+            f"{', '.join(_CHECK_BY_FILTER)}"
         )
 
 
-def _items(name: str, value: object) -> list[object]:
+def _check_value_list(name: str, value: object) -> list[object]:
     """Return the different values of a filter, in their order."""
     if isinstance(value, str | bytes) or not isinstance(value, Sequence | set | frozenset):
         raise ConfigError(
@@ -79,7 +81,7 @@ def _items(name: str, value: object) -> list[object]:
     items = cast("Sequence[object]", value)
     if not items:
         raise ConfigError(f"the filter {name} is empty: leave it out, or give at least one value")
-    limit = IDS_MAX if name == "ids" else VALUES_MAX
+    limit = FILTER_IDS_MAX if name == "ids" else VALUES_PER_FILTER_MAX
     if len(items) > limit:
         raise ConfigError(f"the filter {name} has at most {limit:,} values, got {len(items):,}")
     try:
@@ -89,24 +91,26 @@ def _items(name: str, value: object) -> list[object]:
 
 
 def _check_ids(name: str, value: object) -> list[int]:
-    return sorted(_check_integer(name, item, 1, 2**63 - 1) for item in _items(name, value))
+    return sorted(
+        _check_integer(name, item, 1, 2**63 - 1) for item in _check_value_list(name, value)
+    )
 
 
 def _check_priorities(name: str, value: object) -> list[int]:
-    return [_check_integer(name, item, 1, PRIORITY_MAX) for item in _items(name, value)]
+    return [_check_integer(name, item, 1, PRIORITY_MAX) for item in _check_value_list(name, value)]
 
 
-def _check_integer(name: str, item: object, first: int, last: int) -> int:
-    if isinstance(item, bool) or not isinstance(item, int) or not first <= item <= last:
+def _check_integer(name: str, item: object, minimum: int, maximum: int) -> int:
+    if isinstance(item, bool) or not isinstance(item, int) or not minimum <= item <= maximum:
         raise ConfigError(
-            f"the filter {name} takes whole numbers from {first} to {last}, got {item!r}"
+            f"the filter {name} takes whole numbers from {minimum} to {maximum}, got {item!r}"
         )
     return item
 
 
 def _check_states(name: str, value: object) -> list[str]:
     states: list[str] = []
-    for item in _items(name, value):
+    for item in _check_value_list(name, value):
         try:
             states.append(JobState(cast("str", item)).value)
         except ValueError:
@@ -117,13 +121,13 @@ def _check_states(name: str, value: object) -> list[str]:
 
 
 def _check_texts(name: str, value: object) -> list[str]:
-    return [_check_text(name, item) for item in _items(name, value)]
+    return [_check_text(name, item) for item in _check_value_list(name, value)]
 
 
 def _check_text(name: str, item: object) -> str:
     if not isinstance(item, str) or not item:
         raise ConfigError(f"the filter {name} takes texts that are not empty, got {item!r}")
-    if (match := _UNSTORABLE.search(item)) is not None:
+    if (match := _UNSTORABLE_CHARACTER.search(item)) is not None:
         raise ConfigError(
             f"the filter {name}: no job has the character {match[0]!a}, which PostgreSQL cannot "
             "store"
@@ -139,7 +143,7 @@ def _check_metadata(name: str, value: object) -> str:
     return _json.encode(cast("Mapping[str, object]", value), path="metadata")
 
 
-_CHECKS: dict[str, Callable[[str, object], object]] = {
+_CHECK_BY_FILTER: dict[str, Callable[[str, object], object]] = {
     "ids": _check_ids,
     "kinds": _check_texts,
     "queues": _check_texts,

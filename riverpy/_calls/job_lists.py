@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Unpack
 
 from riverpy._calls.base import ClientMethods
 from riverpy._calls.job_filters import check_filters
-from riverpy._calls.job_page import LIMIT_DEFAULT, check_limit, plan_page
+from riverpy._calls.job_page import JOB_LIMIT_DEFAULT, check_limit, plan_page
 from riverpy._postgres import job_lists, jobs
-from riverpy._postgres.damaged_jobs import damaged_jobs_error, read_jobs_in_parts
+from riverpy._postgres.damaged_jobs import make_damaged_jobs_error, read_jobs_in_parts
 from riverpy._postgres.driver import PostgresError, describe_error, is_unreadable_value_error
 from riverpy._timestamps import wire_timestamp
 from riverpy.errors import JobDamagedError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PAGE_SIZE_DEFAULT = 1_000
 """The default number of jobs that `Client.jobs` reads at a time."""
-DAMAGED_IDS_MAX = 100
+REPORTED_DAMAGED_JOBS_MAX = 100
 """The maximum number of damaged jobs in the error of `Client.jobs`."""
 
 
@@ -36,7 +36,7 @@ class JobListMethods(ClientMethods):
         *,
         order_by: JobOrder = "id",
         descending: bool = False,
-        limit: int = LIMIT_DEFAULT,
+        limit: int = JOB_LIMIT_DEFAULT,
         after: str | JobRow | None = None,
         tx: Transaction | None = None,
         **filters: Unpack[JobFilters],
@@ -99,9 +99,9 @@ class JobListMethods(ClientMethods):
                 checked, order_by, descending=descending, limit=page_size, after=position
             )
 
-        return self._iterate(plan(after), plan, page_size, tx)
+        return self._iterate_pages(plan(after), plan, page_size, tx)
 
-    async def _iterate(
+    async def _iterate_pages(
         self,
         first: PagePlan,
         plan: Callable[[str | None], PagePlan],
@@ -114,13 +114,13 @@ class JobListMethods(ClientMethods):
             for job in page.jobs:
                 yield job
             for job_id, error in page.damaged.items():
-                if len(damaged) < DAMAGED_IDS_MAX:
+                if len(damaged) < REPORTED_DAMAGED_JOBS_MAX:
                     damaged[job_id] = error
             if len(page.jobs) + len(page.damaged) < page_size:
                 break
             page = await self._read_page(plan(page.cursor), tx)
         if damaged:
-            raise damaged_jobs_error(damaged)
+            raise make_damaged_jobs_error(damaged)
 
     async def job_count(
         self, *, tx: Transaction | None = None, **filters: Unpack[JobFilters]
@@ -138,13 +138,13 @@ class JobListMethods(ClientMethods):
         schema = self._config.schema
         try:
             async with self._transaction(tx) as connection:
-                rows = plan.sort(await job_lists.job_list(connection, schema, plan.statement))
+                rows = plan.sort_rows(await job_lists.job_list(connection, schema, plan.statement))
         except PostgresError as error:
             if not is_unreadable_value_error(error):
                 raise
             return await self._read_page_in_parts(plan, tx)
         return JobPage(
-            [JobRow(tuple(row)) for row in rows], plan.cursor_of(rows[-1]) if rows else None
+            [JobRow(tuple(row)) for row in rows], plan.make_row_cursor(rows[-1]) if rows else None
         )
 
     async def _read_page_in_parts(self, plan: PagePlan, tx: Transaction | None) -> JobPage:
@@ -153,7 +153,7 @@ class JobListMethods(ClientMethods):
         schema = self._config.schema
         try:
             async with self._transaction(tx, isolation="repeatable_read") as connection:
-                places = await job_lists.job_page(connection, schema, plan.statement)
+                places = await job_lists.job_list_positions(connection, schema, plan.statement)
                 parts, damaged = await read_jobs_in_parts(
                     connection,
                     [place[0] for place in places],
@@ -168,5 +168,7 @@ class JobListMethods(ClientMethods):
             ) from error
         rows = {row[JobColumn.ID]: JobRow(tuple(row)) for part in parts for row in part}
         job_id, kind, queue, time = places[-1]
-        cursor = plan.cursor(job_id, kind, queue, None if time is None else wire_timestamp(time))
+        cursor = plan.make_cursor(
+            job_id, kind, queue, None if time is None else wire_timestamp(time)
+        )
         return JobPage([rows[one[0]] for one in places if one[0] in rows], cursor, damaged)

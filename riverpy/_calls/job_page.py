@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from riverpy._calls.job_cursor import (
-    CursorTime,
+    CursorPosition,
     JobPosition,
-    postgres_time,
-    read_cursor,
-    write_cursor,
+    decode_cursor,
+    encode_cursor,
+    format_postgres_time,
 )
 from riverpy._names import expect_literal_value
 from riverpy._postgres.job_lists import PageStatement
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from riverpy._calls.job_filters import CheckedFilters
-    from riverpy._postgres.job_lists import PageBlock
+    from riverpy._postgres.job_lists import PageSortOrder
 
-LIMIT_DEFAULT = 100
-LIMIT_MAX = 10_000
+JOB_LIMIT_DEFAULT = 100
+JOB_LIMIT_MAX = 10_000
 """The maximum number of jobs of a page. River has the same limit."""
 
-_LEADING_FILTERS = {"ids", "kinds", "states"}
+_INDEXED_FILTERS = {"ids", "kinds", "states"}
 """Filters that an index serves, and whose number of jobs the planner can estimate."""
-_TIME_COLUMNS = {
+_COLUMN_BY_TIME_FIELD = {
     "scheduled_at": JobColumn.SCHEDULED_AT,
     "attempted_at": JobColumn.ATTEMPTED_AT,
     "finalized_at": JobColumn.FINALIZED_AT,
@@ -47,40 +47,40 @@ class PagePlan(NamedTuple):
     """The column with the time of the order. None: the order is by id."""
     statement: PageStatement
 
-    def sort(self, rows: list[Any]) -> list[Any]:
+    def sort_rows(self, rows: list[Any]) -> list[Any]:
         """Return whole rows in the order of the list."""
         return sorted(rows, key=self._sort_key, reverse=self.descending)
 
     def _sort_key(self, row: Sequence[Any]) -> tuple[bool, int, int]:
-        time = self.time_of(row)
+        time = self.get_sort_time(row)
         return time is None, time or 0, row[JobColumn.ID]
 
-    def time_of(self, row: Sequence[Any]) -> int | None:
+    def get_sort_time(self, row: Sequence[Any]) -> int | None:
         """Return the time of the order, in microseconds since 2000. None: the row has none, or the
         order is by id."""
-        raw = None if self.time_field is None else row[_TIME_COLUMNS[self.time_field]]
+        raw = None if self.time_field is None else row[_COLUMN_BY_TIME_FIELD[self.time_field]]
         return None if raw is None else wire_timestamp(raw)
 
-    def cursor_of(self, row: Sequence[Any]) -> str:
+    def make_row_cursor(self, row: Sequence[Any]) -> str:
         """Return the cursor of a whole row."""
         kind, queue = row[JobColumn.KIND], row[JobColumn.QUEUE]
-        return self.cursor(row[JobColumn.ID], kind, queue, self.time_of(row))
+        return self.make_cursor(row[JobColumn.ID], kind, queue, self.get_sort_time(row))
 
-    def cursor(self, job_id: int, kind: str, queue: str, time: int | None) -> str:
+    def make_cursor(self, job_id: int, kind: str, queue: str, time: int | None) -> str:
         """Return the cursor of a job."""
-        return write_cursor(JobPosition(self.order, job_id, kind, queue, time))
+        return encode_cursor(JobPosition(self.order, job_id, kind, queue, time))
 
 
 def check_limit(limit: int, name: str = "limit") -> None:
     """Raise ConfigError unless the limit is a whole number from 1 to 10,000."""
-    check_whole_number(limit, name, LIMIT_MAX)
+    check_whole_number(limit, name, JOB_LIMIT_MAX)
 
 
-def check_whole_number(value: int, name: str, last: int) -> None:
+def check_whole_number(value: int, name: str, maximum: int) -> None:
     """Raise ConfigError unless the value is a whole number from 1 to `last`."""
     is_integer = isinstance(value, int) and not isinstance(value, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
-    if not is_integer or not 1 <= value <= last:
-        raise ConfigError(f"{name} must be a whole number from 1 to {last:,}, got {value!r}")
+    if not is_integer or not 1 <= value <= maximum:
+        raise ConfigError(f"{name} must be a whole number from 1 to {maximum:,}, got {value!r}")
 
 
 def plan_page(
@@ -99,39 +99,43 @@ def plan_page(
     expect_literal_value("order_by", order, JobOrder)
     check_limit(limit)
     states = filters.states
-    field = _time_field(order, states)
+    field = _choose_time_field(order, states)
     values = {**filters.values, "limit": limit}
     direction = "descending" if descending else "ascending"
     parts = {*filters.values, direction}
-    block: PageBlock = "by_id" if field is None else "by_time"
+    block: PageSortOrder = "by_id" if field is None else "by_time"
     if field == "finalized_at" and FINAL_STATES.issuperset(states):
         block = "by_finalized_at"
         values["states"] = states or sorted(FINAL_STATES)
         parts.discard("states")
     elif field is not None:
         parts.add(f"by_{field}")
-    if _is_fenced(filters, is_first_by_id=field is None and not descending and after is None):
+    if _should_hide_limit_from_planner(
+        filters, is_first_by_id=field is None and not descending and after is None
+    ):
         parts.add("fenced")
     if after is not None:
         cursor = _read_position(after, order, field)
-        values |= {"after_id": cursor.id, "after_time": cursor.time}
+        values |= {"after_id": cursor.id, "after_time": cursor.sort_time}
         may_lack_time = field == "attempted_at" or (field, block) == ("finalized_at", "by_time")
-        if field is not None and cursor.time is not None:
+        if field is not None and cursor.sort_time is not None:
             parts.add(f"after_time_{direction}")
         else:
             parts.add(f"after_{'empty' if may_lack_time else 'id'}_{direction}")
     return PagePlan(order, descending, field, PageStatement(block, frozenset(parts), values))
 
 
-def _read_position(after: str | JobRow, order: JobOrder, time_field: str | None) -> CursorTime:
+def _read_position(after: str | JobRow, order: JobOrder, time_field: str | None) -> CursorPosition:
     """Return the position of a cursor or of a job."""
     if not isinstance(after, JobRow):
-        return read_cursor(after, order)
-    raw = None if time_field is None else after.columns()[_TIME_COLUMNS[time_field]]
-    return CursorTime(after.id, None if raw is None else postgres_time(wire_timestamp(raw)))
+        return decode_cursor(after, order)
+    raw = None if time_field is None else after.columns()[_COLUMN_BY_TIME_FIELD[time_field]]
+    return CursorPosition(
+        after.id, None if raw is None else format_postgres_time(wire_timestamp(raw))
+    )
 
 
-def _is_fenced(filters: CheckedFilters, *, is_first_by_id: bool) -> bool:
+def _should_hide_limit_from_planner(filters: CheckedFilters, *, is_first_by_id: bool) -> bool:
     """Whether the planner must not see the limit.
 
     It has no statistics on the content of metadata and errors, and expects that many jobs pass. It
@@ -139,12 +143,12 @@ def _is_fenced(filters: CheckedFilters, *, is_first_by_id: bool) -> bool:
     newest. So a page by id would begin with all the history, except behind a cursor.
     """
     given = filters.values
-    if "metadata" in given or ("error" in given and not given.keys().isdisjoint(_LEADING_FILTERS)):
+    if "metadata" in given or ("error" in given and not given.keys().isdisjoint(_INDEXED_FILTERS)):
         return True
     return is_first_by_id and bool(filters.states) and FINAL_STATES.isdisjoint(filters.states)
 
 
-def _time_field(order: JobOrder, states: Sequence[str]) -> str | None:
+def _choose_time_field(order: JobOrder, states: Sequence[str]) -> str | None:
     """Return the column with the time of an order. None: the order is by id."""
     if order == "id":
         return None

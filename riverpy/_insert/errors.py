@@ -14,7 +14,7 @@ from riverpy._postgres.driver import (
     is_notification_queue_full,
     is_untranslatable_text_error,
 )
-from riverpy._postgres.transactions import TRANSACTION_ABORTED
+from riverpy._postgres.transactions import TRANSACTION_ABORTED_ERROR_TEXT
 from riverpy.errors import (
     ArgsError,
     ConfigError,
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Transaction
 
-_ABORTED_SUFFIX = ". The transaction given as tx is aborted: roll it back, or back to a savepoint"
+_TRANSACTION_ABORTED_SUFFIX = (
+    ". The transaction given as tx is aborted: roll it back, or back to a savepoint"
+)
 _FAILED_TRANSACTION_SQLSTATE = "25P02"
 _LIMIT_EXCEEDED_SQLSTATE = "54000"
 _DATA_CORRUPTED_SQLSTATE = "XX001"
@@ -56,7 +58,7 @@ def translate_errors(tx: Transaction | None, *, in_savepoint: bool = False) -> G
     try:
         yield
     except DATABASE_ERRORS as error:
-        suffix = "" if tx is None or in_savepoint else _ABORTED_SUFFIX
+        suffix = "" if tx is None or in_savepoint else _TRANSACTION_ABORTED_SUFFIX
         translation = _translate_statement_error(error, suffix)
         translation = translation or _translate_connection_error(error, tx, suffix)
         if translation is None:
@@ -134,7 +136,7 @@ def _translate_connection_error(
             f"pooler in transaction mode: {remedy}{suffix}"
         )
     if tx is not None and code == _FAILED_TRANSACTION_SQLSTATE:
-        return TransactionError(TRANSACTION_ABORTED)
+        return TransactionError(TRANSACTION_ABORTED_ERROR_TEXT)
     if tx is not None and is_closed_for_good(tx):
         return TransactionError(
             "the connection given as tx was lost, and its transaction was rolled back: "

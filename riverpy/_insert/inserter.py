@@ -55,7 +55,7 @@ Args: TypeAlias = "JobArgs | RawArgs"
 SendRows: TypeAlias = "Callable[[Transaction, list[InsertRow], list[str]], Awaitable[T]]"
 """A function that inserts rows and notifies queues over one connection."""
 
-STATEMENT_BYTES_MAX = 900 * 1024 * 1024
+INSERT_STATEMENT_BYTES_MAX = 900 * 1024 * 1024
 """The maximum number of bytes of args and metadata in one statement. PostgreSQL accepts messages of
 up to 1 GiB."""
 INSERT_STATEMENT_TIMEOUT = 600.0
@@ -86,16 +86,16 @@ _REMEMBERED_QUEUES_MAX = 1000
 def _iterate_checked_params(params: object) -> Iterator[InsertManyParams]:
     """Yield the jobs of a batch. Raise InsertError if the batch or a job has the wrong type."""
     if not isinstance(params, Iterable):
-        raise InsertError(f"params must be a list of InsertManyParams, got {_type_text(params)}")
+        raise InsertError(f"params must be a list of InsertManyParams, got {_type_name(params)}")
     for index, job in enumerate(cast("Iterable[object]", params)):
         if not isinstance(job, InsertManyParams):
             raise InsertError(
-                f"params[{index}] must be InsertManyParams(args, opts), got {_type_text(job)}"
+                f"params[{index}] must be InsertManyParams(args, opts), got {_type_name(job)}"
             )
         yield job
 
 
-def _type_text(value: object) -> str:
+def _type_name(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
@@ -124,15 +124,15 @@ class NotifyLimiter:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._notified_at: dict[str, float] = {}
+        self._notified_at_by_queue: dict[str, float] = {}
 
-    def select_queues(self, queues: Iterable[str]) -> list[str]:
+    def select_queues_to_notify(self, queues: Iterable[str]) -> list[str]:
         """Return the queues that may be notified now, and record that they are notified."""
-        now, times = self._clock.monotonic(), self._notified_at
+        now, times = self._clock.monotonic(), self._notified_at_by_queue
         selected = [q for q in queues if now - times.get(q, -1e9) > NOTIFY_INTERVAL_MIN]
-        if len(self._notified_at) > _REMEMBERED_QUEUES_MAX:
-            self._notified_at.clear()
-        self._notified_at.update(dict.fromkeys(selected, now))
+        if len(self._notified_at_by_queue) > _REMEMBERED_QUEUES_MAX:
+            self._notified_at_by_queue.clear()
+        self._notified_at_by_queue.update(dict.fromkeys(selected, now))
         return selected
 
 
@@ -155,7 +155,7 @@ class Inserter:
         self._insert_settings = insert_settings
         self._client_plugins = plugins
         self._clock = clock
-        self._limiter = NotifyLimiter(clock)
+        self._notify_limiter = NotifyLimiter(clock)
         self._notification_queue_log = NotificationQueueLog()
 
     async def insert(
@@ -320,7 +320,7 @@ class Inserter:
             queues = list(dict.fromkeys(available))
         if tx is None:
             if not any(row.replace is not None for row in rows):
-                queues = self._limiter.select_queues(queues)
+                queues = self._notify_limiter.select_queues_to_notify(queues)
             return await self._send_with_retries(rows, queues, send)
         expect_transaction(tx)
         with translate_errors(tx):
@@ -401,10 +401,10 @@ class Inserter:
             utf8_size(sent_rows[index].args) + utf8_size(sent_rows[index].metadata)
             for index in sent
         )
-        if size > STATEMENT_BYTES_MAX:
+        if size > INSERT_STATEMENT_BYTES_MAX:
             raise InsertError(
                 f"the batch has {size:,} bytes, but one statement can carry "
-                f"{STATEMENT_BYTES_MAX:,}: insert it in parts, or with insert_many_fast"
+                f"{INSERT_STATEMENT_BYTES_MAX:,}: insert it in parts, or with insert_many_fast"
             )
         found, notified = await job_insert(
             connection,

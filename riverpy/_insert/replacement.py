@@ -14,7 +14,7 @@ from riverpy.job import JobState
 if TYPE_CHECKING:
     from riverpy._postgres.inserts import InsertRow
 
-_FIELDS = ("args", "scheduled_at", "priority", "metadata")
+_REPLACEABLE_FIELDS = ("args", "scheduled_at", "priority", "metadata")
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -30,14 +30,14 @@ def encode_replace_opts(opts: object) -> str | None:
     if not isinstance(opts, ReplaceOpts):
         raise InsertError(f"replace must be ReplaceOpts, got {type(opts).__name__}")
     chosen: dict[str, object] = {}
-    for name in _FIELDS:
+    for name in _REPLACEABLE_FIELDS:
         value: object = getattr(opts, name)
         if not isinstance(value, bool):
             raise InsertError(f"replace.{name} must be bool, got {type(value).__name__}")
         if value:
             chosen[name] = True
     if not chosen:
-        raise InsertError(f"replace must select at least one of {', '.join(_FIELDS)}")
+        raise InsertError(f"replace must select at least one of {', '.join(_REPLACEABLE_FIELDS)}")
     if opts.max_wait is not None:
         if not opts.scheduled_at:
             raise InsertError("replace.max_wait requires replace.scheduled_at")
@@ -75,7 +75,7 @@ def check_replacing_row(row: InsertRow) -> None:
         return
     if row.unique_key is None:
         raise InsertError("replace requires unique_opts, which find the job to replace")
-    if row.state == JobState.PENDING and "scheduled_at" in _decode(row.replace):
+    if row.state == JobState.PENDING and "scheduled_at" in _decode_replace_opts(row.replace):
         raise InsertError(
             "an insert with pending cannot replace scheduled_at: set "
             "replace=ReplaceOpts(scheduled_at=False, ...)"
@@ -87,7 +87,7 @@ def merge_replacing_row(first: InsertRow, later: InsertRow) -> InsertRow:
     same key and `replace` replaces in it."""
     if later.replace is None:
         return first
-    chosen = _decode(later.replace)
+    chosen = _decode_replace_opts(later.replace)
     if "args" in chosen:
         first = first._replace(args=later.args)
     if "priority" in chosen:
@@ -99,9 +99,9 @@ def merge_replacing_row(first: InsertRow, later: InsertRow) -> InsertRow:
         first = first._replace(
             scheduled_at=later.scheduled_at, state=state, expires_in=later.expires_in
         )
-    merged = _decode(first.replace or "{}") | chosen
+    merged = _decode_replace_opts(first.replace or "{}") | chosen
     return first._replace(replace=msgspec.json.encode(merged).decode())
 
 
-def _decode(replace: str) -> dict[str, Any]:
+def _decode_replace_opts(replace: str) -> dict[str, Any]:
     return msgspec.json.decode(replace, type=dict[str, Any])

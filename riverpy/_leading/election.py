@@ -22,7 +22,7 @@ from riverpy._log_events import (
     LEADERSHIP_LOST,
 )
 from riverpy._names import DEFAULT_DOMAIN
-from riverpy._postgres.notifier import decode_message
+from riverpy._postgres.notifier import decode_notification
 from riverpy.events import LeadershipChange, LeaseEventKind, LeaseUse
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class Election:
 
 def handle_leadership_notification(engine: LeaseEngine, payload: str) -> None:
     """Handle a notification on River's topic `river_leadership`, about the leader of `default`."""
-    message = decode_message(payload)
+    message = decode_notification(payload)
     if message is None:
         return
     match message.action:

@@ -17,7 +17,7 @@ from riverpy._postgres.transactions import (
     expect_fenceable,
     expect_outermost,
     expect_read_committed,
-    wrong_database_error,
+    make_wrong_database_error,
 )
 from riverpy.errors import FencedOutError
 
@@ -95,7 +95,7 @@ class LeaderTerm:
             is_held = await self._try_to_fence_transaction(connection)
         if not is_held:
             if await self.lease.renew_in_store():
-                raise await wrong_database_error(connection, "this leader term")
+                raise await make_wrong_database_error(connection, "this leader term")
             raise self._end_fenced_out_term()
         if is_rivers_row:
             await expect_outermost(connection)

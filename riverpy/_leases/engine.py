@@ -43,7 +43,7 @@ from riverpy._log_events import (
 )
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.lease_reports import ReportedLag
-from riverpy._postgres.notifier import decode_message
+from riverpy._postgres.notifier import decode_notification
 from riverpy.errors import ClientStateError
 from riverpy.events import LeaseUse
 
@@ -199,7 +199,7 @@ class LeaseEngine:
 
     def handle_notification(self, payload: str) -> None:
         """Handle a notification on the topic `riverpy_lease`."""
-        message = decode_message(payload)
+        message = decode_notification(payload)
         prefix = self._store.lease_name_prefix
         if message is None or not message.lease.startswith(prefix):
             return

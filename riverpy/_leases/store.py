@@ -33,8 +33,8 @@ from riverpy._postgres.leases import (
     lease_release,
     lease_renew,
 )
-from riverpy._postgres.schema import LEASES_VERSION, expect_feature, read_schema_state
-from riverpy._postgres.transactions import expect_fenceable, wrong_database_error
+from riverpy._postgres.schema import LEASES_MIGRATION, expect_migration_version, read_schema_state
+from riverpy._postgres.transactions import expect_fenceable, make_wrong_database_error
 from riverpy.errors import ConfigError, TransactionError
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class LeaseStore(ABC):
     async def wrong_database_error(self, transaction: object, name: str) -> TransactionError:
         """Return the error for a transaction in another database or schema than the row of the held
         lease."""
-        return await wrong_database_error(expect_fenceable(transaction), f"lease {name!r}")
+        return await make_wrong_database_error(expect_fenceable(transaction), f"lease {name!r}")
 
     def fence_statement(self, name: str, epoch: int, *, timeout: timedelta) -> str:
         """Return the SQL statement of `fence`, without parameters.
@@ -297,7 +297,7 @@ class UserLeaseTable(LeaseTable):
         ) as connection:
             state = await read_schema_state(connection, self._schema)
         validate_schema_length(state.schema)
-        expect_feature(state, LEASES_VERSION, self._schema, url=self._url)
+        expect_migration_version(state, LEASES_MIGRATION, self._schema, url=self._url)
 
     @property
     def is_caller_database_closed(self) -> bool:

@@ -30,8 +30,8 @@ FIRST_RUN_DELAY_MAX = 1.0
 """The longest random delay before the first run of a service, in seconds."""
 READ_STATEMENT_TIMEOUT = 5.0
 """The timeout of a statement that only reads, in seconds."""
-RETRY_DELAY_MIN = timedelta(seconds=1)
-RETRY_DELAY_MAX = timedelta(seconds=8)
+SERVICE_RETRY_DELAY_MIN = timedelta(seconds=1)
+SERVICE_RETRY_DELAY_MAX = timedelta(seconds=8)
 """The shortest and the longest delay after a failed run. The delay doubles with each failure. The
 number of retries has no limit."""
 
@@ -45,7 +45,7 @@ class MaintenanceService(ABC):
         self.context, self.schema = context, context.schema
         self.log = get_logger(service=self.name)
         self._wake_event = asyncio.Event()
-        self._backoff = Backoff(RETRY_DELAY_MIN, RETRY_DELAY_MAX)
+        self._backoff = Backoff(SERVICE_RETRY_DELAY_MIN, SERVICE_RETRY_DELAY_MAX)
         self._failure_log = RepeatedFailureLog(self.log)
         self.skipped_row_reporters: list[Callable[[], list[SkippedRowReport]]] = []
         """Functions that return the rows that the service skips for a while, because their
@@ -91,7 +91,7 @@ class MaintenanceService(ABC):
             self.context.fence.expect_held()  # the term may have ended while the process was frozen
             delay = await self.run_once(scope)
         except FencedOutError:  # the election ends the term
-            return RETRY_DELAY_MIN.total_seconds()
+            return SERVICE_RETRY_DELAY_MIN.total_seconds()
         except Exception as error:
             self._log_failure(error)
             return self._backoff.next_delay()

@@ -83,7 +83,7 @@ class BatchRunner(Generic[Row]):
             retry_delay_max=ROW_RETRY_DELAY_MAX,
         )
         self._batch_sender = BatchSender(
-            BatchStatement(self._send_and_count_failures, row_id=row_key),
+            BatchStatement(self._send_and_count_failures, get_row_id=row_key),
             batch_size=BatchSize(
                 rows_max or BATCH_ROWS_MAX, self._context.fence.transaction_timeout.total_seconds()
             ),
@@ -110,7 +110,7 @@ class BatchRunner(Generic[Row]):
     @property
     def next_batch_rows_max(self) -> int:
         """The largest number of rows of the next statement."""
-        return self._batch_sender.batch_size.rows
+        return self._batch_sender.batch_size.row_count
 
     def set_queue_scope(self, queue_scope: object) -> None:
         """Set the queues to maintain. If they have changed, forget the skipped rows, because
@@ -147,13 +147,15 @@ class BatchRunner(Generic[Row]):
             await self.pause_after_statement(self._context.timer.seconds_since_boot() - began)
         return True
 
-    async def send_pages(self, read: Callable[[Row | None, int], Awaitable[list[Row]]]) -> bool:
+    async def send_pages(
+        self, read_page: Callable[[Row | None, int], Awaitable[list[Row]]]
+    ) -> bool:
         """Read rows page by page, and send each page. `read` gets the last row of the previous
         page, and the size of a page."""
         after: Row | None = None
         while True:
             limit = max(self.next_batch_rows_max, PAGE_ROWS_MIN)
-            page = await read(after, limit)
+            page = await read_page(after, limit)
             if not await self.send_in_batches(page):
                 return False
             if len(page) < limit:
@@ -166,7 +168,7 @@ class BatchRunner(Generic[Row]):
         first, last = min(seconds, BATCH_PAUSE_MIN), min(seconds, BATCH_PAUSE_MAX)
         await self._context.timer.sleep(random.uniform(first, last))  # noqa: S311 (no secret)
 
-    def transaction(self) -> AbstractAsyncContextManager[Connection]:
+    def open_transaction(self) -> AbstractAsyncContextManager[Connection]:
         """Return a transaction that fails if the term has ended; see `TermFence.transaction`."""
         return self._context.fence.transaction(self._connection, self._purpose)
 

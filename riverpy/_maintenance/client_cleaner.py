@@ -55,7 +55,7 @@ class ClientCleaner(MaintenanceService):
 
     async def _delete_dead_clients(self, last_heartbeats: list[tuple[str, bytes]]) -> None:
         """Delete the rows of clients that have written no heartbeat after `last_heartbeats`."""
-        async with self.batch_runner.transaction() as connection:
+        async with self.batch_runner.open_transaction() as connection:
             deleted = await client_delete_idle(connection, self.schema, dict(last_heartbeats))
         if deleted:
             self.log.info(DEAD_CLIENTS_DELETED, client_ids=deleted)

@@ -18,7 +18,7 @@ MISSED_TIME_DELAY_MIN = timedelta(seconds=30)
 """A time counts as missed if its delay is longer than this. A change of leader takes less time."""
 MISSED_JOBS_MAX = 1000
 """The maximum number of jobs that one periodic job gets for missed times."""
-SINGLE_STEPS_MAX = 10_000
+TIMES_COMPUTED_ONE_BY_ONE_MAX = 10_000
 """The largest number of times of a user's own schedule that are computed one by one."""
 _SEARCH_PERIOD_MIN = timedelta(milliseconds=1)
 
@@ -63,14 +63,16 @@ def _skip_old_due_times(
 
     The function searches backwards from `now`. This is correct only if times do not depend on
     earlier times. The times of an interval schedule do depend on earlier times. The times of a
-    user's schedule may depend on them too, so up to `SINGLE_STEPS_MAX` times are computed one by
-    one.
+    user's schedule may depend on them too, so up to `TIMES_COMPUTED_ONE_BY_ONE_MAX` times are
+    computed one by one.
     """
     if isinstance(schedule, IntervalSchedule):
         passed = (now - first_due_at) // schedule.interval
         return first_due_at + max(passed + 1 - times_to_keep, 0) * schedule.interval
     is_cron = isinstance(schedule, CronSchedule)
-    if not is_cron and not has_due_times(schedule, first_due_at, now, SINGLE_STEPS_MAX):
+    if not is_cron and not has_due_times(
+        schedule, first_due_at, now, TIMES_COMPUTED_ONE_BY_ONE_MAX
+    ):
         return first_due_at
     span = _SEARCH_PERIOD_MIN
     while now - first_due_at > span:  # `now - span` must stay in datetime's range

@@ -38,10 +38,10 @@ class ExecutionCleaner(MaintenanceService):
         async with self.read_connection("looking for the table of executions") as connection:
             has_table = await execution_table_exists(connection, self.schema)
         if has_table:
-            await self.batch_runner.send_pages(self._read_expired)
+            await self.batch_runner.send_pages(self._read_expired_keys)
         return self.batch_runner.seconds_until_next_run(RUN_INTERVAL)
 
-    async def _read_expired(
+    async def _read_expired_keys(
         self, after: ExpiredExecutionCursor | None, limit: int
     ) -> list[ExpiredExecutionCursor]:
         async with self.read_connection("reading expired keys") as connection:
@@ -50,7 +50,7 @@ class ExecutionCleaner(MaintenanceService):
             )
 
     async def _delete_expired_keys(self, executions: list[ExpiredExecutionCursor]) -> None:
-        async with self.batch_runner.transaction() as connection:
+        async with self.batch_runner.open_transaction() as connection:
             await execution_delete_expired(
                 connection, self.schema, keys=[row.key for row in executions]
             )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 RUN_INTERVAL = 30.0
 """Seconds between two runs."""
-POSITION_RESET_INTERVAL = 3600.0
+READ_POSITION_RESET_INTERVAL = 3600.0
 """Seconds after which the cleaner reads the jobs of a rule from the beginning again. An earlier
 run may have skipped jobs that were locked, or that another rule keeps longer."""
 _FINISHED_STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
@@ -41,7 +41,7 @@ class RetentionRule(NamedTuple):
 
     state: JobState
     retention: timedelta
-    job_scope: JobFilter | None
+    job_filter: JobFilter | None
     """The queues and kinds of the jobs. None: all jobs of the state."""
 
 
@@ -137,7 +137,7 @@ class JobCleaner(MaintenanceService):
         """Keep the position of each rule. Once an hour, set all positions to the beginning."""
         now = self.context.timer.seconds_since_boot()
         cursors = self._read_positions
-        if now - self._positions_reset_at >= POSITION_RESET_INTERVAL:
+        if now - self._positions_reset_at >= READ_POSITION_RESET_INTERVAL:
             cursors = {rule: cursors.get(rule) for rule in self._unfinished_rules}
             self._positions_reset_at = now
         self._read_positions = {rule: cursors.get(rule) for rule in rules}
@@ -159,7 +159,7 @@ class JobCleaner(MaintenanceService):
         """Read the jobs of a rule page by page, and delete them. The jobs of a rule without a scope
         are always read from the beginning, since few jobs are skipped. If too many
         jobs are skipped, reading continues at the position that was stored for the rule."""
-        if rule.job_scope is None and not self.batch_runner.skipped_rows.is_full:
+        if rule.job_filter is None and not self.batch_runner.skipped_rows.is_full:
             self._read_positions[rule] = None
         self._unfinished_rules.add(rule)
         self._deleted_job_count = 0
@@ -193,7 +193,7 @@ class JobCleaner(MaintenanceService):
                 self.schema,
                 state=rule.state,
                 retention=rule.retention,
-                job_filter=rule.job_scope or JobFilter(),
+                job_filter=rule.job_filter or JobFilter(),
                 after_cursor=self._read_positions[rule],
                 limit=limit,
             )
@@ -201,7 +201,7 @@ class JobCleaner(MaintenanceService):
     async def _delete_finished_jobs(self, jobs: list[JobToDelete]) -> None:
         """Delete jobs of one rule."""
         rule = jobs[0].retention_rule
-        async with self.batch_runner.transaction() as connection:
+        async with self.batch_runner.open_transaction() as connection:
             deleted = await job_delete_ended(
                 connection,
                 self.schema,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 RUN_INTERVAL_MIN = 600.0
 """The shortest time between two runs, in seconds."""
-INTERVAL_PER_READ_SECOND = 50.0
+RUN_INTERVAL_PER_READ_SECOND = 50.0
 """The interval is at least this many times the time of the longest read. So reads take at most two
 per cent of the time, also if very many waiting jobs have an expiry."""
 PAGE_ROWS_MAX = 50_000
@@ -37,27 +37,28 @@ class JobExpirer(MaintenanceService):
         self._unchanged_job_ids: set[int] = set()
         """The ids of jobs that this run could not change, because they are locked or no longer
         wait."""
-        self._cancelled_count = 0
-        self._longest_read = 0.0
+        self._cancelled_job_count = 0
+        self._longest_read_seconds = 0.0
         """The time of the longest read of this run, in seconds."""
 
     async def run_once(self, scope: StopScope) -> float:
         """Cancel all waiting jobs that have expired."""
-        self._unchanged_job_ids, self._cancelled_count, self._longest_read = set(), 0, 0.0
+        self._unchanged_job_ids, self._cancelled_job_count = set(), 0
+        self._longest_read_seconds = 0.0
         queues = await self.context.read_queue_scope()
         self.batch_runner.set_queue_scope(queues)
         try:
             for within in queues.make_statement_filters():
-                if not await self._cancel_in_queues(within):
+                if not await self._cancel_jobs_in_queues(within):
                     break
             await self.batch_runner.send_in_batches(())  # retries rows that are skipped
         finally:
-            if self._cancelled_count:
-                self.log.info(EXPIRED_JOBS_CANCELLED, count=self._cancelled_count)
-        interval = max(RUN_INTERVAL_MIN, self._longest_read * INTERVAL_PER_READ_SECOND)
+            if self._cancelled_job_count:
+                self.log.info(EXPIRED_JOBS_CANCELLED, count=self._cancelled_job_count)
+        interval = max(RUN_INTERVAL_MIN, self._longest_read_seconds * RUN_INTERVAL_PER_READ_SECOND)
         return self.batch_runner.seconds_until_next_run(interval)
 
-    async def _cancel_in_queues(self, queue_filter: QueueFilter | None) -> bool:
+    async def _cancel_jobs_in_queues(self, queue_filter: QueueFilter | None) -> bool:
         """Cancel the expired jobs of these queues. Return False if the run should end."""
         while True:
             ids = await self._read_expired_job_ids(queue_filter)
@@ -81,11 +82,11 @@ class JobExpirer(MaintenanceService):
                 limit=PAGE_ROWS_MAX,
             )
         took = self.context.timer.seconds_since_boot() - began
-        self._longest_read = max(self._longest_read, took)
+        self._longest_read_seconds = max(self._longest_read_seconds, took)
         return ids
 
     async def _cancel_expired_jobs(self, ids: list[int]) -> None:
-        async with self.batch_runner.transaction() as connection:
+        async with self.batch_runner.open_transaction() as connection:
             cancelled = await job_cancel_expired(connection, self.schema, ids)
         self._unchanged_job_ids.update(set(ids) - cancelled)
-        self._cancelled_count += len(cancelled)
+        self._cancelled_job_count += len(cancelled)

@@ -58,7 +58,7 @@ STUCK_JOB_SEARCH_INTERVAL_MAX = 30.0
 STUCK_JOB_SEARCHES_PER_RESCUE_AFTER = 12
 """The rescuer searches for stuck jobs this number of times in `rescue_after`, but at least once in
 `STUCK_JOB_SEARCH_INTERVAL_MAX` seconds, which is River's interval."""
-STUCK_READ_MAX = 1_000
+STUCK_JOBS_PER_READ_MAX = 1_000
 """The largest number of stuck jobs (jobs that run for too long) that are read at a time, with all
 their columns."""
 _RUNNING_STATES = ("running",)
@@ -96,8 +96,8 @@ class _StuckJob(Job[Any]):
         except (ValueError, RecursionError):  # SQL can store metadata that Python cannot read
             return False
 
-    def decode_args(self, work_unit: RegisteredWorker) -> None:
-        self._args = work_unit.decode_args(self.encoded_args)
+    def decode_args(self, worker: RegisteredWorker) -> None:
+        self._args = worker.decode_args(self.encoded_args)
 
 
 class AttemptToRescue(NamedTuple):
@@ -124,8 +124,8 @@ class JobRescuer(MaintenanceService):
             None if contact_seconds is None else HeartbeatObserver(context.timer, contact_seconds)
         )
         self._config = context.config
-        self._dead_after = self._config.dead_after.total_seconds()
-        interval = self._dead_after / HEARTBEAT_READS_PER_DEAD_AFTER
+        self._dead_after_seconds = self._config.dead_after.total_seconds()
+        interval = self._dead_after_seconds / HEARTBEAT_READS_PER_DEAD_AFTER
         self._heartbeat_read_interval = min(HEARTBEAT_READ_INTERVAL_MAX, interval)
         interval = self._config.rescue_age.total_seconds() / STUCK_JOB_SEARCHES_PER_RESCUE_AFTER
         self._stuck_job_search_interval = min(STUCK_JOB_SEARCH_INTERVAL_MAX, interval)
@@ -139,10 +139,14 @@ class JobRescuer(MaintenanceService):
             row_name=lambda attempt: attempt.rescue.claim_key.id,
         )
         self.stuck_job_read_runner: BatchRunner[int] = BatchRunner(
-            self, "reading stuck jobs", self._read_stuck_jobs, row_key=int, rows_max=STUCK_READ_MAX
+            self,
+            "reading stuck jobs",
+            self._collect_stuck_attempts,
+            row_key=int,
+            rows_max=STUCK_JOBS_PER_READ_MAX,
         )
         self._damaged_jobs = DamagedJobTracker("finding jobs of dead clients", self.log)
-        self.skipped_row_reporters.append(lambda: self._damaged_jobs.report_skipped_jobs)
+        self.skipped_row_reporters.append(lambda: self._damaged_jobs.skipped_job_reports)
         self._stuck_attempts: list[AttemptToRescue] = []
         """The attempts of stuck jobs that this run has read and will end."""
         self._job_count_by_unknown_kind: Counter[str] = Counter()
@@ -174,7 +178,7 @@ class JobRescuer(MaintenanceService):
             return self._heartbeat_read_interval
         async with self.read_connection(_READ_PURPOSE) as connection:
             self._heartbeat_observer.observe(*await client_list_heartbeats(connection, self.schema))
-        stopped = self._heartbeat_observer.find_stopped_heartbeats(self._dead_after)
+        stopped = self._heartbeat_observer.find_stopped_heartbeats(self._dead_after_seconds)
         if stopped.heartbeats:
             for within in filters:
                 await self.batch_runner.send_pages(
@@ -242,7 +246,7 @@ class JobRescuer(MaintenanceService):
                 limit=limit,
             )
 
-    async def _read_stuck_jobs(self, job_ids: list[int]) -> None:
+    async def _collect_stuck_attempts(self, job_ids: list[int]) -> None:
         """Read all columns of stuck jobs, and choose the jobs to rescue. After an error,
         `stuck_job_read_runner` calls this again with fewer ids, so that a damaged job does not
         prevent the read of the others."""
@@ -292,8 +296,8 @@ class JobRescuer(MaintenanceService):
             return None
         return self._compute_retry_delay(job, unit)
 
-    def _compute_retry_delay(self, job: _StuckJob, work_unit: RegisteredWorker | None) -> timedelta:
-        return choose_retry_delay(job, work_unit, self._config.retry_policy, self._limited_log)
+    def _compute_retry_delay(self, job: _StuckJob, worker: RegisteredWorker | None) -> timedelta:
+        return choose_retry_delay(job, worker, self._config.retry_policy, self._limited_log)
 
     # -- by heartbeat or by age
 
@@ -306,7 +310,7 @@ class JobRescuer(MaintenanceService):
             if attempt.dead_client_heartbeat is not None
         }
         dead: Container[str | None] = ()
-        async with self.batch_runner.transaction() as connection:
+        async with self.batch_runner.open_transaction() as connection:
             if heartbeats and self._heartbeat_observer is not None:
                 dead = await client_lock_dead(
                     connection,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 RUN_INTERVAL = 5.0
 """Seconds between two runs."""
-SCHEDULE_AHEAD = timedelta(seconds=RUN_INTERVAL)
+SCHEDULE_AHEAD_TIME = timedelta(seconds=RUN_INTERVAL)
 """How far ahead jobs are made available: jobs that are due before the next run are included.
 Workers do not claim a job before it is due."""
 LOCK_TIMEOUT = timedelta(milliseconds=50)
@@ -63,16 +63,16 @@ class JobScheduler(MaintenanceService):
                 connection,
                 self.schema,
                 queue_filter=queue_filter,
-                lookahead=SCHEDULE_AHEAD,
+                lookahead=SCHEDULE_AHEAD_TIME,
                 skipped_ids=self._unchanged_job_ids + skipped_ids,
                 limit=limit,
             )
 
     async def _make_jobs_available(self, ids: list[int]) -> None:
-        async with self.batch_runner.transaction() as connection:
+        async with self.batch_runner.open_transaction() as connection:
             await job_set_lock_timeout(connection, LOCK_TIMEOUT)
             scheduled = await job_schedule(
-                connection, self.schema, ids=ids, lookahead=SCHEDULE_AHEAD
+                connection, self.schema, ids=ids, lookahead=SCHEDULE_AHEAD_TIME
             )
         self._unchanged_job_ids += scheduled.unchanged_job_ids
         if scheduled.discarded_count:

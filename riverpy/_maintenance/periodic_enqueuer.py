@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
     from riverpy.periodic import PeriodicJob, PeriodicJobs, PeriodicJobState
 
-TABLE_READ_INTERVAL = 5.0
+PERIODIC_TABLE_READ_INTERVAL = 5.0
 """Seconds between two reads of the table, if no slot is due earlier."""
 LOCKED_ROW_RETRY_DELAY = 1.0
 """Seconds until the retry of a row that another transaction has locked or changed."""
@@ -150,11 +150,11 @@ class PeriodicEnqueuer(MaintenanceService):
         """The ids of rows for which the warning that slots get no job was logged."""
         self._moved_row_count = 0
         """The number of rows that this pass has moved to another slot."""
-        self._statement_errors = RepeatedErrorDetector()
+        self._error_detector = RepeatedErrorDetector()
         self._plan_sender: BatchSender[JobPlan] = BatchSender(
             BatchStatement(
                 self._send_plans,
-                row_id=lambda plan: plan.row_change.id,
+                get_row_id=lambda plan: plan.row_change.id,
                 is_row_error=self._is_caused_by_row,
             ),
             batch_size=BatchSize(
@@ -173,7 +173,7 @@ class PeriodicEnqueuer(MaintenanceService):
         self._deletion_runner: BatchRunner[str] = BatchRunner(
             self, "deleting unused periodic jobs", self._delete_unused_rows, row_key=str
         )
-        self._has_table = False
+        self._has_periodic_table = False
         self._is_missing_table_logged = False
         self._marked_used_at: float | None = None
 
@@ -182,7 +182,7 @@ class PeriodicEnqueuer(MaintenanceService):
         hooks take longer than 30 s, or if the table of periodic jobs cannot be read."""
         await self._check_table_exists()
         if self._start_hooks:
-            states = await self._read_periodic_job_states() if self._has_table else {}
+            states = await self._read_periodic_job_states() if self._has_periodic_table else {}
             start = PeriodicJobsStart(jobs=self._jobs, states=states)
             reason = f"the hook periodic_jobs_start took longer than {START_HOOKS_TIMEOUT:g} s"
             with (
@@ -191,7 +191,7 @@ class PeriodicEnqueuer(MaintenanceService):
             ):
                 for hook in self._start_hooks:
                     await hook.periodic_jobs_start(start)
-        if self._has_table:
+        if self._has_periodic_table:
             try:
                 await self._register_new_jobs()
             except DATABASE_ERRORS as error:  # the next pass registers the jobs
@@ -204,7 +204,7 @@ class PeriodicEnqueuer(MaintenanceService):
         await self._register_new_jobs()
         await self._update_used_rows_hourly()
         if not self._registered_jobs:
-            return TABLE_READ_INTERVAL
+            return PERIODIC_TABLE_READ_INTERVAL
         async with self.read_connection("looking for due periodic jobs") as connection:
             rows = await periodic_list_scheduled(
                 connection, self.schema, list(self._registered_jobs)
@@ -231,7 +231,7 @@ class PeriodicEnqueuer(MaintenanceService):
         await self._plan_sender.send_all_due_rows()
 
     def _seconds_until_next_run(self, rows: Sequence[PeriodicRow]) -> float:
-        seconds = [TABLE_READ_INTERVAL]
+        seconds = [PERIODIC_TABLE_READ_INTERVAL]
         for row in rows:
             if held := self._postponed_rows.seconds_until_retry(row.id):
                 seconds.append(held)
@@ -248,17 +248,17 @@ class PeriodicEnqueuer(MaintenanceService):
     # -- the table
 
     async def _check_table_exists(self) -> bool:
-        if not self._has_table:
+        if not self._has_periodic_table:
             async with self.read_connection("looking for the table of periodic jobs") as connection:
-                self._has_table = await periodic_table_exists(connection, self.schema)
-        if not self._has_table and self._jobs and not self._is_missing_table_logged:
+                self._has_periodic_table = await periodic_table_exists(connection, self.schema)
+        if not self._has_periodic_table and self._jobs and not self._is_missing_table_logged:
             self._is_missing_table_logged = True
             self.log.error(
                 PERIODIC_JOBS_DISABLED,
                 reason=PERIODIC_TABLE_MISSING_MESSAGE,
                 periodic_job_ids=[j.id for j in self._jobs],
             )
-        return self._has_table
+        return self._has_periodic_table
 
     async def _read_periodic_job_states(self) -> dict[str, PeriodicJobState]:
         """Return the stored states of this domain's periodic jobs, by the id of the job."""
@@ -308,7 +308,7 @@ class PeriodicEnqueuer(MaintenanceService):
         def select_row_ids(run_on_start: str) -> list[str]:
             return [row_id for row_id, job in jobs.items() if job.run_on_start == run_on_start]
 
-        async with self._registration_runner.transaction() as connection:
+        async with self._registration_runner.open_transaction() as connection:
             done = await periodic_register(
                 connection,
                 self.schema,
@@ -328,7 +328,7 @@ class PeriodicEnqueuer(MaintenanceService):
         self._marked_used_at = now
 
     async def _mark_rows_used(self, row_ids: list[str]) -> None:
-        async with self._mark_used_runner.transaction() as connection:
+        async with self._mark_used_runner.open_transaction() as connection:
             await periodic_mark_used(connection, self.schema, row_ids)
 
     async def _read_unused_row_ids(self, after: str | None, limit: int) -> list[str]:
@@ -343,7 +343,7 @@ class PeriodicEnqueuer(MaintenanceService):
             )
 
     async def _delete_unused_rows(self, row_ids: list[str]) -> None:
-        async with self._deletion_runner.transaction() as connection:
+        async with self._deletion_runner.open_transaction() as connection:
             deleted = await periodic_delete_unused(
                 connection, self.schema, ids=row_ids, unused_for=UNUSED_ROW_RETENTION
             )
@@ -422,7 +422,7 @@ class PeriodicEnqueuer(MaintenanceService):
     # -- the transactions
 
     def _is_caused_by_row(self, error: Exception) -> bool:
-        return isinstance(error, InsertError) or self._statement_errors.may_be_caused_by_row(error)
+        return isinstance(error, InsertError) or self._error_detector.may_be_caused_by_row(error)
 
     async def _send_plans(self, plans: list[JobPlan]) -> None:
         done = await self._store_plans(plans)

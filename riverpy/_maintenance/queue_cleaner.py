@@ -57,7 +57,7 @@ class QueueCleaner(MaintenanceService):
             )
 
     async def _delete_unused_queues(self, queue_names: list[str]) -> None:
-        async with self.batch_runner.transaction() as connection:
+        async with self.batch_runner.open_transaction() as connection:
             deleted = await queue_delete_unused(
                 connection, self.schema, names=queue_names, unused_for=QUEUE_RETENTION
             )

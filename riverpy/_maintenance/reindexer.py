@@ -85,7 +85,7 @@ _POSTPONEMENT_PATTERN = re.compile(
 )
 
 
-class Postponement(NamedTuple):
+class RebuildPostponement(NamedTuple):
     """The delay of the next rebuild of an index whose last rebuild timed out. It is stored in the
     index's comment, where every leader and operator can read it."""
 
@@ -94,7 +94,7 @@ class Postponement(NamedTuple):
     postponed_until: datetime
 
     @classmethod
-    def parse_comment(cls, comment: str) -> Postponement | None:
+    def parse_comment(cls, comment: str) -> RebuildPostponement | None:
         """Return the postponement in the comment of an index, or None."""
         found = _POSTPONEMENT_PATTERN.search(comment)
         if found is None:
@@ -105,7 +105,7 @@ class Postponement(NamedTuple):
             return None
 
     @classmethod
-    def make_after_timeout(cls, comment: str, run_due_at: datetime) -> Postponement:
+    def make_after_timeout(cls, comment: str, run_due_at: datetime) -> RebuildPostponement:
         """Return the postponement after another timeout in a run that was due at `run_due_at`."""
         before = cls.parse_comment(comment)
         timeouts = 1 if before is None else before.timeout_count + 1
@@ -143,11 +143,11 @@ class Reindexer(MaintenanceService):
         self._connect = connect
         self._schedule: PeriodicSchedule = config.reindexer_schedule or REINDEX_SCHEDULE_DEFAULT
         self._rebuild_timeout = config.reindexer_timeout
-        self._next_run: datetime | None = None
+        self._next_run_at: datetime | None = None
         self._run_due_at: datetime
         """When the run was due. A postponement of an index counts from this time, so that a
         postponement of one day has ended when the next daily run begins."""
-        self._pending_indexes: list[str] = []
+        self._pending_index_names: list[str] = []
         self._has_first_run_begun = self._are_leftovers_dropped = False
         self._lock_failure_log = RepeatedFailureLog(self.log)
         self._missing_index_names: list[str] = []
@@ -158,18 +158,19 @@ class Reindexer(MaintenanceService):
         now = await self._read_server_time()
         if not self._has_first_run_begun:
             self._has_first_run_begun, self._run_due_at = True, now
-            self._next_run = next_time(self._schedule, now)
-        elif self._next_run is not None and now >= self._next_run:  # one run replaces missed runs
-            self._run_due_at = max(self._next_run, now - timedelta(seconds=CLOCK_READ_INTERVAL))
-            self._pending_indexes = list(self._index_names)
-            self._next_run = next_time(self._schedule, now)
-        if self._pending_indexes or not self._are_leftovers_dropped:
+            self._next_run_at = next_time(self._schedule, now)
+        elif self._next_run_at is not None and now >= self._next_run_at:
+            # One run replaces missed runs.
+            self._run_due_at = max(self._next_run_at, now - timedelta(seconds=CLOCK_READ_INTERVAL))
+            self._pending_index_names = list(self._index_names)
+            self._next_run_at = next_time(self._schedule, now)
+        if self._pending_index_names or not self._are_leftovers_dropped:
             if not await self._rebuild_pending_indexes(scope):
                 return REINDEX_LOCK_RETRY_DELAY
             now = await self._read_server_time()
-        if self._next_run is None:
+        if self._next_run_at is None:
             return CLOCK_READ_INTERVAL
-        return min(max((self._next_run - now).total_seconds(), 0.0), CLOCK_READ_INTERVAL)
+        return min(max((self._next_run_at - now).total_seconds(), 0.0), CLOCK_READ_INTERVAL)
 
     async def _rebuild_pending_indexes(self, scope: StopScope) -> bool:
         """Drop indexes that interrupted rebuilds left, and rebuild the pending indexes. Return
@@ -181,8 +182,8 @@ class Reindexer(MaintenanceService):
                 return False
             indexes = await self._drop_all_leftover_indexes(connection)
             self._skip_indexes_of_other_owners(indexes)
-            while self._pending_indexes:
-                name = self._pending_indexes.pop(0)
+            while self._pending_index_names:
+                name = self._pending_index_names.pop(0)
                 await self._rebuild_index_if_possible(connection, name, scope)
         self._are_leftovers_dropped = True
         return True
@@ -239,9 +240,9 @@ class Reindexer(MaintenanceService):
     def _skip_indexes_of_other_owners(self, indexes: Sequence[Index]) -> None:
         """Do not rebuild the indexes that this role does not own."""
         not_owned = {index.name for index in indexes if not index.is_owned_by_role}
-        skipped = [name for name in self._pending_indexes if name in not_owned]
+        skipped = [name for name in self._pending_index_names if name in not_owned]
         if skipped:
-            self._pending_indexes = [n for n in self._pending_indexes if n not in not_owned]
+            self._pending_index_names = [n for n in self._pending_index_names if n not in not_owned]
             self.log.warning(
                 INDEXES_OF_ANOTHER_OWNER_SKIPPED,
                 advice="make the client's role the owner of the tables, or set "
@@ -304,7 +305,7 @@ class Reindexer(MaintenanceService):
     async def _find_reason_to_skip(self, connection: Connection, index: Index) -> str | None:
         if index.is_table_being_indexed:
             return "another session builds an index of its table"
-        postponed = Postponement.parse_comment(index.comment)
+        postponed = RebuildPostponement.parse_comment(index.comment)
         if postponed is not None and index.read_at < postponed.postponed_until:
             times = "once" if postponed.timeout_count == 1 else f"{postponed.timeout_count} times"
             return f"its rebuild timed out {times}; next after {postponed.postponed_until}"
@@ -346,7 +347,7 @@ class Reindexer(MaintenanceService):
         if limit is None or not is_statement_timeout(error) or seconds < limit.total_seconds():
             self.log.warning(INDEX_REBUILD_FAILED, index=index.name, reason=describe_error(error))
             return
-        postponed = Postponement.make_after_timeout(index.comment, self._run_due_at)
+        postponed = RebuildPostponement.make_after_timeout(index.comment, self._run_due_at)
         self.log.warning(
             INDEX_REBUILD_TIMED_OUT,
             index=index.name,

@@ -47,7 +47,7 @@ BATCH_FAILURES_BEFORE_PAUSE = 8
 """How many batches may fail one after the other before the sender pauses. After so many failures,
 probably all rows are affected, for example by a locked table or a full disk."""
 PAUSE_MIN, PAUSE_MAX = timedelta(milliseconds=20), timedelta(seconds=2)
-RETRY_ALL_FAILURES_MIN = 3
+FAILED_BATCHES_BEFORE_RETRY_OF_ALL = 3
 """If at least this many batches failed before a successful one, all rows that are set aside become
 due."""
 
@@ -95,13 +95,13 @@ class RepeatedErrorDetector:
         cause = find_error_cause(error)
         if cause is not ErrorCause.UNKNOWN:
             return cause is not ErrorCause.NOT_SENT
-        kind, now = _error_kind(error), time.monotonic()
+        kind, now = _get_error_kind(error), time.monotonic()
         is_repeated = now - self._last_error_times.get(kind, -math.inf) < REPEATED_ERROR_WINDOW
         self._last_error_times[kind] = now
         return is_repeated or (is_retry and not is_connection_loss(error))
 
 
-def _error_kind(error: Exception) -> str:
+def _get_error_kind(error: Exception) -> str:
     """Return the kind of an error. Two errors of one kind count as a repeated error."""
     if is_connection_loss(error):
         return "connection"
@@ -115,7 +115,7 @@ class BatchSize:
 
     def __init__(self, row_count_max: int, statement_timeout: float) -> None:
         """Start with `maximum` rows. `limit` is the time limit of a statement in seconds."""
-        self.row_count_max = self.rows = row_count_max
+        self.row_count_max = self.row_count = row_count_max
         self._statement_timeout = statement_timeout
         self._suspect_row_count = 0
         """After `shrink_after_failed_selection`: the failing row is one of the next rows, up to
@@ -123,14 +123,14 @@ class BatchSize:
 
     def shrink(self, failed_row_count: int) -> None:
         """Halve the size after a statement over `rows` rows failed."""
-        self.rows = max(failed_row_count // 2, 1)
+        self.row_count = max(failed_row_count // 2, 1)
 
     def shrink_after_failed_selection(self, failed_row_count: int) -> None:
         """Shrink the size after a failed statement that selected the first `rows` rows itself. The
         next statement selects the same first rows again. So the size grows again only when all
         these rows are done."""
         self._suspect_row_count = failed_row_count
-        self.rows = (
+        self.row_count = (
             math.isqrt(failed_row_count) if failed_row_count > SHRINK_TO_ONE_BATCH_SIZE_MAX else 1
         )
 
@@ -140,10 +140,10 @@ class BatchSize:
         if self._suspect_row_count > 0:
             return
         if (
-            self.rows <= sent_row_count
+            self.row_count <= sent_row_count
             and seconds < self._statement_timeout * FAST_BATCH_TIME_FRACTION
         ):
-            self.rows = min(self.rows * 2, self.row_count_max)
+            self.row_count = min(self.row_count * 2, self.row_count_max)
 
     def allow_growth(self) -> None:
         """Let the size grow again, because the failing row was found or no longer exists."""
@@ -156,9 +156,9 @@ class BatchStatement(Generic[Row]):
 
     send: Callable[[list[Row]], Awaitable[None]]
     """Sends the statement. If it raises an error, it has changed no row."""
-    row_id: Callable[[Row], Hashable]
+    get_row_id: Callable[[Row], Hashable]
     """Returns the id of a row. One statement never has two rows with the same id."""
-    skipped_row_key: Callable[[Row], Hashable] | None = None
+    get_skipped_row_key: Callable[[Row], Hashable] | None = None
     """Returns the key under which a row is set aside (kept for a retry). None: the id of the row is
     the key."""
     count_rows_that_fit: Callable[[list[Row]], int] = len
@@ -204,7 +204,10 @@ class BatchSender(Generic[Row]):
                 pauses.
         """
         self._statement = statement
-        self._row_id, self._key = statement.row_id, statement.skipped_row_key or statement.row_id
+        self._row_id, self._key = (
+            statement.get_row_id,
+            statement.get_skipped_row_key or statement.get_row_id,
+        )
         self.batch_size = batch_size
         self.skipped_rows: SkippedRows[Row] = (
             SkippedRows() if skipped_rows is None else skipped_rows
@@ -351,7 +354,7 @@ class BatchSender(Generic[Row]):
         return [] if retry is None else [retry.row]
 
     def _take_new_rows(self) -> list[Row]:
-        count = self._statement.count_rows_that_fit(self._new_rows[: self.batch_size.rows])
+        count = self._statement.count_rows_that_fit(self._new_rows[: self.batch_size.row_count])
         batch, self._new_rows = self._new_rows[:count], self._new_rows[count:]
         firsts: dict[Hashable, Row] = {}
         for row in batch:
@@ -362,7 +365,7 @@ class BatchSender(Generic[Row]):
 
     def _take_failed_batch_part(self) -> list[Row]:
         part = self._failed_batch_parts.popleft()
-        count = self._statement.count_rows_that_fit(part[: self.batch_size.rows])
+        count = self._statement.count_rows_that_fit(part[: self.batch_size.row_count])
         if count < len(part):
             self._failed_batch_parts.appendleft(part[count:])
         return part[:count]
@@ -372,7 +375,7 @@ class BatchSender(Generic[Row]):
             self.batch_size.shrink(len(rows))
             self._failed_batch_parts.extend(split_batch(rows))
             if find_error_cause(error) is ErrorCause.TIMEOUT:
-                self._on_too_slow(self.batch_size.rows, error)
+                self._on_too_slow(self.batch_size.row_count, error)
             return
         row, key = rows[0], self._key(rows[0])
         if not self._should_keep_failed_rows:
@@ -394,7 +397,7 @@ class BatchSender(Generic[Row]):
                 self._on_recovered(rows[0])
         else:
             self.batch_size.grow_if_fast(len(rows), seconds)
-        if is_retry or self._failure_count >= RETRY_ALL_FAILURES_MIN:
+        if is_retry or self._failure_count >= FAILED_BATCHES_BEFORE_RETRY_OF_ALL:
             self.skipped_rows.make_all_rows_due()
         if self._failure_count:
             self._failure_count, self._paused_until = 0, 0.0

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._postgres.sql_files import query, query_with
+from riverpy._postgres.sql_files import get_query, get_query_with_parts
 from riverpy._timestamps import wire_timestamp
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ async def client_register(
 ) -> int | None:
     """Register a run. Return the time of the registration in microseconds since 2000, or None if
     another run is registered under the same client id."""
-    statement = query(_SQL_FILE, "client_register", schema)
+    statement = get_query(_SQL_FILE, "client_register", schema)
     raw = await statement.fetchval(connection, **registration._asdict())
     return None if raw is None else wire_timestamp(raw)
 
@@ -96,7 +96,7 @@ async def client_get_registered_run(
     connection: Transaction, schema: str | None, *, client_id: str
 ) -> RegisteredClientRun | None:
     """Return the run that is registered under an id, if there is one."""
-    statement = query(_SQL_FILE, "client_registered_run", schema)
+    statement = get_query(_SQL_FILE, "client_registered_run", schema)
     row = await statement.fetchrow(connection, client_id=client_id)
     if row is None:
         return None
@@ -108,7 +108,7 @@ async def client_delete_dead(
     connection: Transaction, schema: str | None, *, client_id: str, last_heartbeat: bytes
 ) -> None:
     """Delete the row of a client, if `heartbeat` is still its last heartbeat."""
-    await query(_SQL_FILE, "client_delete_dead", schema).execute(
+    await get_query(_SQL_FILE, "client_delete_dead", schema).execute(
         connection, client_id=client_id, heartbeat=last_heartbeat
     )
 
@@ -133,7 +133,7 @@ async def client_write_heartbeat(
     if lease_report is not None:
         values["leases"] = lease_report.json_text
         parts = frozenset({"leases"})
-    statement = query_with(_SQL_FILE, "client_heartbeat", schema, parts)
+    statement = get_query_with_parts(_SQL_FILE, "client_heartbeat", schema, parts)
     return bool(await statement.fetchval(connection, **values))
 
 
@@ -142,7 +142,7 @@ async def client_is_run_registered(
 ) -> bool:
     """Whether the run that registered at `registered_at` is still registered under its client
     id."""
-    return await query(_SQL_FILE, "client_is_run_registered", schema).fetchval(
+    return await get_query(_SQL_FILE, "client_is_run_registered", schema).fetchval(
         connection, client_id=client_id, registered_at=registered_at
     )
 
@@ -159,7 +159,7 @@ async def client_set_slot_counts(
 ) -> None:
     """Write the client's queues, the slots of each of these queues, and the ids of its stuck
     jobs."""
-    await query(_SQL_FILE, "client_set_slots", schema).execute(
+    await get_query(_SQL_FILE, "client_set_slots", schema).execute(
         connection,
         client_id=client_id,
         registered_at=registered_at,
@@ -183,7 +183,7 @@ async def client_set_state(
     """Write the client's state (`working` or `stopping`) and its process. Also write the rows for
     which its statements fail: their number and some of the rows."""
     now = time.monotonic()
-    await query(_SQL_FILE, "client_set_state", schema).execute(
+    await get_query(_SQL_FILE, "client_set_state", schema).execute(
         connection,
         client_id=client_id,
         registered_at=registered_at,
@@ -202,7 +202,7 @@ async def client_unregister(
     connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
 ) -> None:
     """Delete the row of a client, unless it still holds the leader's lease."""
-    await query(_SQL_FILE, "client_unregister", schema).execute(
+    await get_query(_SQL_FILE, "client_unregister", schema).execute(
         connection, client_id=client_id, registered_at=registered_at
     )
 
@@ -212,20 +212,20 @@ async def client_list_candidates(
 ) -> list[LeaderCandidate]:
     """Return the clients of a domain with a recent heartbeat that take part in leader election, in
     the order of their starts."""
-    rows = await query(_SQL_FILE, "client_candidates", schema).fetch(connection, domain=domain)
+    rows = await get_query(_SQL_FILE, "client_candidates", schema).fetch(connection, domain=domain)
     return [LeaderCandidate(*row) for row in rows]
 
 
 async def client_count_live(connection: Transaction, schema: str | None) -> int:
     """Return how many clients have a recent heartbeat by the server's clock."""
-    return await query(_SQL_FILE, "client_count", schema).fetchval(connection)
+    return await get_query(_SQL_FILE, "client_count", schema).fetchval(connection)
 
 
 async def client_list_heartbeats(
     connection: Transaction, schema: str | None
 ) -> tuple[list[LastHeartbeat], bytes]:
     """Return the last heartbeat of each client, and the start time of the server."""
-    rows = await query(_SQL_FILE, "client_heartbeats", schema).fetch(connection)
+    rows = await get_query(_SQL_FILE, "client_heartbeats", schema).fetch(connection)
     start = rows[0][3] if rows else b""
     return [LastHeartbeat(row[0], row[1], row[2]) for row in rows], start
 
@@ -241,7 +241,7 @@ async def client_lock_dead(
     write a heartbeat. Return the ids of the locked clients. Clients with a newer heartbeat than the
     given one are left out. All clients are left out if the server was restarted after
     `server_start`."""
-    rows = await query(_SQL_FILE, "client_lock_dead", schema).fetch(
+    rows = await get_query(_SQL_FILE, "client_lock_dead", schema).fetch(
         connection,
         client_id=list(last_heartbeats),
         heartbeat=list(last_heartbeats.values()),
@@ -254,7 +254,7 @@ async def client_filter_registered(
     connection: Transaction, schema: str | None, *, client_ids: Sequence[str]
 ) -> set[str]:
     """Return the ids of the given clients that are registered, alive or dead."""
-    rows = await query(_SQL_FILE, "client_registered", schema).fetch(
+    rows = await get_query(_SQL_FILE, "client_registered", schema).fetch(
         connection, client_id=client_ids
     )
     return {row[0] for row in rows}
@@ -265,7 +265,7 @@ async def client_delete_idle(
 ) -> list[str]:
     """Delete the rows of the given clients that have written no newer heartbeat and have no running
     job. Return the ids of the deleted clients."""
-    rows = await query(_SQL_FILE, "client_delete_idle", schema).fetch(
+    rows = await get_query(_SQL_FILE, "client_delete_idle", schema).fetch(
         connection, client_id=list(last_heartbeats), heartbeat=list(last_heartbeats.values())
     )
     return [row[0] for row in rows]
@@ -273,6 +273,6 @@ async def client_delete_idle(
 
 async def election_get_status(connection: Transaction, schema: str | None) -> ElectionStatus:
     """Return the leader of `default`, and whether a client could become one."""
-    row = await query(_SQL_FILE, "election_status", schema).fetchrow(connection)
+    row = await get_query(_SQL_FILE, "election_status", schema).fetchrow(connection)
     assert row is not None  # noqa: S101 (the statement always returns a row)
     return ElectionStatus(*row)

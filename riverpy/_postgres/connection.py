@@ -24,7 +24,7 @@ from riverpy._postgres.driver import (
     is_pool,
     terminate_on_error,
 )
-from riverpy._postgres.sql_files import milliseconds, query
+from riverpy._postgres.sql_files import get_query, to_milliseconds
 from riverpy._postgres.tracing import suppress_tracing
 from riverpy.errors import ConfigError
 
@@ -40,7 +40,7 @@ MAINTENANCE_STATEMENT_TIMEOUT = timedelta(seconds=4)
 """The server's `statement_timeout` for maintenance. A running statement of a dead leader delays the
 next leader by at most this time. The limit is shorter than our own timeout for such a transaction.
 So a slow statement ends with an error of the server, and the connection stays usable."""
-OUTAGE_EFFECT = "jobs keep running, their results are kept, and the client keeps connecting"
+OUTAGE_EFFECT_TEXT = "jobs keep running, their results are kept, and the client keeps connecting"
 CONNECTION_CHECK_INTERVAL = timedelta(seconds=1)
 """How often the server checks during a statement that the connection still exists."""
 FIRST_CONNECTION_TIMEOUT = CONNECT_TIMEOUT + 5.0
@@ -65,7 +65,7 @@ async def set_statement_timeout(connection: Connection, timeout: timedelta) -> N
     """Set `statement_timeout` and the server's check for lost connections. Otherwise a statement
     that waits for a lock keeps waiting after its connection was cut. A shorter limit of the session
     stays in effect."""
-    statement = query("session", "session_limit", None)
+    statement = get_query("session", "session_limit", None)
     for name, value in (
         ("statement_timeout", timeout),
         (
@@ -74,7 +74,7 @@ async def set_statement_timeout(connection: Connection, timeout: timedelta) -> N
         ),  # PostgreSQL 14 added this setting
     ):
         with suppress(PostgresError):  # some platforms lack this setting
-            await statement.execute(connection, name=name, milliseconds=milliseconds(value))
+            await statement.execute(connection, name=name, milliseconds=to_milliseconds(value))
 
 
 async def connect_with_statement_timeout(
@@ -119,10 +119,10 @@ class ConnectionOutageTracker:
     """Logs an outage twice: when the first of an owner's connections is lost, and when all of them
     work again."""
 
-    def __init__(self, *, outage_effect: str = OUTAGE_EFFECT, **log_keys: str) -> None:
+    def __init__(self, *, outage_effect: str = OUTAGE_EFFECT_TEXT, **log_keys: str) -> None:
         """Each log event has these keys, and `effect`: what an outage means for the user."""
         self._lost_connections: set[str] = set()
-        self._unused_since: dict[str, float] = {}
+        self._unused_since_by_connection: dict[str, float] = {}
         """For the name of each lost connection, the time at which it became unused."""
         self._outage_started_at = 0.0
         self._is_outage_open = False
@@ -162,15 +162,15 @@ class ConnectionOutageTracker:
         if not self._is_outage_open or self._lost_connections:
             return
         now = time.monotonic()
-        last_unused_since = max(self._unused_since.values(), default=now)
-        if was_lost or not self._unused_since:
-            self._log_restored(connection_name, now)
+        last_unused_since = max(self._unused_since_by_connection.values(), default=now)
+        if was_lost or not self._unused_since_by_connection:
+            self._log_connection_restored(connection_name, now)
         elif (
             now - last_unused_since >= NEW_OUTAGE_AFTER_UNUSED_SECONDS
         ):  # the unused connections stay unused
-            self._log_restored(connection_name, last_unused_since)
+            self._log_connection_restored(connection_name, last_unused_since)
 
-    def _log_restored(self, connection_name: str, ended_at: float) -> None:
+    def _log_connection_restored(self, connection_name: str, ended_at: float) -> None:
         self._is_outage_open = False
         self._log.info(
             CONNECTION_RESTORED,
@@ -182,12 +182,14 @@ class ConnectionOutageTracker:
         """Record that a connection is closed, or not used for now."""
         if connection_name in self._lost_connections:
             self._lost_connections.discard(connection_name)
-            self._unused_since[connection_name] = time.monotonic()
+            self._unused_since_by_connection[connection_name] = time.monotonic()
 
     def _mark_used_again(self, connection_name: str) -> bool:
         """Mark a connection as used again. Return whether it was lost, and became unused less than
         `NEW_OUTAGE_AFTER_UNUSED_SECONDS` ago."""
-        unused_since = self._unused_since.pop(connection_name, -NEW_OUTAGE_AFTER_UNUSED_SECONDS)
+        unused_since = self._unused_since_by_connection.pop(
+            connection_name, -NEW_OUTAGE_AFTER_UNUSED_SECONDS
+        )
         return time.monotonic() - unused_since < NEW_OUTAGE_AFTER_UNUSED_SECONDS
 
 
@@ -425,7 +427,7 @@ class CallerDatabase:
 async def expect_writable(connection: Connection) -> None:
     """Raise ConnectionError if the server is read-only, as it may be for a while after a
     failover."""
-    if await query("session", "session_is_read_only", None).fetchval(connection):
+    if await get_query("session", "session_is_read_only", None).fetchval(connection):
         raise ConnectionError("the server is read-only: it is a standby, or set to read-only")
 
 

@@ -21,7 +21,7 @@ from riverpy._postgres.driver import (
     is_unreadable_value_error,
 )
 from riverpy._postgres.skipped_rows import SkippedRowReport
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import get_query
 from riverpy.errors import JobDamagedError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 DAMAGE_SEARCH_JOBS_MAX = 100_000
 """The maximum number of jobs of each state among which riverpy searches for damaged jobs."""
-JOBS_PER_READ = 1_000
+DAMAGE_SEARCH_JOBS_PER_READ = 1_000
 """The number of jobs that are read at a time."""
 
 DAMAGED_JOB_REMEDY = (
@@ -50,7 +50,7 @@ async def job_list_ids_by_state(
     connection: Transaction, schema: str | None, *, states: Sequence[str], limit: int
 ) -> list[int]:
     """Return the ids of the first `limit` jobs in each of these states."""
-    statement = query(_SQL_FILE, "job_damage_candidates", schema)
+    statement = get_query(_SQL_FILE, "job_damage_candidates", schema)
     rows = await statement.fetch(connection, state=list(states), limit=limit)
     return [row[0] for row in rows]
 
@@ -58,7 +58,7 @@ async def job_list_ids_by_state(
 async def job_check_damage(connection: Transaction, schema: str | None, ids: Sequence[int]) -> None:
     """Read the wide columns of jobs. If a job is damaged, raise an error for which
     `is_damaged_data_error` is True."""
-    await query(_SQL_FILE, "job_damage_check", schema).fetch(connection, id=list(ids))
+    await get_query(_SQL_FILE, "job_damage_check", schema).fetch(connection, id=list(ids))
 
 
 @contextmanager
@@ -69,10 +69,10 @@ def translate_damage_error(job_id: int) -> Generator[None]:
     except PostgresError as error:
         if not is_unreadable_value_error(error):
             raise
-        raise damaged_jobs_error({job_id: describe_error(error)}) from error
+        raise make_damaged_jobs_error({job_id: describe_error(error)}) from error
 
 
-def damaged_jobs_error(errors_by_job_id: Mapping[int, str]) -> JobDamagedError:
+def make_damaged_jobs_error(errors_by_job_id: Mapping[int, str]) -> JobDamagedError:
     """Return one error for all damaged jobs. `errors_by_job_id` maps their ids to the server's
     errors."""
     ids, error = ", ".join(map(str, errors_by_job_id)), next(iter(errors_by_job_id.values()))
@@ -138,7 +138,8 @@ async def read_jobs_in_parts(
     results: list[T] = []
     damaged: dict[int, str] = {}
     parts = deque(
-        list(ids[start : start + JOBS_PER_READ]) for start in range(0, len(ids), JOBS_PER_READ)
+        list(ids[start : start + DAMAGE_SEARCH_JOBS_PER_READ])
+        for start in range(0, len(ids), DAMAGE_SEARCH_JOBS_PER_READ)
     )
     while parts:
         part = parts.popleft()
@@ -171,7 +172,7 @@ class DamagedJobTracker:
         self._known_damaged_jobs: dict[int, SkippedRowReport] = {}
 
     @property
-    def report_skipped_jobs(self) -> list[SkippedRowReport]:
+    def skipped_job_reports(self) -> list[SkippedRowReport]:
         """The damaged jobs that the last read has skipped."""
         return list(self._known_damaged_jobs.values())
 

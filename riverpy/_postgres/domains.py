@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME, domain_lease_name
 from riverpy._postgres.clients import ElectionStatus
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import get_query
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -136,7 +136,7 @@ async def owner_list_queues(
     connection: Transaction, schema: str | None, *, domain_orphaned_after: timedelta
 ) -> list[OwnedQueue]:
     """Return all queues that domains own, by name."""
-    rows = await query(_SQL_FILE, "owner_read", schema).fetch(
+    rows = await get_query(_SQL_FILE, "owner_read", schema).fetch(
         connection, orphaned_after=domain_orphaned_after
     )
     return [OwnedQueue(*row) for row in rows]
@@ -144,18 +144,18 @@ async def owner_list_queues(
 
 async def owner_table_exists(connection: Transaction, schema: str | None) -> bool:
     """Whether the table of queue owners exists."""
-    return await query(_SQL_FILE, "owner_exists", None).fetchval(connection, schema=schema)
+    return await get_query(_SQL_FILE, "owner_exists", None).fetchval(connection, schema=schema)
 
 
 async def owner_table_is_empty(connection: Transaction, schema: str | None) -> bool:
     """Whether the table of queue owners is empty. This also works for a role without the right to
     read the table. The result may be False for an empty table."""
-    return await query(_SQL_FILE, "owner_is_empty", None).fetchval(connection, schema=schema)
+    return await get_query(_SQL_FILE, "owner_is_empty", None).fetchval(connection, schema=schema)
 
 
 async def owner_lock_all(connection: Transaction, schema: str | None) -> None:
     """Lock the owners of all queues until the end of the open transaction."""
-    await query(_SQL_FILE, "owner_lock", schema).execute(connection)
+    await get_query(_SQL_FILE, "owner_lock", schema).execute(connection)
 
 
 async def owner_find_conflicts(
@@ -167,7 +167,7 @@ async def owner_find_conflicts(
 ) -> list[QueueOwnershipConflict]:
     """Return the given queues that a domain owns. `dead_client_heartbeats` maps the ids of dead
     clients to their last heartbeats."""
-    rows = await query(_SQL_FILE, "owner_conflicts", schema).fetch(
+    rows = await get_query(_SQL_FILE, "owner_conflicts", schema).fetch(
         connection,
         queue=queues,
         client_id=list(dead_client_heartbeats),
@@ -186,7 +186,7 @@ async def owner_claim_queues(
 ) -> list[str]:
     """Make the domain the owner of the queues, in a transaction after `owner_lock_all`. Return the
     queues whose owner has changed."""
-    rows = await query(_SQL_FILE, "owner_claim", schema).fetch(
+    rows = await get_query(_SQL_FILE, "owner_claim", schema).fetch(
         connection, queue=queues, domain=domain, client_id=client_id
     )
     return [row[0] for row in rows]
@@ -194,7 +194,7 @@ async def owner_claim_queues(
 
 async def owner_notify_changed(connection: Transaction, schema: str | None) -> None:
     """Notify the leaders, at the commit, that queues have another owner."""
-    await query(_SQL_FILE, "owner_notify", schema).execute(
+    await get_query(_SQL_FILE, "owner_notify", schema).execute(
         connection, action=OWNERSHIP_CHANGED_ACTION
     )
 
@@ -222,7 +222,7 @@ async def member_write_heartbeat(
         queues: the queues whose owners to return.
         heartbeat_interval: the time between two calls by each client of the domain.
     """
-    rows = await query(_SQL_FILE, "member_update", schema).fetch(
+    rows = await get_query(_SQL_FILE, "member_update", schema).fetch(
         connection,
         client_id=client_id,
         registered_at=registered_at,
@@ -238,7 +238,7 @@ async def member_mark_supports_domains(
     connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
 ) -> None:
     """Store that this client of `default` has a riverpy version that supports domains."""
-    await query(_SQL_FILE, "member_mark_supports_domains", schema).execute(
+    await get_query(_SQL_FILE, "member_mark_supports_domains", schema).execute(
         connection, client_id=client_id, registered_at=registered_at
     )
 
@@ -247,7 +247,7 @@ async def domain_get_election_status(
     connection: Transaction, schema: str | None, *, domain: str
 ) -> ElectionStatus:
     """Return the leader of `default`, and whether this domain has a leader or a candidate."""
-    rows = await query(_SQL_FILE, "domain_election_status", schema).fetch(
+    rows = await get_query(_SQL_FILE, "domain_election_status", schema).fetch(
         connection, lease=domain_lease_name(domain), domain=domain
     )
     return ElectionStatus(*rows[0])
@@ -257,13 +257,13 @@ async def default_leader_get_status(
     connection: Transaction, schema: str | None
 ) -> DefaultLeaderStatus:
     """Return whether domain `default` has a leader, and whether that is a riverpy client."""
-    rows = await query(_SQL_FILE, "default_leader", schema).fetch(connection)
+    rows = await get_query(_SQL_FILE, "default_leader", schema).fetch(connection)
     return DefaultLeaderStatus(*rows[0])
 
 
 async def domain_list_leaders(connection: Transaction, schema: str | None) -> list[DomainLeader]:
     """Return the leader of each domain and the holder of `@schema`, by domain."""
-    rows = await query(_SQL_FILE, "domain_leaders", schema).fetch(
+    rows = await get_query(_SQL_FILE, "domain_leaders", schema).fetch(
         connection, schema_lease=SCHEMA_LEASE_NAME
     )
     return [DomainLeader(*row) for row in rows]
@@ -271,13 +271,13 @@ async def domain_list_leaders(connection: Transaction, schema: str | None) -> li
 
 async def domain_list_queue_owners(connection: Transaction, schema: str | None) -> list[QueueOwner]:
     """Return the owner of each queue that a domain owns, by queue."""
-    rows = await query(_SQL_FILE, "domain_owners", schema).fetch(connection)
+    rows = await get_query(_SQL_FILE, "domain_owners", schema).fetch(connection)
     return [QueueOwner(*row) for row in rows]
 
 
 async def domain_list_members(connection: Transaction, schema: str | None) -> list[DomainMember]:
     """Return the clients with a recent heartbeat, in the order of their starts."""
-    rows = await query(_SQL_FILE, "domain_members", schema).fetch(connection)
+    rows = await get_query(_SQL_FILE, "domain_members", schema).fetch(connection)
     return [DomainMember(*row) for row in rows]
 
 
@@ -289,9 +289,9 @@ async def domain_lock_maintenance(
     others = set(domains)
     if DEFAULT_DOMAIN in others:
         others.remove(DEFAULT_DOMAIN)
-        await query(_SQL_FILE, "domain_lock_default", schema).execute(connection)
+        await get_query(_SQL_FILE, "domain_lock_default", schema).execute(connection)
     names = [domain_lease_name(domain) for domain in others]
-    await query(_SQL_FILE, "domain_lock_leases", schema).execute(connection, name=names)
+    await get_query(_SQL_FILE, "domain_lock_leases", schema).execute(connection, name=names)
     await owner_lock_all(connection, schema)
 
 
@@ -299,7 +299,7 @@ async def domain_get_queue_ownership(
     connection: Transaction, schema: str | None, *, queue: str, new_domain: str
 ) -> QueueOwnership:
     """Return the owner of a queue before the queue moves to `new_domain`."""
-    (row,) = await query(_SQL_FILE, "domain_queue_ownership", schema).fetch(
+    (row,) = await get_query(_SQL_FILE, "domain_queue_ownership", schema).fetch(
         connection, queue=queue, domain=new_domain
     )
     return QueueOwnership(*row)
@@ -311,9 +311,9 @@ async def domain_assign_queue(
     """Make a domain the owner of a queue, in a transaction after `domain_lock_maintenance`. The
     leaders are notified at the commit."""
     if domain == DEFAULT_DOMAIN:
-        await query(_SQL_FILE, "domain_free", schema).execute(connection, queue=queue)
+        await get_query(_SQL_FILE, "domain_free", schema).execute(connection, queue=queue)
     else:
-        await query(_SQL_FILE, "domain_own", schema).execute(
+        await get_query(_SQL_FILE, "domain_own", schema).execute(
             connection,
             queue=queue,
             domain=domain,

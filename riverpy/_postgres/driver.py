@@ -52,7 +52,7 @@ CONNECT_TIMEOUT = 10.0
 """The timeout for making a connection, in seconds."""
 NEXT_HOST_DELAY = 0.5
 """Seconds to wait for an answer of one host of a URL before the next host is tried too."""
-CLOSE_TIMEOUT = 0.5
+CONNECTION_CLOSE_TIMEOUT = 0.5
 """The timeout for closing a connection or pool, in seconds. After it, the connections are cut."""
 SERVER_VERSION_MIN = 13
 _DEFAULT_URL_SETTING_NAME = "database URL"
@@ -98,7 +98,7 @@ InterfaceError = asyncpg.InterfaceError
 PostgresError = asyncpg.PostgresError
 
 
-def _sqlstate_class(error: BaseException) -> str:
+def _get_sqlstate_class(error: BaseException) -> str:
     """Return the first two characters of the SQLSTATE. Return "" if the error is not from the
     server."""
     sqlstate: str = getattr(error, "sqlstate", None) or ""
@@ -108,7 +108,7 @@ def _sqlstate_class(error: BaseException) -> str:
 def is_data_error(error: BaseException) -> bool:
     """Whether a value could not be stored. The same statement would fail again."""
     return isinstance(error, asyncpg.DataError) or (
-        _sqlstate_class(error) in {"22", "23", "54"} and not is_notification_queue_full(error)
+        _get_sqlstate_class(error) in {"22", "23", "54"} and not is_notification_queue_full(error)
     )
 
 
@@ -137,14 +137,14 @@ def is_permanent_statement_error(error: BaseException) -> bool:
     """Whether the server, or a trigger of the user, refuses the statement because of its content.
     The same statement would be refused again."""
     return is_data_error(error) or (
-        _sqlstate_class(error) not in _TEMPORARY_SQLSTATE_CLASSES
+        _get_sqlstate_class(error) not in _TEMPORARY_SQLSTATE_CLASSES
         and not is_notification_queue_full(error)
     )
 
 
 def is_damaged_data_error(error: BaseException) -> bool:
     """Whether the server could not read stored data, or had an internal error."""
-    return _sqlstate_class(error) == "XX"
+    return _get_sqlstate_class(error) == "XX"
 
 
 def is_unreadable_value_error(error: BaseException) -> bool:
@@ -353,7 +353,7 @@ def _translate_connect_errors(
             "session: correct or remove it"
         ) from error
     except OSError as error:
-        raise _unreachable_error(error, target, url_setting_name, timeout) from error
+        raise _make_unreachable_error(error, target, url_setting_name, timeout) from error
 
 
 async def _connect_to_first_host(
@@ -375,7 +375,7 @@ async def _connect_to_first_host(
                 target.url, host=host, port=port, timeout=timeout, **options
             )
         except _TRY_NEXT_HOST_ERRORS as error:
-            reasons.append(_connect_failure_reason(error, target, timeout))
+            reasons.append(_describe_connect_failure(error, target, timeout))
         except Exception as error:
             refusals.append(error)
             tasks.cancel_scope.cancel()
@@ -401,7 +401,7 @@ async def _connect_to_first_host(
     raise ConnectionError("; ".join(dict.fromkeys(reasons)))
 
 
-def _connect_failure_reason(error: Exception, target: _ConnectionTarget, timeout: float) -> str:
+def _describe_connect_failure(error: Exception, target: _ConnectionTarget, timeout: float) -> str:
     """Return why no connection was made."""
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return "it does not match target_session_attrs"
@@ -418,11 +418,11 @@ def _connect_failure_reason(error: Exception, target: _ConnectionTarget, timeout
     return os.strerror(int(found[1])).lower()
 
 
-def _unreachable_error(
+def _make_unreachable_error(
     error: OSError, target: _ConnectionTarget, url_setting_name: str, timeout: float
 ) -> OSError:
     """Return an error of the same type whose text has the server and the reason."""
-    reason = _connect_failure_reason(error, target, timeout)
+    reason = _describe_connect_failure(error, target, timeout)
     place = target.server.hosts
     if url_setting_name != _DEFAULT_URL_SETTING_NAME:
         place += f" (of {url_setting_name})"
@@ -459,8 +459,8 @@ def _encode_timestamp(value: int | datetime) -> tuple[int]:
 
 async def close_connection(connection: Connection) -> None:
     """Close a connection, or cut it after `CLOSE_TIMEOUT`."""
-    with anyio.move_on_after(CLOSE_TIMEOUT, shield=True), suppress(*DATABASE_ERRORS):
-        await connection.close(timeout=CLOSE_TIMEOUT)
+    with anyio.move_on_after(CONNECTION_CLOSE_TIMEOUT, shield=True), suppress(*DATABASE_ERRORS):
+        await connection.close(timeout=CONNECTION_CLOSE_TIMEOUT)
         return
     connection.terminate()
 
@@ -510,7 +510,7 @@ async def create_pool(
 async def close_pool(pool: Pool) -> bool:
     """Close the pool, or cut it after `CLOSE_TIMEOUT`. Return False if a connection of the pool was
     still in use."""
-    with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):
+    with anyio.move_on_after(CONNECTION_CLOSE_TIMEOUT, shield=True):
         with suppress(*DATABASE_ERRORS):  # after an error asyncpg has cut all connections
             await pool.close()
         return True

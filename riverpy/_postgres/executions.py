@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._postgres.driver import is_in_transaction
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import get_query
 from riverpy._timestamps import timestamp
 from riverpy.errors import TransactionError
 
@@ -55,8 +55,8 @@ async def execution_insert_completed(
 ) -> str | None:
     """Insert a completed key in the open transaction. Return the transaction's id, or None if the
     key exists."""
-    return await query(_SQL_FILE, "exec_insert", schema).fetchval(
-        connection, key=key, claimed_by=claimed_by, kept=_interval_text(retention)
+    return await get_query(_SQL_FILE, "exec_insert", schema).fetchval(
+        connection, key=key, claimed_by=claimed_by, kept=_format_interval(retention)
     )
 
 
@@ -70,12 +70,12 @@ async def execution_claim(
     retention: timedelta | None,
 ) -> int | None:
     """Claim a key. Return the epoch of the claim. None: the key is completed or claimed."""
-    epoch = await query(_SQL_FILE, "exec_claim", schema).fetchval(
+    epoch = await get_query(_SQL_FILE, "exec_claim", schema).fetchval(
         connection,
         key=key,
         claimed_by=claimed_by,
-        expires_after=_interval_text(expires_after),
-        kept=_interval_text(retention),
+        expires_after=_format_interval(expires_after),
+        kept=_format_interval(retention),
     )
     return None if epoch is None else int(epoch)
 
@@ -90,8 +90,8 @@ async def execution_complete(
 ) -> bool:
     """Complete a claimed key. A repeated call is harmless. Return False if another caller has
     claimed the key."""
-    done = await query(_SQL_FILE, "exec_complete", schema).fetchval(
-        connection, key=key, epoch=str(epoch), kept=_interval_text(retention)
+    done = await get_query(_SQL_FILE, "exec_complete", schema).fetchval(
+        connection, key=key, epoch=str(epoch), kept=_format_interval(retention)
     )
     return done is not None
 
@@ -100,14 +100,16 @@ async def execution_release(
     connection: Transaction, schema: str | None, *, key: str, epoch: int
 ) -> None:
     """Release a claimed key, so that any caller can claim it at once."""
-    await query(_SQL_FILE, "exec_release", schema).execute(connection, key=key, epoch=str(epoch))
+    await get_query(_SQL_FILE, "exec_release", schema).execute(
+        connection, key=key, epoch=str(epoch)
+    )
 
 
 async def execution_end(
     connection: Transaction, schema: str | None, *, key: str, epoch: int
 ) -> None:
     """Mark a claim without an expiry as ended without success. A repeated call is harmless."""
-    await query(_SQL_FILE, "exec_end", schema).execute(connection, key=key, epoch=str(epoch))
+    await get_query(_SQL_FILE, "exec_end", schema).execute(connection, key=key, epoch=str(epoch))
 
 
 async def execution_get(
@@ -119,8 +121,8 @@ async def execution_get(
         alive_unregistered: how long a claimant counts as alive if it was not registered, so that
             it writes no heartbeats.
     """
-    row = await query(_SQL_FILE, "exec_get", schema).fetchrow(
-        connection, key=key, unregistered_for=_interval_text(alive_unregistered)
+    row = await get_query(_SQL_FILE, "exec_get", schema).fetchrow(
+        connection, key=key, unregistered_for=_format_interval(alive_unregistered)
     )
     if row is None:
         return None
@@ -136,7 +138,7 @@ async def execution_check_transaction(connection: Transaction, transaction_id: s
     Raises:
         TransactionError: the transaction has ended. Another transaction may be open.
     """
-    statement = query(_SQL_FILE, "exec_check_transaction", None)
+    statement = get_query(_SQL_FILE, "exec_check_transaction", None)
     is_same = is_in_transaction(connection) and transaction_id == await statement.fetchval(
         connection
     )
@@ -149,7 +151,7 @@ async def execution_check_transaction(connection: Transaction, transaction_id: s
 
 async def execution_table_exists(connection: Transaction, schema: str | None) -> bool:
     """Whether the table of executions exists."""
-    return await query(_SQL_FILE, "exec_exists", None).fetchval(connection, schema=schema)
+    return await get_query(_SQL_FILE, "exec_exists", None).fetchval(connection, schema=schema)
 
 
 async def execution_list_expired(
@@ -160,7 +162,7 @@ async def execution_list_expired(
     limit: int,
 ) -> list[ExpiredExecutionCursor]:
     """Return up to `limit` keys that may be deleted, oldest first, starting after the cursor."""
-    rows = await query(_SQL_FILE, "exec_expired", schema).fetch(
+    rows = await get_query(_SQL_FILE, "exec_expired", schema).fetch(
         connection,
         after_time=after_cursor and after_cursor.retention_end_text,
         after_key=after_cursor and after_cursor.key,
@@ -174,11 +176,11 @@ async def execution_delete_expired(
 ) -> set[str]:
     """Delete the given keys, except keys that are locked or may not be deleted. Return the deleted
     keys."""
-    rows = await query(_SQL_FILE, "exec_delete_expired", schema).fetch(connection, keys=keys)
+    rows = await get_query(_SQL_FILE, "exec_delete_expired", schema).fetch(connection, keys=keys)
     return {row[0] for row in rows}
 
 
-def _interval_text(value: timedelta | None) -> str | None:
+def _format_interval(value: timedelta | None) -> str | None:
     if value is None:
         return None
     return f"{value.days} days {value.seconds} seconds {value.microseconds} microseconds"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import get_query
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +47,7 @@ class LeftoverIndex(NamedTuple):
 async def index_acquire_rebuild_lock(connection: Transaction, schema: str | None) -> bool:
     """Try to take the lock for rebuilding indexes. It is held until the end of the session. Return
     False if another session has the lock."""
-    return bool(await query(_SQL_FILE, "index_lock", schema).fetchval(connection))
+    return bool(await get_query(_SQL_FILE, "index_lock", schema).fetchval(connection))
 
 
 async def index_set_timeouts(
@@ -58,24 +58,24 @@ async def index_set_timeouts(
     idle_timeout: timedelta,
 ) -> None:
     """Set the session's timeouts for a statement, for waiting for a lock, and for being idle."""
-    await query(_SQL_FILE, "index_set_timeouts", None).execute(
+    await get_query(_SQL_FILE, "index_set_timeouts", None).execute(
         connection,
-        statement=_timeout_milliseconds(statement_timeout),
-        lock=_timeout_milliseconds(lock_timeout),
-        idle=_timeout_milliseconds(idle_timeout),
+        statement=_to_timeout_milliseconds(statement_timeout),
+        lock=_to_timeout_milliseconds(lock_timeout),
+        idle=_to_timeout_milliseconds(idle_timeout),
     )
 
 
 async def index_get_server_time(connection: Transaction) -> datetime:
     """Return the server's time."""
-    return await query(_SQL_FILE, "index_now", None).fetchval(connection)
+    return await get_query(_SQL_FILE, "index_now", None).fetchval(connection)
 
 
 async def index_list(
     connection: Transaction, schema: str | None, names: Sequence[str]
 ) -> list[Index]:
     """Return the named indexes that exist, in the order of the names."""
-    rows = await query(_SQL_FILE, "index_list", schema).fetch(connection, name=list(names))
+    rows = await get_query(_SQL_FILE, "index_list", schema).fetch(connection, name=list(names))
     return [Index(*row) for row in rows]
 
 
@@ -83,7 +83,7 @@ async def index_list_leftovers(
     connection: Transaction, schema: str | None, name: str
 ) -> list[LeftoverIndex]:
     """Return the indexes that interrupted rebuilds of this index may have left."""
-    rows = await query(_SQL_FILE, "index_artifacts", schema).fetch(connection, name=name)
+    rows = await get_query(_SQL_FILE, "index_artifacts", schema).fetch(connection, name=name)
     return [LeftoverIndex(*row) for row in rows]
 
 
@@ -91,7 +91,7 @@ async def index_set_comment(
     connection: Transaction, schema: str | None, *, name: str, comment: str
 ) -> None:
     """Set the comment of the index, if the index exists. An empty `comment` removes it."""
-    statement = await query(_SQL_FILE, "index_comment", schema).fetchval(
+    statement = await get_query(_SQL_FILE, "index_comment", schema).fetchval(
         connection, name=name, comment=comment
     )
     if statement is not None:
@@ -108,5 +108,5 @@ async def index_drop_leftover(connection: Transaction, leftover: LeftoverIndex) 
     await connection.execute(leftover.drop_statement)
 
 
-def _timeout_milliseconds(timeout: timedelta | None) -> int:
+def _to_timeout_milliseconds(timeout: timedelta | None) -> int:
     return 0 if timeout is None else max(round(timeout.total_seconds() * 1000), 1)

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from riverpy._names import EXPIRES_AT_METADATA_KEY
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import get_query
 from riverpy._timestamps import PG_EPOCH, format_microseconds, wire_timestamp
 from riverpy.insert_opts import InsertResult
 from riverpy.job import JobColumn, JobRow, JobState
@@ -88,11 +88,11 @@ async def job_insert(
         name, values = "job_insert_mixed", dict(zip(InsertRow._fields, columns, strict=True))
         is_general = any(values["expires_in"]) or any(values["replace"])
     if is_general:
-        return await _insert_general(connection, schema, rows, queues_to_notify)
+        return await _insert_with_general_statement(connection, schema, rows, queues_to_notify)
     del values["expires_in"], values["replace"]
     values["args"] = [row.args for row in rows]
     values["unique_key"] = [row.unique_key for row in rows]
-    records = await query(_SQL_FILE, name, schema).fetch(
+    records = await get_query(_SQL_FILE, name, schema).fetch(
         connection, **values, notify=queues_to_notify
     )
     results = [
@@ -102,16 +102,19 @@ async def job_insert(
     return results, int(records[0][_NOTIFIED_COUNT_COLUMN])
 
 
-async def _insert_general(
-    connection: Transaction, schema: str | None, rows: Sequence[InsertRow], notify: list[str]
+async def _insert_with_general_statement(
+    connection: Transaction,
+    schema: str | None,
+    rows: Sequence[InsertRow],
+    queues_to_notify: list[str],
 ) -> tuple[list[InsertResult], int]:
     """Insert jobs of which some expire or replace existing jobs; see `job_insert`."""
     columns: map[Any] = map(list, zip(*rows, strict=True))
     values: dict[str, Any] = dict(zip(InsertRow._fields, columns, strict=True))
     members = [f'"{row.unique_key}":{row.replace}' for row in rows if row.replace is not None]
     values["replace"] = f"{{{','.join(members)}}}"
-    records = await query(_SQL_FILE, "job_insert_general", schema).fetch(
-        connection, **values, notify=notify
+    records = await get_query(_SQL_FILE, "job_insert_general", schema).fetch(
+        connection, **values, notify=queues_to_notify
     )
     results: list[InsertResult] = []
     for row, record in zip(rows, records, strict=True):
@@ -140,7 +143,7 @@ async def insert_notify_queues(
     connection: Transaction, schema: str | None, queues: list[str]
 ) -> int:
     """Notify queues of inserted jobs. Return how many queues were notified."""
-    notify = query("river_notification", "insert_notify", schema)
+    notify = get_query("river_notification", "insert_notify", schema)
     return len(await notify.fetch(connection, notify=queues))
 
 
@@ -151,7 +154,7 @@ async def job_insert_with_copy(
     columns = [name for name in InsertRow._fields if name not in ("expires_in", "replace")]
     now = None
     if any(row.scheduled_at or row.expires_in for row in rows):
-        digits = await query(_SQL_FILE, "insert_now", None).fetchval(connection)
+        digits = await get_query(_SQL_FILE, "insert_now", None).fetchval(connection)
         now = wire_timestamp(bytes.fromhex(digits))
     else:
         columns = columns[:-1]
@@ -159,13 +162,13 @@ async def job_insert_with_copy(
         "river_job",
         schema_name=schema,
         columns=columns,
-        source=_copy_lines(rows, now),
+        source=_iterate_copy_lines(rows, now),
         format="text",
         timeout=timeout,
     )
 
 
-async def _copy_lines(rows: Sequence[InsertRow], now: int | None) -> AsyncGenerator[bytes]:
+async def _iterate_copy_lines(rows: Sequence[InsertRow], now: int | None) -> AsyncGenerator[bytes]:
     ends: dict[tuple[object, ...], str] = {}
     """The encoded end of a COPY row for each set of shared values. So each set is encoded only
     once."""
@@ -174,13 +177,13 @@ async def _copy_lines(rows: Sequence[InsertRow], now: int | None) -> AsyncGenera
         for row in rows[start : start + _COPY_BATCH_ROW_COUNT]:
             shared_values = row.values_except_args_and_unique_key()
             if (end := ends.get(shared_values)) is None:
-                end = ends[shared_values] = _copy_line_end(row, now)
+                end = ends[shared_values] = _make_copy_line_end(row, now)
             key = r"\N" if row.unique_key is None else rf"\\x{row.unique_key}"
             lines.append(f"{row.args.translate(_COPY_ESCAPES)}\t{key}\t{end}\n")
         yield "".join(lines).encode()
 
 
-def _copy_line_end(row: InsertRow, now: int | None) -> str:
+def _make_copy_line_end(row: InsertRow, now: int | None) -> str:
     """Encode the values after the args and the unique key. `now` is the server's time in
     microseconds since 2000. If it is None, no job has a time: omit `scheduled_at`."""
     tags = ",".join(f'"{tag}"' for tag in row.tags.split(",") if tag)
@@ -189,12 +192,14 @@ def _copy_line_end(row: InsertRow, now: int | None) -> str:
         time = str(PG_EPOCH + timedelta(microseconds=now))
         row = row._replace(scheduled_at=row.scheduled_at or time)
         if row.expires_in is not None:
-            row = row._replace(metadata=_add_expiry(row.metadata, now + int(row.expires_in)))
+            row = row._replace(
+                metadata=_add_expiry_to_metadata(row.metadata, now + int(row.expires_in))
+            )
     values = row[4:] if now is not None else row[4:-1]
     return "\t".join(r"\N" if value is None else value.translate(_COPY_ESCAPES) for value in values)
 
 
-def _add_expiry(metadata: str, expires_at: int) -> str:
+def _add_expiry_to_metadata(metadata: str, expires_at: int) -> str:
     """Return the metadata, a JSON object as text, with the time at which the job expires."""
     separator = "" if metadata == "{}" else ","
     member = f'"{EXPIRES_AT_METADATA_KEY}":"{format_microseconds(expires_at)}"'

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
-from riverpy._postgres.sql_files import query, query_with
+from riverpy._postgres.sql_files import get_query, get_query_with_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Transaction
 
-PageBlock: TypeAlias = Literal["by_id", "by_time", "by_finalized_at"]
+PageSortOrder: TypeAlias = Literal["by_id", "by_time", "by_finalized_at"]
 
 
 class PageStatement(NamedTuple):
     """The statement that reads one page of a list."""
 
-    block: PageBlock
+    sort_order: PageSortOrder
     """The order of the page."""
-    parts: frozenset[str]
-    values: dict[str, object]
+    sql_parts: frozenset[str]
+    parameter_values: dict[str, object]
 
 
-class BatchRow(NamedTuple):
+class BatchChangeResult(NamedTuple):
     """The result of a statement that changes some jobs."""
 
-    changed: int
-    running: int
+    changed_count: int
+    running_count: int
     """Of the changed jobs: those that are running."""
-    refused: list[int]
+    refused_job_ids: list[int]
     """The ids of jobs whose unique key another job has."""
-    found: list[int]
+    found_job_ids: list[int]
     """The ids of the jobs that passed the filters and were not locked."""
 
 
 async def _fetch_rows(
     connection: Transaction,
-    file: str,
-    name: str,
+    file_name: str,
+    statement_name: str,
     schema: str | None,
     parts: Iterable[str],
     values: Mapping[str, object],
@@ -54,7 +54,7 @@ async def _fetch_rows(
     if "states" in chosen:
         states = cast("Iterable[str]", values["states"])
         chosen = chosen.union(f"state_{state}" for state in states)
-    statement = query_with(file, name, schema, chosen)
+    statement = get_query_with_parts(file_name, statement_name, schema, chosen)
     return await statement.fetch(connection, **{key: values[key] for key in statement.parameters})
 
 
@@ -62,17 +62,21 @@ async def job_list(
     connection: Transaction, schema: str | None, page: PageStatement
 ) -> list[Record]:
     """Return the jobs of a page, in no particular order."""
-    name = f"job_list_{page.block}"
-    return await _fetch_rows(connection, "river_job_list", name, schema, page.parts, page.values)
+    name = f"job_list_{page.sort_order}"
+    return await _fetch_rows(
+        connection, "river_job_list", name, schema, page.sql_parts, page.parameter_values
+    )
 
 
-async def job_page(
+async def job_list_positions(
     connection: Transaction, schema: str | None, page: PageStatement
 ) -> list[tuple[int, str, str, bytes | None]]:
     """Return id, kind, queue and time of each job of a page, in its order. Wide columns are only
     read if a filter needs them."""
-    name = f"job_page_{page.block}"
-    rows = await _fetch_rows(connection, "river_job_list", name, schema, page.parts, page.values)
+    name = f"job_list_positions_{page.sort_order}"
+    rows = await _fetch_rows(
+        connection, "river_job_list", name, schema, page.sql_parts, page.parameter_values
+    )
     return [(row[0], row[1], row[2], row[3]) for row in rows]
 
 
@@ -88,7 +92,7 @@ async def job_count(
 
 async def job_delete(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
     """Delete a job unless it is running. Return its row."""
-    rows = await query("river_job_batch", "job_delete", schema).fetch(connection, id=job_id)
+    rows = await get_query("river_job_batch", "job_delete", schema).fetch(connection, id=job_id)
     return rows[0] if rows else None
 
 
@@ -102,13 +106,13 @@ async def job_delete_many(
     )
 
 
-async def job_last_id(connection: Transaction, schema: str | None) -> int:
+async def job_get_last_id(connection: Transaction, schema: str | None) -> int:
     """Return the largest id. 0: there is no job."""
-    ((last_id,),) = await query("river_job_batch", "job_last_id", schema).fetch(connection)
+    ((last_id,),) = await get_query("river_job_batch", "job_get_last_id", schema).fetch(connection)
     return last_id
 
 
-async def job_ids(
+async def job_list_ids_in_range(
     connection: Transaction,
     schema: str | None,
     filters: Mapping[str, object],
@@ -119,7 +123,9 @@ async def job_ids(
 ) -> list[int]:
     """Return the ids of the next jobs with these filters, sorted."""
     values = {**filters, "after_id": after_id, "last_id": last_id, "limit": limit}
-    rows = await _fetch_rows(connection, "river_job_batch", "job_ids", schema, filters, values)
+    rows = await _fetch_rows(
+        connection, "river_job_batch", "job_list_ids_in_range", schema, filters, values
+    )
     return [row[0] for row in rows]
 
 
@@ -128,7 +134,7 @@ async def job_retry_batch(
     schema: str | None,
     filters: Mapping[str, object],
     batch: Sequence[int],
-) -> BatchRow:
+) -> BatchChangeResult:
     """Retry these jobs if they pass the filters."""
     return await _change_batch(connection, "job_retry_batch", schema, filters, batch)
 
@@ -138,7 +144,7 @@ async def job_cancel_batch(
     schema: str | None,
     filters: Mapping[str, object],
     batch: Sequence[int],
-) -> BatchRow:
+) -> BatchChangeResult:
     """Cancel these jobs if they pass the filters."""
     return await _change_batch(connection, "job_cancel_batch", schema, filters, batch)
 
@@ -148,24 +154,26 @@ async def job_delete_batch(
     schema: str | None,
     filters: Mapping[str, object],
     batch: Sequence[int],
-) -> BatchRow:
+) -> BatchChangeResult:
     """Delete these jobs if they pass the filters."""
     return await _change_batch(connection, "job_delete_batch", schema, filters, batch)
 
 
 async def _change_batch(
     connection: Transaction,
-    name: str,
+    statement_name: str,
     schema: str | None,
     filters: Mapping[str, object],
     batch: Sequence[int],
-) -> BatchRow:
+) -> BatchChangeResult:
     values = {**filters, "batch": list(batch)}
-    (row,) = await _fetch_rows(connection, "river_job_batch", name, schema, filters, values)
-    return BatchRow(*row)
+    (row,) = await _fetch_rows(
+        connection, "river_job_batch", statement_name, schema, filters, values
+    )
+    return BatchChangeResult(*row)
 
 
-async def job_batch_rest(
+async def job_match_filters(
     connection: Transaction,
     schema: str | None,
     filters: Mapping[str, object],
@@ -174,6 +182,6 @@ async def job_batch_rest(
     """Return for each of these jobs that exists whether it passes the filters."""
     values = {**filters, "batch": list(batch)}
     rows = await _fetch_rows(
-        connection, "river_job_batch", "job_batch_rest", schema, filters, values
+        connection, "river_job_batch", "job_match_filters", schema, filters, values
     )
     return {row[0]: row[1] for row in rows}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._postgres.jobs import ClaimKey
-from riverpy._postgres.sql_files import fetch_for_queues, milliseconds, query, values_by_field
+from riverpy._postgres.sql_files import fetch_for_queues, get_query, lists_by_field, to_milliseconds
 from riverpy._timestamps import wire_timestamp
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ JOBS_DUE_ACTION = "due"
 """The `action` of notifications that announce when jobs become due."""
 RESCUE_ERROR_TEXT = "Stuck job rescued by JobRescuer"
 """River's error text for every rescue. River UI and users' alerts match on this text."""
-EXPIRED_ERROR = "JobCancelError: expired"
+EXPIRED_JOB_ERROR_TEXT = "JobCancelError: expired"
 """The error of a job that is cancelled because it has expired. A claim of such a job stores the
 same text."""
 
@@ -84,7 +84,7 @@ async def job_states_to_clean(
     connection: Transaction, schema: str | None, retentions: Mapping[str, timedelta]
 ) -> set[str]:
     """Return the states in which a job ended longer ago than the retention of its state."""
-    statement = query(_SQL_FILE, "job_states_to_clean", schema)
+    statement = get_query(_SQL_FILE, "job_states_to_clean", schema)
     rows = await statement.fetch(
         connection, states=list(retentions), retentions=list(retentions.values())
     )
@@ -103,7 +103,7 @@ async def job_list_ended(
 ) -> list[EndedJob]:
     """Starting after the cursor, read up to `limit` jobs that ended longer ago than the
     retention."""
-    rows = await query(_SQL_FILE, "job_ended", schema).fetch(
+    rows = await get_query(_SQL_FILE, "job_ended", schema).fetch(
         connection,
         state=state,
         retention=retention,
@@ -125,7 +125,7 @@ async def job_delete_ended(
 ) -> set[int]:
     """Delete the given jobs, except jobs that are locked or ended within the retention. Return the
     deleted ids."""
-    statement = query(_SQL_FILE, "job_delete_ended", schema)
+    statement = get_query(_SQL_FILE, "job_delete_ended", schema)
     rows = await statement.fetch(connection, ids=ids, state=state, retention=retention)
     return {row[0] for row in rows}
 
@@ -159,7 +159,7 @@ async def job_schedule(
 ) -> ScheduleJobsResult:
     """Make jobs that are due within `lookahead` available, and notify the clients of their
     queues."""
-    row = await query(_SQL_FILE, "job_schedule", schema).fetchrow(
+    row = await get_query(_SQL_FILE, "job_schedule", schema).fetchrow(
         connection, ids=ids, ahead=lookahead
     )
     return ScheduleJobsResult(0, 0, list(ids)) if row is None else ScheduleJobsResult(*row)
@@ -167,8 +167,8 @@ async def job_schedule(
 
 async def job_set_lock_timeout(connection: Transaction, timeout: timedelta) -> None:
     """Set `lock_timeout` for the open transaction."""
-    statement = query(_SQL_FILE, "job_lock_limit", None)
-    await statement.execute(connection, milliseconds=milliseconds(timeout))
+    statement = get_query(_SQL_FILE, "job_lock_limit", None)
+    await statement.execute(connection, milliseconds=to_milliseconds(timeout))
 
 
 async def job_list_running_of_clients(
@@ -232,7 +232,7 @@ async def job_get_stuck(
 ) -> list[Record]:
     """Return the given jobs that have been running for longer than `running_longer_than`, lowest id
     first. The last column is the running time in seconds."""
-    return await query(_SQL_FILE, "job_stuck_rows", schema).fetch(
+    return await get_query(_SQL_FILE, "job_stuck_rows", schema).fetch(
         connection, id=ids, age=running_longer_than
     )
 
@@ -242,9 +242,9 @@ async def job_rescue(
 ) -> dict[int, str]:
     """End attempts with `RESCUE_ERROR_TEXT`. Return the new state of each job whose attempt
     ended."""
-    rows = await query(_SQL_FILE, "job_rescue", schema).fetch(
+    rows = await get_query(_SQL_FILE, "job_rescue", schema).fetch(
         connection,
-        **values_by_field([rescue.claim_key for rescue in rescues]),
+        **lists_by_field([rescue.claim_key for rescue in rescues]),
         delay=[rescue.retry_delay_seconds for rescue in rescues],
         error=RESCUE_ERROR_TEXT,
     )
@@ -276,8 +276,9 @@ async def job_list_expired(
 async def job_cancel_expired(
     connection: Transaction, schema: str | None, ids: Sequence[int]
 ) -> set[int]:
-    """Cancel the given jobs that wait and have expired, with `EXPIRED_ERROR`. Return their ids."""
-    rows = await query(_SQL_FILE, "job_cancel_expired", schema).fetch(
-        connection, ids=ids, error=EXPIRED_ERROR
+    """Cancel the given jobs that wait and have expired, with `EXPIRED_JOB_ERROR_TEXT`. Return their
+    ids."""
+    rows = await get_query(_SQL_FILE, "job_cancel_expired", schema).fetch(
+        connection, ids=ids, error=EXPIRED_JOB_ERROR_TEXT
     )
     return {row[0] for row in rows}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from riverpy._postgres.sql_files import query, values_by_field
+from riverpy._postgres.sql_files import get_query, lists_by_field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,10 +60,10 @@ class StoredOutcome(NamedTuple):
 async def _fetch_rows(
     connection: Transaction, statement_name: str, schema: str | None, **values: Any
 ) -> list[Record]:
-    return await query("river_job", statement_name, schema).fetch(connection, **values)
+    return await get_query("river_job", statement_name, schema).fetch(connection, **values)
 
 
-def _first_row(rows: list[Record]) -> Record | None:
+def _get_first_row(rows: list[Record]) -> Record | None:
     return rows[0] if rows else None
 
 
@@ -165,7 +165,7 @@ async def job_store_results(
 ) -> dict[int, str]:
     """Store attempts at jobs, of any outcome. Return the new state of each job whose attempt was
     stored."""
-    rows = await _fetch_rows(connection, "job_store_results", schema, **values_by_field(results))
+    rows = await _fetch_rows(connection, "job_store_results", schema, **lists_by_field(results))
     return {row[0]: row[1] for row in rows}
 
 
@@ -182,12 +182,12 @@ async def job_merge_metadata(
         connection,
         "job_merge_metadata",
         schema,
-        **values_by_field(claim_keys),
+        **lists_by_field(claim_keys),
         updates=metadata_updates,
     )
 
 
-async def job_merge_running(
+async def job_merge_running_metadata(
     connection: Transaction,
     schema: str | None,
     claim_key: ClaimKey,
@@ -201,9 +201,9 @@ async def job_merge_running(
     return bool(
         await _fetch_rows(
             connection,
-            "job_merge_running",
+            "job_merge_running_metadata",
             schema,
-            **_claim_key_texts(claim_key),
+            **_format_claim_key(claim_key),
             updates=updates,
             lock_timeout=lock_timeout,
         )
@@ -223,7 +223,7 @@ async def job_store_progress(
         connection,
         "job_store_progress",
         schema,
-        **values_by_field(claim_keys),
+        **lists_by_field(claim_keys),
         progress=progress_texts,
     )
     return {row[0] for row in rows}
@@ -234,18 +234,18 @@ async def job_complete_running(
 ) -> Record | None:
     """Complete a running job, and merge an object, given as JSON text, into its metadata. Return
     None if the job no longer runs with this claim key."""
-    return _first_row(
+    return _get_first_row(
         await _fetch_rows(
             connection,
             "job_complete_running",
             schema,
-            **_claim_key_texts(claim_key),
+            **_format_claim_key(claim_key),
             updates=updates,
         )
     )
 
 
-def _claim_key_texts(claim_key: ClaimKey) -> dict[str, str]:
+def _format_claim_key(claim_key: ClaimKey) -> dict[str, str]:
     """Return the values of a claim key as texts, because a connection of the caller may have its
     own codecs."""
     return {name: str(value) for name, value in claim_key._asdict().items()}
@@ -298,7 +298,7 @@ async def job_release(
 ) -> set[int]:
     """Make the jobs of these attempts available again, and notify the clients of their queues. The
     attempts do not count. Return the ids of the released jobs."""
-    rows = await _fetch_rows(connection, "job_release", schema, **values_by_field(claim_keys))
+    rows = await _fetch_rows(connection, "job_release", schema, **lists_by_field(claim_keys))
     return {row[0] for row in rows}
 
 
@@ -327,7 +327,7 @@ async def job_is_any_available(
 
 async def job_get(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
     """Return one job."""
-    return _first_row(await job_get_many(connection, schema, [job_id]))
+    return _get_first_row(await job_get_many(connection, schema, [job_id]))
 
 
 async def job_get_many(
@@ -355,18 +355,18 @@ async def job_list_ids(
 
 async def job_cancel(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
     """Cancel a job. A running job gets a cancel mark, and the client that runs it is notified."""
-    return _first_row(await _fetch_rows(connection, "job_cancel", schema, id=job_id))
+    return _get_first_row(await _fetch_rows(connection, "job_cancel", schema, id=job_id))
 
 
 async def job_retry(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
     """Make a job available now."""
-    return _first_row(await _fetch_rows(connection, "job_retry", schema, id=job_id))
+    return _get_first_row(await _fetch_rows(connection, "job_retry", schema, id=job_id))
 
 
 async def job_update_metadata(
     connection: Transaction, schema: str | None, job_id: int, *, metadata_updates: str
 ) -> Record | None:
     """Merge an object, given as JSON text, into the metadata of a job."""
-    return _first_row(
+    return _get_first_row(
         await _fetch_rows(connection, "job_update", schema, id=job_id, updates=metadata_updates)
     )

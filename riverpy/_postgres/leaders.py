@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._postgres.leases import LeaseAcquireResult, epoch_from_acquired_at
-from riverpy._postgres.sql_files import milliseconds, query
+from riverpy._postgres.sql_files import get_query, to_milliseconds
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -29,7 +29,7 @@ async def leader_elect(
     connection: Transaction, schema: str | None, *, leader_id: str, ttl: timedelta
 ) -> LeaseAcquireResult | None:
     """Try to become leader. Return None if another session became leader during the statement."""
-    statement = query("river_leader", "leader_elect", schema)
+    statement = get_query("river_leader", "leader_elect", schema)
     row = await statement.fetchrow(connection, leader_id=leader_id, ttl=ttl)
     if row is None:
         return None
@@ -48,7 +48,7 @@ async def leader_renew(
     ttl: timedelta,
 ) -> bool:
     """Extend the leader's term that began at `elected_at`. Return False if the term has ended."""
-    statement = query("river_leader", "leader_renew", schema)
+    statement = get_query("river_leader", "leader_renew", schema)
     values = {"leader_id": leader_id, "elected_at": elected_at, "ttl": ttl}
     return await statement.fetchval(connection, **values) is not None
 
@@ -57,7 +57,7 @@ async def leader_resign(
     connection: Transaction, schema: str | None, *, leader_id: str, elected_at: datetime
 ) -> bool:
     """End the term that began at `elected_at`. Return False if the term ended before."""
-    statement = query("river_leader", "leader_resign", schema)
+    statement = get_query("river_leader", "leader_resign", schema)
     row = await statement.fetchrow(connection, leader_id=leader_id, elected_at=elected_at)
     return row is not None
 
@@ -74,22 +74,22 @@ async def leader_fence_transaction(
     """Let the open transaction commit only during a term: no other term can begin before the
     transaction ends. The server ends the transaction after `transaction_timeout`, and each wait for
     a lock after `lock_timeout`. Return False if the term has ended."""
-    row = await query("river_leader", "leader_fence", schema).fetchrow(
+    row = await get_query("river_leader", "leader_fence", schema).fetchrow(
         connection,
         leader_id=leader_id,
         elected_at=elected_at.isoformat(),  # text, since the connection may have codecs for times
-        milliseconds=milliseconds(transaction_timeout),
-        lock_milliseconds=milliseconds(lock_timeout),
+        milliseconds=to_milliseconds(transaction_timeout),
+        lock_milliseconds=to_milliseconds(lock_timeout),
     )
     return row is not None
 
 
 async def leader_get(connection: Transaction, schema: str | None) -> LeaderRow | None:
     """Return the row of the current or last leader of domain `default`."""
-    row = await query("river_leader", "leader_get", schema).fetchrow(connection)
+    row = await get_query("river_leader", "leader_get", schema).fetchrow(connection)
     return None if row is None else LeaderRow(*row)
 
 
 async def leader_request_resign(connection: Transaction, schema: str | None) -> None:
     """Request that the leader resigns. The leader is notified at the commit."""
-    await query("river_leader", "leader_request_resign", schema).execute(connection)
+    await get_query("river_leader", "leader_request_resign", schema).execute(connection)

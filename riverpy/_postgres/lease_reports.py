@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import get_query
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -83,8 +83,8 @@ async def client_list_lease_reports(
     connection: Transaction, schema: str | None
 ) -> list[ReportingClient]:
     """Return the clients with a recent heartbeat, in the order of their starts, and their last
-    reports about leases. Migration CLIENTS_VERSION must be applied."""
-    rows = await query("riverpy_client", "client_lease_reports", schema).fetch(
+    reports about leases. Migration CLIENTS_MIGRATION must be applied."""
+    rows = await get_query("riverpy_client", "client_lease_reports", schema).fetch(
         connection, limit=REPORTING_CLIENTS_MAX
     )
     return [ReportingClient(*row[:-1], report=_decode_report(row[-1])) for row in rows]

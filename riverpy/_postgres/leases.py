@@ -10,8 +10,8 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._postgres.sql_files import milliseconds, query, query_with
-from riverpy._postgres.transactions import savepoint_error
+from riverpy._postgres.sql_files import get_query, get_query_with_parts, to_milliseconds
+from riverpy._postgres.transactions import make_savepoint_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +28,7 @@ is short."""
 
 _SQL_FILE = "riverpy_lease"
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_PARAMETER_PATTERN = re.compile(r"\$(\d+)")
+_SQL_PARAMETER_PATTERN = re.compile(r"\$(\d+)")
 
 
 class LeaseLockedError(TimeoutError):
@@ -97,12 +97,12 @@ async def lease_acquire(
     for the last term. The statement fails after `lock_timeout`. If that is None, the session's own
     limit applies.
     """
-    row = await query(_SQL_FILE, "lease_acquire", schema).fetchrow(
+    row = await get_query(_SQL_FILE, "lease_acquire", schema).fetchrow(
         connection,
         name=name,
         holder=holder,
         ttl=ttl.total_seconds(),
-        lock_milliseconds=0 if lock_timeout is None else milliseconds(lock_timeout),
+        lock_milliseconds=0 if lock_timeout is None else to_milliseconds(lock_timeout),
     )
     if row is None:
         return None
@@ -123,7 +123,7 @@ async def lease_renew(
     has not ended, by name. A value is False if the term was not extended, because another
     transaction has locked its row."""
     names, epochs = zip(*names_and_epochs, strict=True)
-    statement = query(_SQL_FILE, "lease_renew", schema)
+    statement = get_query(_SQL_FILE, "lease_renew", schema)
     rows = await statement.fetch(connection, name=names, epoch=epochs, holder=holder)
     return {row[0]: row[1] for row in rows}
 
@@ -133,8 +133,8 @@ async def lease_release(
 ) -> bool:
     """End a term. Return False if the term ended before. Fail if the row stays locked for longer
     than `RELEASE_LOCK_TIMEOUT`."""
-    statement = query(_SQL_FILE, "lease_release", schema)
-    limit = milliseconds(RELEASE_LOCK_TIMEOUT)
+    statement = get_query(_SQL_FILE, "lease_release", schema)
+    limit = to_milliseconds(RELEASE_LOCK_TIMEOUT)
     values = {"name": name, "epoch": epoch, "holder": holder, "lock_milliseconds": limit}
     return await statement.fetchrow(connection, **values) is not None
 
@@ -155,10 +155,10 @@ async def lease_fence_transaction(
     Raises:
         TransactionError: a savepoint is open. Its rollback would undo the effect of this call.
     """
-    values = _fence_values(name, epoch, transaction_timeout, lock_timeout)
-    row = await query(_SQL_FILE, "lease_fence", schema).fetchrow(connection, **values)
+    values = _make_fence_values(name, epoch, transaction_timeout, lock_timeout)
+    row = await get_query(_SQL_FILE, "lease_fence", schema).fetchrow(connection, **values)
     if row is not None and not row[0]:
-        raise savepoint_error()
+        raise make_savepoint_error()
     return row is not None
 
 
@@ -172,25 +172,27 @@ def lease_fence_sql(
 ) -> str:
     """Return the statement of `lease_fence_transaction` with the values in the text, for any
     driver."""
-    statement = query(_SQL_FILE, "lease_fence", schema)
-    values = statement.arguments(_fence_values(name, epoch, transaction_timeout, lock_timeout))
-    return _PARAMETER_PATTERN.sub(
-        lambda match: _sql_literal(values[int(match[1]) - 1]), statement.text
+    statement = get_query(_SQL_FILE, "lease_fence", schema)
+    values = statement.order_arguments(
+        _make_fence_values(name, epoch, transaction_timeout, lock_timeout)
+    )
+    return _SQL_PARAMETER_PATTERN.sub(
+        lambda match: _to_sql_literal(values[int(match[1]) - 1]), statement.text
     )
 
 
-def _fence_values(
+def _make_fence_values(
     name: str, epoch: int, timeout: timedelta, lock_timeout: timedelta
 ) -> dict[str, object]:
     return {
         "name": name,
         "epoch": epoch,
-        "milliseconds": milliseconds(timeout),
-        "lock_milliseconds": milliseconds(lock_timeout),
+        "milliseconds": to_milliseconds(timeout),
+        "lock_milliseconds": to_milliseconds(lock_timeout),
     }
 
 
-def _sql_literal(value: object) -> str:
+def _to_sql_literal(value: object) -> str:
     if isinstance(value, int):
         return str(value)
     text = str(value).replace("\\", r"\\").replace("'", "''")
@@ -224,7 +226,7 @@ async def _read_leases(
 ) -> list[LeaseRow]:
     """Return the leases for which the conditions that are not None are true."""
     values = {name: value for name, value in conditions.items() if value is not None}
-    statement = query_with(_SQL_FILE, "lease_list", schema, frozenset(values))
+    statement = get_query_with_parts(_SQL_FILE, "lease_list", schema, frozenset(values))
     return [LeaseRow(*row) for row in await statement.fetch(connection, **values)]
 
 
@@ -240,5 +242,5 @@ async def lease_request_resign(
             None: from any holder.
     """
     values = {"name": name} if epoch is None else {"name": name, "epoch": epoch}
-    statement = query_with(_SQL_FILE, "lease_request_resign", schema, frozenset(values))
+    statement = get_query_with_parts(_SQL_FILE, "lease_request_resign", schema, frozenset(values))
     return await statement.fetchrow(connection, **values) is not None

@@ -1,4 +1,4 @@
-"""StepRunner: runs one migration and records it in `river_migration`, in one transaction."""
+"""MigrationRunner: runs one migration and records it in `river_migration`, in one transaction."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import anyio
 
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.schema import (
-    LINE_COLUMN_VERSION,
-    MAIN_LINE,
+    LINE_COLUMN_MIGRATION,
+    MAIN_MIGRATION_LINE,
     SCHEMA_READ_TIMEOUT,
     read_schema_state,
 )
-from riverpy._postgres.sql_files import blocks, milliseconds, query
+from riverpy._postgres.sql_files import get_query, load_statements, to_milliseconds
 from riverpy.errors import MigrationError
 
 if TYPE_CHECKING:
@@ -43,12 +43,14 @@ class Direction(StrEnum):
     DOWN = "down"
 
 
-class StepRunner:
+class MigrationRunner:
     """Runs the migrations of one migration line. If several migrators run at once, a lock lets only
     one of them run a migration."""
 
-    def __init__(self, line: str, *, lock_timeout: timedelta, statement_timeout: timedelta) -> None:
-        self._migration_line = line
+    def __init__(
+        self, migration_line: str, *, lock_timeout: timedelta, statement_timeout: timedelta
+    ) -> None:
+        self._migration_line = migration_line
         self._lock_timeout, self._statement_timeout = lock_timeout, statement_timeout
 
     async def run_migration(
@@ -67,7 +69,7 @@ class StepRunner:
             # committed.
             async with transaction_with_timeouts(connection, isolation="read_committed"):
                 with _translate_migration_errors(f"waiting for another migrator before {what}"):
-                    await self._lock_migrations(connection, schema)
+                    await self._lock_migration_table(connection, schema)
                 applied = (await read_schema_state(connection, schema)).applied_versions(
                     self._migration_line
                 )
@@ -83,20 +85,20 @@ class StepRunner:
                     await self._record_migration(connection, schema, direction, migration.version)
         return True
 
-    async def _lock_migrations(self, connection: Transaction, schema: str) -> None:
+    async def _lock_migration_table(self, connection: Transaction, schema: str) -> None:
         # The timeout is long: another migrator may hold the lock for a whole migration. No worker
         # needs the lock.
         await self._set_timeouts(connection, self._statement_timeout)
         with anyio.fail_after(self._statement_timeout.total_seconds() + SCHEMA_READ_TIMEOUT):
-            await query(_SQL_FILE, "migration_lock", schema).execute(connection, schema=schema)
+            await get_query(_SQL_FILE, "migration_lock", schema).execute(connection, schema=schema)
 
     async def _set_timeouts(self, connection: Transaction, lock_timeout: timedelta) -> None:
         with anyio.fail_after(SCHEMA_READ_TIMEOUT):
-            await query(_SQL_FILE, "migration_limits", None).execute(
+            await get_query(_SQL_FILE, "migration_limits", None).execute(
                 connection,
-                lock_timeout=str(milliseconds(lock_timeout)),
-                statement_timeout=str(milliseconds(self._statement_timeout)),
-                idle_timeout=str(milliseconds(MIGRATOR_IDLE_TIMEOUT)),
+                lock_timeout=str(to_milliseconds(lock_timeout)),
+                statement_timeout=str(to_milliseconds(self._statement_timeout)),
+                idle_timeout=str(to_milliseconds(MIGRATOR_IDLE_TIMEOUT)),
             )
 
     def _check_version_order(self, version: int, applied: set[int], direction: Direction) -> None:
@@ -115,31 +117,31 @@ class StepRunner:
     ) -> None:
         if block := _record_statement_name(self._migration_line, version, direction):
             values: dict[str, object] = {"line": self._migration_line, "version": version}
-            statement = query(_SQL_FILE, block, schema)
+            statement = get_query(_SQL_FILE, block, schema)
             await connection.execute(statement.text, *map(values.get, statement.parameters))
 
 
-def _record_statement_name(line: str, version: int, direction: Direction) -> str | None:
+def _record_statement_name(migration_line: str, version: int, direction: Direction) -> str | None:
     """Return the name of the SQL statement that records the migration in `river_migration`, or None
     if the migration drops the table. Old versions of the table have no column `line`."""
     up = direction is Direction.UP
     verb = "migration_insert" if up else "migration_delete"
     if (
-        line != MAIN_LINE
-        or version > LINE_COLUMN_VERSION
-        or (up and version == LINE_COLUMN_VERSION)
+        migration_line != MAIN_MIGRATION_LINE
+        or version > LINE_COLUMN_MIGRATION
+        or (up and version == LINE_COLUMN_MIGRATION)
     ):
         return verb
     return f"{verb}_without_line" if up or version > 1 else None
 
 
-def record_step_sql(line: str, version: int, direction: Direction) -> str:
+def make_record_sql(migration_line: str, version: int, direction: Direction) -> str:
     """Return the statement that records the migration, as text for another migration tool."""
-    block = _record_statement_name(line, version, direction)
+    block = _record_statement_name(migration_line, version, direction)
     if block is None:
         return ""
-    text = blocks(_SQL_FILE)[block]
-    return "\n" + text.replace("@line", f"'{line}'").replace("@version", str(version)) + ";\n"
+    text = load_statements(_SQL_FILE)[block].replace("@line", f"'{migration_line}'")
+    return "\n" + text.replace("@version", str(version)) + ";\n"
 
 
 @asynccontextmanager

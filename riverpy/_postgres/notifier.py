@@ -32,7 +32,7 @@ from riverpy._postgres.driver import (
     listen_on_channels,
 )
 from riverpy._postgres.leases import LEASE_TOPIC as LEASE_TOPIC
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import get_query
 from riverpy._postgres.tracing import suppress_tracing
 from riverpy.errors import ConfigError
 
@@ -91,16 +91,16 @@ class Notifier:
         """
         self._connect = connect
         self._schema = schema
-        self._reserved = reserved
-        self._outage = outage
+        self._reserved_connection = reserved
+        self._outage_tracker = outage
         self.probe_interval = max(PROBE_INTERVAL, quiet)
         """Seconds between two probes while they arrive."""
         self._trace_internal = trace_internal
-        self._callbacks: dict[str, list[Callable[[str], None]]] = {}
+        self._callbacks_by_topic: dict[str, list[Callable[[str], None]]] = {}
         self._resync = resync
         self._connection: Connection | None = None
         self._connection_lost = asyncio.Event()
-        self._probe_arrivals: dict[str, asyncio.Event] = {}
+        self._arrival_event_by_probe: dict[str, asyncio.Event] = {}
         self._backoff = Backoff(RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX)
         self._log = get_logger()
         self.is_delivery_proven = False
@@ -111,7 +111,7 @@ class Notifier:
         """Whether it was logged that no notifications arrive."""
         self._is_notification_queue_full = False
         """Whether the server's queue of notifications was too full for the last probe."""
-        self._queue_log = NotificationQueueLog()
+        self._notification_queue_log = NotificationQueueLog()
         self.connected = TestSignal("Notifier.connected")
 
     @property
@@ -122,14 +122,14 @@ class Notifier:
     def subscribe(self, topic: str, callback: Callable[[str], None]) -> None:
         """Call `callback` with the payload of each notification on a topic. Call this before the
         notifier starts."""
-        self._callbacks.setdefault(topic, []).append(callback)
+        self._callbacks_by_topic.setdefault(topic, []).append(callback)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Listen until stopped. Raise if the first connection fails."""
         try:
             with suppress_tracing(trace_internal=self._trace_internal):
                 await self._connect_and_listen()
-                await self._check_delivery(first=True)
+                await self._check_delivery(is_first=True)
                 task_status.started()
                 while True:
                     was_proven = await self._watch_connection(scope)
@@ -147,23 +147,25 @@ class Notifier:
             self._connection = connection = await self._connect()
             await listen_on_channels(
                 connection,
-                await self._channel_callbacks(connection),
+                await self._make_channel_callbacks(connection),
                 partial(self._record_connection_end, lost),
             )
         self.connected.emit()
 
-    async def _channel_callbacks(self, connection: Connection) -> dict[str, Callable[[str], None]]:
+    async def _make_channel_callbacks(
+        self, connection: Connection
+    ) -> dict[str, Callable[[str], None]]:
         """Return the callback for each channel. The name of a channel starts with the schema that
         contains the topic's table. River in Go uses the first schema of the search path instead, so
         riverpy listens on a channel with that schema too."""
-        statement = query("river_notification", "notification_schemas", self._schema)
+        statement = get_query("river_notification", "notification_schemas", self._schema)
         ((jobs, leases, first),) = await connection.fetch(statement.text)
         if jobs is None:
             raise ConfigError(
                 "the search path of the listening connection names no schema: set Config(schema=…)"
             )
         channels: dict[str, Callable[[str], None]] = {}
-        for topic, callbacks in self._callbacks.items():
+        for topic, callbacks in self._callbacks_by_topic.items():
             deliver = self._make_callback(topic, callbacks)
             channels[f"{leases if topic == LEASE_TOPIC else jobs}.{topic}"] = deliver
             if self._schema is None and topic.startswith("river_"):
@@ -188,11 +190,11 @@ class Notifier:
         """Record the end of a connection. Code that waits for probes on it stops waiting."""
         lost.set()
         if lost is self._connection_lost:
-            for arrived in self._probe_arrivals.values():
+            for arrived in self._arrival_event_by_probe.values():
                 arrived.set()
 
     def _receive_probe(self, payload: str) -> None:
-        if (event := self._probe_arrivals.get(payload)) is not None:
+        if (event := self._arrival_event_by_probe.get(payload)) is not None:
             event.set()
 
     async def _watch_connection(self, scope: StopScope) -> bool:
@@ -212,26 +214,26 @@ class Notifier:
                 await self._connection_lost.wait()
                 return was_proven
             if not self._is_first_probe_sent:
-                await self._check_delivery(first=True)
+                await self._check_delivery(is_first=True)
             # If probes fail, only a new connection shows whether notifications arrive. Behind a
             # pooler, a probe may arrive only because the same session of the server listens and
             # sends.
             elif not (was_proven or self._is_notification_queue_full) or not (
-                await self._check_delivery(first=False) or self._is_notification_queue_full
+                await self._check_delivery(is_first=False) or self._is_notification_queue_full
             ):
                 return was_proven
 
-    async def _check_delivery(self, *, first: bool) -> bool:
+    async def _check_delivery(self, *, is_first: bool) -> bool:
         """Send a probe, wait for its notification, and return whether it arrived. If `first` is
         True, another connection sends the probe. This finds a listener that is connected to a wrong
         database or to a pooler."""
         token = secrets.token_hex(8)
-        arrived = self._probe_arrivals[token] = asyncio.Event()
+        arrived = self._arrival_event_by_probe[token] = asyncio.Event()
         is_sent = False
         try:
             with anyio.fail_after(PROBE_TIMEOUT):
-                if first:
-                    async with self._reserved.acquire(
+                if is_first:
+                    async with self._reserved_connection.acquire(
                         "sending a probe", PROBE_TIMEOUT
                     ) as connection:
                         is_sent = await self._send_probe(connection, token)
@@ -247,7 +249,7 @@ class Notifier:
                     raise ConnectionError("the listening connection is gone")
         except DATABASE_ERRORS as error:
             self._record_queue_fullness(is_notification_queue_full(error))
-            if is_sent and first and not self._connection_lost.is_set():
+            if is_sent and is_first and not self._connection_lost.is_set():
                 self._log_delivery_failure()
             self.is_delivery_proven = False
         else:
@@ -256,18 +258,18 @@ class Notifier:
                 self._is_delivery_failure_logged = False
                 self._backoff.reset()
         finally:
-            del self._probe_arrivals[token]
+            del self._arrival_event_by_probe[token]
         return self.is_delivery_proven
 
     async def _send_probe(self, connection: Connection, token: str) -> bool:
         """Send a probe. Return False if nothing was sent, because the server's queue of
         notifications is full."""
-        statement = query("river_notification", "notify", None)
+        statement = get_query("river_notification", "notify", None)
         return bool(await connection.fetch(statement.text, self._probe_channel, token))
 
     def _record_queue_fullness(self, is_full: bool) -> None:
         self._is_notification_queue_full = is_full
-        self._queue_log.log_queue_state(is_full=is_full)
+        self._notification_queue_log.log_queue_state(is_full=is_full)
 
     def _log_delivery_failure(self) -> None:
         """Log that no notifications arrive. Log it only once, until a probe arrives again."""
@@ -290,7 +292,9 @@ class Notifier:
             self._connection.terminate()
             self._connection = None
         if was_proven or is_loss:
-            self._outage.record_loss(self.name, ConnectionError("the listening connection is gone"))
+            self._outage_tracker.record_loss(
+                self.name, ConnectionError("the listening connection is gone")
+            )
         if not was_proven:  # no probe arrived over the last connection, so wait
             await anyio.sleep(self._backoff.next_delay())
         while True:
@@ -300,18 +304,18 @@ class Notifier:
             try:
                 await self._connect_and_listen()
             except (*DATABASE_ERRORS, ConfigError) as error:
-                self._outage.record_loss(self.name, error)
+                self._outage_tracker.record_loss(self.name, error)
                 if self._connection is not None:
                     self._connection.terminate()
                 await anyio.sleep(self._backoff.next_delay())
             else:
                 break
-        self._outage.record_success(self.name)
-        await self._check_delivery(first=True)
+        self._outage_tracker.record_success(self.name)
+        await self._check_delivery(is_first=True)
         self._resync()
 
 
-class Message(msgspec.Struct):
+class NotificationMessage(msgspec.Struct):
     """The payload of a notification on one of River's or our topics."""
 
     action: str = ""
@@ -326,10 +330,10 @@ class Message(msgspec.Struct):
     """Seconds until jobs become due."""
 
 
-def decode_message(payload: str) -> Message | None:
+def decode_notification(payload: str) -> NotificationMessage | None:
     """Decode a payload. Return None, and log a warning, if it is not valid."""
     try:
-        return msgspec.json.decode(payload, type=Message)
+        return msgspec.json.decode(payload, type=NotificationMessage)
     except (msgspec.DecodeError, RecursionError):  # any session can send any text
         get_logger().warning(INVALID_NOTIFICATION_RECEIVED, payload=payload[:100])
         return None

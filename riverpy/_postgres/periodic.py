@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from riverpy._postgres.driver import UndefinedTableError
-from riverpy._postgres.sql_files import query, values_by_field
+from riverpy._postgres.sql_files import get_query, lists_by_field
 from riverpy.errors import NotFoundError, SchemaMissingError
 from riverpy.periodic import PeriodicJobState
 
@@ -66,13 +66,13 @@ class NextRunUpdate(NamedTuple):
 
 async def periodic_table_exists(connection: Transaction, schema: str | None) -> bool:
     """Whether the table of periodic jobs exists."""
-    return await query(_SQL_FILE, "periodic_exists", schema).fetchval(connection, schema=schema)
+    return await get_query(_SQL_FILE, "periodic_exists", schema).fetchval(connection, schema=schema)
 
 
 async def periodic_list(connection: Transaction, schema: str | None) -> list[PeriodicJobState]:
     """Return all rows, by id. Raise SchemaMissingError if the table is missing."""
     rows = await _raise_if_table_missing(
-        query(_SQL_FILE, "periodic_list", schema).fetch(connection)
+        get_query(_SQL_FILE, "periodic_list", schema).fetch(connection)
     )
     return [PeriodicJobState(**row) for row in rows]
 
@@ -86,10 +86,10 @@ async def periodic_get(
         NotFoundError: no row has this id; the text has similar ids.
         SchemaMissingError: the table is missing.
     """
-    statement = query(_SQL_FILE, "periodic_get", schema)
+    statement = get_query(_SQL_FILE, "periodic_get", schema)
     row = await _raise_if_table_missing(statement.fetchrow(connection, id=job_id))
     if row is None:
-        raise await _not_found_error(connection, schema, job_id)
+        raise await _make_not_found_error(connection, schema, job_id)
     return PeriodicJobState(**row)
 
 
@@ -104,8 +104,8 @@ async def periodic_register(
     """Insert or update rows. Jobs in `run_if_new_ids` run at once if their row is new. Jobs in
     `run_now_ids` run at once unless they are paused. Return the ids of the rows that were not
     locked."""
-    rows = await query(_SQL_FILE, "periodic_register", schema).fetch(
-        connection, **values_by_field(registrations), first=run_if_new_ids, each=run_now_ids
+    rows = await get_query(_SQL_FILE, "periodic_register", schema).fetch(
+        connection, **lists_by_field(registrations), first=run_if_new_ids, each=run_now_ids
     )
     return {row[0] for row in rows}
 
@@ -114,7 +114,7 @@ async def periodic_list_scheduled(
     connection: Transaction, schema: str | None, ids: Sequence[str]
 ) -> list[PeriodicRow]:
     """Return the given rows that have a next slot or a requested run, earliest first."""
-    rows = await query(_SQL_FILE, "periodic_due", schema).fetch(connection, id=ids)
+    rows = await get_query(_SQL_FILE, "periodic_due", schema).fetch(connection, id=ids)
     return [PeriodicRow(*row) for row in rows]
 
 
@@ -123,8 +123,8 @@ async def periodic_store_next_runs(
 ) -> set[str]:
     """Store the new next slots, in the transaction that inserts the jobs. Return the ids of the
     changed rows. Rows that another session has changed since the read are left out."""
-    statement = query(_SQL_FILE, "periodic_store_next_slots", schema)
-    rows = await statement.fetch(connection, **values_by_field(updates))
+    statement = get_query(_SQL_FILE, "periodic_store_next_slots", schema)
+    rows = await statement.fetch(connection, **lists_by_field(updates))
     return {row[0] for row in rows}
 
 
@@ -133,7 +133,7 @@ async def periodic_store_last_runs(
 ) -> None:
     """Store the slot of the newest inserted job of each id, in the transaction of
     `periodic_store_next_runs`."""
-    await query(_SQL_FILE, "periodic_store_last_runs", schema).execute(
+    await get_query(_SQL_FILE, "periodic_store_last_runs", schema).execute(
         connection, id=list(last_runs), ran_at=list(last_runs.values())
     )
 
@@ -142,7 +142,7 @@ async def periodic_mark_used(
     connection: Transaction, schema: str | None, ids: Sequence[str]
 ) -> None:
     """Store that these rows are in use now."""
-    await query(_SQL_FILE, "periodic_mark_used", schema).execute(connection, id=ids)
+    await get_query(_SQL_FILE, "periodic_mark_used", schema).execute(connection, id=ids)
 
 
 async def periodic_list_unused(
@@ -156,7 +156,7 @@ async def periodic_list_unused(
 ) -> list[str]:
     """Return up to `limit` ids after `after_id` that no client has used for `unused_for`. Ids in
     `used_ids` are left out."""
-    rows = await query(_SQL_FILE, "periodic_unused", schema).fetch(
+    rows = await get_query(_SQL_FILE, "periodic_unused", schema).fetch(
         connection, used=used_ids, age=unused_for, after=after_id, limit=limit
     )
     return [row[0] for row in rows]
@@ -167,7 +167,7 @@ async def periodic_delete_unused(
 ) -> set[str]:
     """Delete the given rows, except rows that are locked or were used within `unused_for`. Return
     the ids of the deleted rows."""
-    rows = await query(_SQL_FILE, "periodic_delete_unused", schema).fetch(
+    rows = await get_query(_SQL_FILE, "periodic_delete_unused", schema).fetch(
         connection, age=unused_for, id=ids
     )
     return {row[0] for row in rows}
@@ -196,16 +196,16 @@ async def periodic_request_run(connection: Transaction, schema: str | None, job_
 async def _change_periodic_job(
     connection: Transaction, schema: str | None, statement_name: str, job_id: str
 ) -> None:
-    statement = query(_SQL_FILE, statement_name, schema)
+    statement = get_query(_SQL_FILE, statement_name, schema)
     if not await _raise_if_table_missing(statement.fetch(connection, id=job_id)):
-        raise await _not_found_error(connection, schema, job_id)
-    await query(_SQL_FILE, "periodic_notify", schema).execute(connection, id=job_id)
+        raise await _make_not_found_error(connection, schema, job_id)
+    await get_query(_SQL_FILE, "periodic_notify", schema).execute(connection, id=job_id)
 
 
-async def _not_found_error(
+async def _make_not_found_error(
     connection: Transaction, schema: str | None, job_id: str
 ) -> NotFoundError:
-    rows = await query(_SQL_FILE, "periodic_ids", schema).fetch(connection)
+    rows = await get_query(_SQL_FILE, "periodic_ids", schema).fetch(connection)
     near = get_close_matches(job_id, [row[0] for row in rows], n=3, cutoff=0.5)
     hint = (
         f"did you mean {', '.join(near)}?"

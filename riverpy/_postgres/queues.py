@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from riverpy._postgres.sql_files import fetch_for_queues, query
+from riverpy._postgres.sql_files import fetch_for_queues, get_query
 from riverpy._timestamps import timestamp
 from riverpy.queue import Queue
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 _SQL_FILE = "river_queue"
 
 
-async def queue_touch(
+async def queue_upsert(
     connection: Transaction, schema: str | None, names: list[str]
 ) -> dict[str, bool]:
     """Set `updated_at` of the queues to now, and insert missing rows. Return whether each queue is
     paused."""
-    rows = await query(_SQL_FILE, "queue_touch", schema).fetch(connection, name=names)
+    rows = await get_query(_SQL_FILE, "queue_upsert", schema).fetch(connection, name=names)
     return {row[0]: row[1] for row in rows}
 
 
@@ -37,19 +37,19 @@ async def queue_filter_paused(
     connection: Transaction, schema: str | None, names: list[str]
 ) -> set[str]:
     """Return the given queues that are paused."""
-    rows = await query(_SQL_FILE, "queue_paused", schema).fetch(connection, name=names)
+    rows = await get_query(_SQL_FILE, "queue_paused", schema).fetch(connection, name=names)
     return {row[0] for row in rows}
 
 
 async def queue_pause(connection: Transaction, schema: str | None, name: str) -> list[str]:
     """Pause a queue. The name `*` means all queues. Return the names of the paused queues."""
-    rows = await query(_SQL_FILE, "queue_pause", schema).fetch(connection, name=name)
+    rows = await get_query(_SQL_FILE, "queue_pause", schema).fetch(connection, name=name)
     return [row[0] for row in rows]
 
 
 async def queue_resume(connection: Transaction, schema: str | None, name: str) -> list[str]:
     """Resume a queue. The name `*` means all queues. Return the names of the resumed queues."""
-    rows = await query(_SQL_FILE, "queue_resume", schema).fetch(connection, name=name)
+    rows = await get_query(_SQL_FILE, "queue_resume", schema).fetch(connection, name=name)
     return [row[0] for row in rows]
 
 
@@ -82,7 +82,7 @@ async def queue_delete_unused(
 ) -> set[str]:
     """Delete the rows of the given queues, except rows that are locked or were used within
     `unused_for`. Return the names of the deleted queues."""
-    rows = await query(_SQL_FILE, "queue_delete_unused", schema).fetch(
+    rows = await get_query(_SQL_FILE, "queue_delete_unused", schema).fetch(
         connection, names=names, age=unused_for
     )
     return {row[0] for row in rows}
@@ -90,13 +90,13 @@ async def queue_delete_unused(
 
 async def queue_get(connection: Transaction, schema: str | None, name: str) -> Queue | None:
     """Return one queue."""
-    row = await query(_SQL_FILE, "queue_get", schema).fetchrow(connection, name=name)
+    row = await get_query(_SQL_FILE, "queue_get", schema).fetchrow(connection, name=name)
     return None if row is None else _queue_from_row(row)
 
 
 async def queue_list(connection: Transaction, schema: str | None, limit: int) -> list[Queue]:
     """Return up to `limit` queues, by name."""
-    rows = await query(_SQL_FILE, "queue_list", schema).fetch(connection, limit=limit)
+    rows = await get_query(_SQL_FILE, "queue_list", schema).fetch(connection, limit=limit)
     return [_queue_from_row(row) for row in rows]
 
 
@@ -104,7 +104,7 @@ async def queue_update_metadata(
     connection: Transaction, schema: str | None, name: str, metadata: str
 ) -> Queue | None:
     """Replace the metadata of a queue with an object, given as JSON text."""
-    row = await query(_SQL_FILE, "queue_update", schema).fetchrow(
+    row = await get_query(_SQL_FILE, "queue_update", schema).fetchrow(
         connection, name=name, metadata=metadata
     )
     return None if row is None else _queue_from_row(row)
@@ -114,7 +114,7 @@ async def queue_get_lags(
     connection: Transaction, schema: str | None, names: Sequence[str]
 ) -> dict[str, timedelta]:
     """Return how long the oldest due job of each queue has waited. 0: no job waits."""
-    rows = await query(_SQL_FILE, "queue_lag", schema).fetch(connection, name=names)
+    rows = await get_query(_SQL_FILE, "queue_lag", schema).fetch(connection, name=names)
     return {name: timedelta(seconds=seconds) for name, seconds in rows}
 
 
@@ -122,13 +122,13 @@ async def queue_list_with_waiting_jobs(
     connection: Transaction, schema: str | None, limit: int
 ) -> list[str]:
     """Return up to `limit` queues that have available jobs and are not paused."""
-    rows = await query(_SQL_FILE, "queue_waiting", schema).fetch(connection, limit=limit)
+    rows = await get_query(_SQL_FILE, "queue_waiting", schema).fetch(connection, limit=limit)
     return [row[0] for row in rows]
 
 
 async def send_control_message(connection: Transaction, schema: str | None, payload: str) -> None:
     """Send a control message to every client of the schema, at the commit."""
-    await query(_SQL_FILE, "control_notify", schema).execute(connection, payload=payload)
+    await get_query(_SQL_FILE, "control_notify", schema).execute(connection, payload=payload)
 
 
 def _queue_from_row(row: Record) -> Queue:

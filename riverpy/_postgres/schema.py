@@ -22,7 +22,7 @@ from riverpy._log_events import (
 )
 from riverpy._names import validate_schema_length
 from riverpy._postgres.driver import check_server_version
-from riverpy._postgres.sql_files import query, quote_identifier, sql_directory
+from riverpy._postgres.sql_files import get_query, quote_identifier, sql_directory
 from riverpy.errors import ConfigError, SchemaMissingError
 
 if TYPE_CHECKING:
@@ -30,43 +30,43 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Transaction
 
-MAIN_LINE = "main"
+MAIN_MIGRATION_LINE = "main"
 """The migration line of River's own tables."""
-RIVERPY_LINE = "riverpy"
+RIVERPY_MIGRATION_LINE = "riverpy"
 """The migration line of riverpy's own tables. River's clients do not need it, and riverpy works
 without it."""
 
 # Versions of migration line `riverpy` that features need.
-CLIENTS_VERSION = 1
-PERIODIC_VERSION = 2
-SLOTS_VERSION = 3
-LEASES_VERSION = 4
-EXECUTIONS_VERSION = 5
-DOMAINS_VERSION = 6
-STATE_VERSION = 7
-LEASE_REPORTS_VERSION = 8
-FEATURES = {
-    CLIENTS_VERSION: (
+CLIENTS_MIGRATION = 1
+PERIODIC_JOBS_MIGRATION = 2
+CLIENT_SLOTS_MIGRATION = 3
+LEASES_MIGRATION = 4
+EXECUTIONS_MIGRATION = 5
+DOMAINS_MIGRATION = 6
+CLIENT_STATE_MIGRATION = 7
+LEASE_REPORTS_MIGRATION = 8
+FEATURES_BY_MIGRATION = {
+    CLIENTS_MIGRATION: (
         "rescue of a killed client's jobs after dead_after: they wait for rescue_after"
     ),
-    PERIODIC_VERSION: "periodic jobs",
-    SLOTS_VERSION: "the slots and stuck jobs of each client in riverpy doctor and top",
-    LEASES_VERSION: "leases and singletons",
-    EXECUTIONS_VERSION: "run_once",
-    DOMAINS_VERSION: "leader domains",
-    STATE_VERSION: (
+    PERIODIC_JOBS_MIGRATION: "periodic jobs",
+    CLIENT_SLOTS_MIGRATION: "the slots and stuck jobs of each client in riverpy doctor and top",
+    LEASES_MIGRATION: "leases and singletons",
+    EXECUTIONS_MIGRATION: "run_once",
+    DOMAINS_MIGRATION: "leader domains",
+    CLIENT_STATE_MIGRATION: (
         "the state of stopping clients, the rows that are set aside in riverpy doctor, and the "
         "quick start of a client under the configured id of a killed one"
     ),
-    LEASE_REPORTS_VERSION: "the standbys and the lag of leases in riverpy lease, top and doctor",
+    LEASE_REPORTS_MIGRATION: "the standbys and the lag of leases in riverpy lease, top and doctor",
 }
 """For each version of line `riverpy`, the features that need it."""
 NEEDED_MAIN_VERSION = 7
 """The newest version of line `main` that a client needs. Version 8 changes nothing on PostgreSQL,
 because River has it for SQLite."""
-EMPTY_MIGRATION_VERSIONS = {MAIN_LINE: {8}}
+EMPTY_MIGRATION_VERSIONS = {MAIN_MIGRATION_LINE: {8}}
 """The versions that change nothing on PostgreSQL, by line."""
-LINE_COLUMN_VERSION = 5
+LINE_COLUMN_MIGRATION = 5
 """The version of line `main` that adds the column `line` to `river_migration`."""
 SCHEMA_READ_TIMEOUT = 10.0
 """Seconds for reading the catalog and `river_migration`."""
@@ -88,24 +88,25 @@ class Migration:
 
 
 @cache
-def migration_lines() -> Sequence[str]:
+def list_migration_lines() -> Sequence[str]:
     """Return the migration lines in the order in which they are applied: the directories in
     `sql/migrations`."""
     entries = sql_directory().joinpath("migrations").iterdir()
     names = {entry.name for entry in entries if entry.is_dir()}
-    return MAIN_LINE, *sorted(names - {MAIN_LINE})
+    return MAIN_MIGRATION_LINE, *sorted(names - {MAIN_MIGRATION_LINE})
 
 
 @cache
-def migrations(line: str) -> Mapping[int, Migration]:
+def load_migrations(migration_line: str) -> Mapping[int, Migration]:
     """Return the migrations of a migration line by version, lowest first. Raise ConfigError for an
     unknown line."""
-    if line not in migration_lines():
+    if migration_line not in list_migration_lines():
         raise ConfigError(
-            f"unknown migration line {line!r}: riverpy has {', '.join(migration_lines())}"
+            f"unknown migration line {migration_line!r}: "
+            f"riverpy has {', '.join(list_migration_lines())}"
         )
     texts: dict[tuple[int, str], dict[str, str]] = {}
-    for entry in sql_directory().joinpath("migrations", line).iterdir():
+    for entry in sql_directory().joinpath("migrations", migration_line).iterdir():
         if match := _MIGRATION_FILE_PATTERN.fullmatch(entry.name):
             key = int(match[1]), match[2].replace("_", " ")
             texts.setdefault(key, {})[match[3]] = entry.read_text("utf-8")
@@ -127,7 +128,7 @@ class RowSecurity(NamedTuple):
     """The tables whose policies may hide some rows."""
 
     @property
-    def tables(self) -> list[str]:
+    def affected_tables(self) -> list[str]:
         """All tables in which rows may be hidden."""
         return sorted([*self.hidden_tables, *self.filtered_tables])
 
@@ -140,12 +141,12 @@ class RowSecurity(NamedTuple):
             else "jobs that no policy allows are neither worked nor counted"
         )
         return (
-            f'row-level security applies to "{self.role}" on {", ".join(self.tables)}: {effect}, '
-            "and no error is raised"
+            f'row-level security applies to "{self.role}" on {", ".join(self.affected_tables)}: '
+            f"{effect}, and no error is raised"
         )
 
     @property
-    def fix(self) -> str:
+    def remedy(self) -> str:
         """How to give the role access to all rows."""
         return (
             "for each table ALTER TABLE … DISABLE ROW LEVEL SECURITY, or CREATE POLICY … TO "
@@ -158,76 +159,83 @@ class SchemaState:
     """The state of River's and our tables in one schema of a database."""
 
     schema: str
-    has_line_column: bool
+    has_migration_line_column: bool
     """Whether `river_migration` has the column `line`."""
     has_job_table: bool
     """Whether the table `river_job` exists."""
     invalid_indexes: Sequence[str]
     """Indexes of River's tables whose concurrent build failed. No query uses them."""
-    applied: Mapping[str, Mapping[int, datetime]]
+    applied_at_by_line: Mapping[str, Mapping[int, datetime]]
     """When each version was applied, by migration line and version, lowest version first."""
     row_security: RowSecurity
     """The tables in which row-level security hides rows from the role."""
 
-    def applied_versions(self, line: str) -> set[int]:
+    def applied_versions(self, migration_line: str) -> set[int]:
         """Return the applied versions of a line."""
-        return set(self.applied.get(line, ()))
+        return set(self.applied_at_by_line.get(migration_line, ()))
 
-    def missing_versions(self, line: str) -> list[int]:
+    def missing_versions(self, migration_line: str) -> list[int]:
         """Return the versions of a line that the database lacks, lowest first."""
-        return sorted(migrations(line).keys() - self.applied_versions(line))
+        return sorted(
+            load_migrations(migration_line).keys() - self.applied_versions(migration_line)
+        )
 
-    def needed_versions(self) -> list[int]:
+    def missing_needed_versions(self) -> list[int]:
         """Return the missing versions of line `main` that a client needs, lowest first."""
         return [
             version
-            for version in self.missing_versions(MAIN_LINE)
+            for version in self.missing_versions(MAIN_MIGRATION_LINE)
             if version <= NEEDED_MAIN_VERSION
         ]
 
-    def skipped_versions(self, line: str) -> list[int]:
+    def skipped_versions(self, migration_line: str) -> list[int]:
         """Return the missing versions of a line that are below an applied version, lowest first.
         River before 0.48 leaves version 8 recorded when it undoes version 7. So versions that
         change nothing do not count as applied."""
         newest = max(
-            self.applied_versions(line) - EMPTY_MIGRATION_VERSIONS.get(line, set()), default=0
+            self.applied_versions(migration_line)
+            - EMPTY_MIGRATION_VERSIONS.get(migration_line, set()),
+            default=0,
         )
-        return [version for version in self.missing_versions(line) if version < newest]
+        return [version for version in self.missing_versions(migration_line) if version < newest]
 
-    def unknown_versions(self, line: str) -> list[int]:
+    def unknown_versions(self, migration_line: str) -> list[int]:
         """Return the applied versions of a line that this riverpy does not know, lowest first."""
-        return sorted(self.applied_versions(line) - migrations(line).keys())
+        return sorted(
+            self.applied_versions(migration_line) - load_migrations(migration_line).keys()
+        )
 
-    def is_unrecorded(self) -> bool:
+    def are_migrations_unrecorded(self) -> bool:
         """Whether River's tables exist, but `river_migration` records no version."""
-        return self.has_job_table and not self.applied_versions(MAIN_LINE)
+        return self.has_job_table and not self.applied_versions(MAIN_MIGRATION_LINE)
 
-    def notices(self, line: str) -> list[str]:
+    def make_notices(self, migration_line: str) -> list[str]:
         """Return a sentence for each recorded version or line that this riverpy does not know."""
-        known = max(migrations(line))
+        known = max(load_migrations(migration_line))
         return [
-            f"line {line!r} has version {version}, which this riverpy does not know "
+            f"line {migration_line!r} has version {version}, which this riverpy does not know "
             f"(it knows 1 to {known}): left alone"
-            for version in self.unknown_versions(line)
+            for version in self.unknown_versions(migration_line)
         ] + [
             f"line {foreign!r} is not one of riverpy's: left alone"
-            for foreign in sorted(self.applied.keys() - set(migration_lines()))
+            for foreign in sorted(self.applied_at_by_line.keys() - set(list_migration_lines()))
         ]
 
-    def skipped_versions_message(self, line: str) -> str:
+    def make_skipped_versions_message(self, migration_line: str) -> str:
         """Return the error text for skipped versions."""
-        skipped = ", ".join(map(str, self.skipped_versions(line)))
+        skipped = ", ".join(map(str, self.skipped_versions(migration_line)))
         return (
             f"river_migration in schema {self.schema!r} records version "
-            f"{max(self.applied_versions(line))} of line {line!r}, but not {skipped} below "
-            "it: versions are applied in order only. If you know that the tables have the missing "
-            f"versions, insert their rows into {quote_identifier(self.schema)}.river_migration. "
+            f"{max(self.applied_versions(migration_line))} of line {migration_line!r}, but not "
+            f"{skipped} below it: versions are applied in order only. If you know that the tables "
+            "have the missing versions, insert their rows into "
+            f"{quote_identifier(self.schema)}.river_migration. "
             "Otherwise restore the tables from a backup, or move them away and migrate again"
         )
 
-    def unrecorded_message(self) -> str:
-        """Return the error text if `is_unrecorded` is True."""
-        newest = max(migrations(MAIN_LINE))
+    def make_unrecorded_message(self) -> str:
+        """Return the error text if `are_migrations_unrecorded` is True."""
+        newest = max(load_migrations(MAIN_MIGRATION_LINE))
         table = f"{quote_identifier(self.schema)}.river_migration"
         return (
             f"schema {self.schema!r} has River's tables, but river_migration records no version of "
@@ -249,7 +257,7 @@ async def read_schema_state(connection: Transaction, schema: str | None) -> Sche
     """
     check_server_version(connection)
     with anyio.fail_after(SCHEMA_READ_TIMEOUT):
-        statement = query("river_migration", "migration_place", None)
+        statement = get_query("river_migration", "migration_place", None)
         (row,) = await statement.fetch(connection, schema=schema)
         name: str | None = row["schema"]
         if name is None:
@@ -265,15 +273,15 @@ async def read_schema_state(connection: Transaction, schema: str | None) -> Sche
         applied: dict[str, dict[int, datetime]] = {}
         if row["has_record"]:
             block = "migration_list" if row["has_lines"] else "migration_list_without_line"
-            for record in await query("river_migration", block, name).fetch(connection):
+            for record in await get_query("river_migration", block, name).fetch(connection):
                 at = _UNIX_EPOCH + timedelta(microseconds=record["created_at"])
                 applied.setdefault(record["line"], {})[record["version"]] = at
     return SchemaState(
         schema=name,
-        has_line_column=row["has_lines"],
+        has_migration_line_column=row["has_lines"],
         has_job_table=row["has_jobs"],
         invalid_indexes=row["invalid_indexes"],
-        applied=applied,
+        applied_at_by_line=applied,
         row_security=RowSecurity(row["role"], row["hidden_tables"], row["filtered_tables"]),
     )
 
@@ -297,28 +305,29 @@ async def check_schema(
     validate_schema_length(state.schema)
     security = state.row_security
     if security.hidden_tables:
-        raise ConfigError(f"{security.problem}: {security.fix}")
+        raise ConfigError(f"{security.problem}: {security.remedy}")
     if security.filtered_tables:
         _log.warning(
             ROW_LEVEL_SECURITY_FOUND,
             role=security.role,
-            tables=security.tables,
+            tables=security.affected_tables,
             effect=security.problem,
-            advice=security.fix,
+            advice=security.remedy,
         )
-    if state.is_unrecorded():
-        raise SchemaMissingError(state.unrecorded_message())
-    if state.skipped_versions(MAIN_LINE):
-        raise SchemaMissingError(state.skipped_versions_message(MAIN_LINE))
-    if state.needed_versions():
+    if state.are_migrations_unrecorded():
+        raise SchemaMissingError(state.make_unrecorded_message())
+    if state.skipped_versions(MAIN_MIGRATION_LINE):
+        raise SchemaMissingError(state.make_skipped_versions_message(MAIN_MIGRATION_LINE))
+    if state.missing_needed_versions():
         found = (
-            f"lacks River's migrations {', '.join(map(str, state.missing_versions(MAIN_LINE)))}"
+            "lacks River's migrations "
+            + ", ".join(map(str, state.missing_versions(MAIN_MIGRATION_LINE)))
             if state.has_job_table
             else "does not have River's tables"
         )
         command = migrate_command("riverpy migrate up", schema, url)
         raise SchemaMissingError(f"schema {state.schema!r} {found}: run `{command}`")
-    if unknown := state.unknown_versions(MAIN_LINE):
+    if unknown := state.unknown_versions(MAIN_MIGRATION_LINE):
         _log.warning(
             NEWER_MIGRATIONS_FOUND,
             advice="update riverpy",
@@ -328,27 +337,31 @@ async def check_schema(
     return state
 
 
-def expect_feature(
+def expect_migration_version(
     state: SchemaState, version: int, schema: str | None, *, url: str | None
 ) -> None:
     """If a version of line `riverpy` is not applied, raise SchemaMissingError with the command to
     run."""
-    if version not in state.applied_versions(RIVERPY_LINE):
-        command = migrate_command(f"riverpy migrate up --line {RIVERPY_LINE}", schema, url)
+    if version not in state.applied_versions(RIVERPY_MIGRATION_LINE):
+        command = migrate_command(
+            f"riverpy migrate up --line {RIVERPY_MIGRATION_LINE}", schema, url
+        )
         raise SchemaMissingError(
-            f"schema {state.schema!r} lacks version {version} of line {RIVERPY_LINE!r}, which "
-            f"{FEATURES[version]} need: run `{command}`"
+            f"schema {state.schema!r} lacks version {version} of line {RIVERPY_MIGRATION_LINE!r}, "
+            f"which {FEATURES_BY_MIGRATION[version]} need: run `{command}`"
         )
 
 
 def warn_of_missing_features(state: SchemaState, schema: str | None, *, url: str | None) -> None:
     """Log which features have no tables, and the command that creates these tables."""
-    if missing := state.missing_versions(RIVERPY_LINE):
+    if missing := state.missing_versions(RIVERPY_MIGRATION_LINE):
         _log.warning(
             RIVERPY_TABLES_NOT_FOUND,
             schema=state.schema,
-            off=[FEATURES[version] for version in missing if version in FEATURES],
-            command=migrate_command(f"riverpy migrate up --line {RIVERPY_LINE}", schema, url),
+            off=[text for version, text in FEATURES_BY_MIGRATION.items() if version in missing],
+            command=migrate_command(
+                f"riverpy migrate up --line {RIVERPY_MIGRATION_LINE}", schema, url
+            ),
         )
 
 

@@ -38,29 +38,29 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Transaction
 
-_STATEMENT_NAME_LINE = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
-_INCLUDE_LINE = re.compile(r"^\s*-- include: (\w+)\.(\w+)$", re.MULTILINE)
-_QUEUES_LINE = re.compile(r"^\s*-- queues: (\S+)$", re.MULTILINE)
-_QUEUE_CONDITIONS = {
+_STATEMENT_NAME_PATTERN = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_INCLUDE_PATTERN = re.compile(r"^\s*-- include: (\w+)\.(\w+)$", re.MULTILINE)
+_QUEUES_PATTERN = re.compile(r"^\s*-- queues: (\S+)$", re.MULTILINE)
+_QUEUE_CONDITION_BY_SUFFIX = {
     "": "",
     "_in_queues": r"and \1 = any(@queues::text[])",
     "_except_queues": r"and \1 <> all(@queues::text[])",
 }
-_WHEN_LINE = re.compile(r"^\s*-- when ([\w, ]+): (.*)\n", re.MULTILINE)
-_COMMENT_LINE = re.compile(r"^\s*--(?! when [\w, ]+: ).*\n", re.MULTILINE)
+_CONDITIONAL_LINE_PATTERN = re.compile(r"^\s*-- when ([\w, ]+): (.*)\n", re.MULTILINE)
+_COMMENT_LINE_PATTERN = re.compile(r"^\s*--(?! when [\w, ]+: ).*\n", re.MULTILINE)
 _PARAMETER_PATTERN = re.compile(r"(?<![\w@])@([a-z_]\w*)")
-_SCHEMA_MARK = re.compile(r"/\* schema \*/\s*")
-_TABLE_SCHEMA_MARK = re.compile(r"/\* schema of (\w+) \*/ current_schema\(\)::text")
+_SCHEMA_PATTERN = re.compile(r"/\* schema \*/\s*")
+_TABLE_SCHEMA_PATTERN = re.compile(r"/\* schema of (\w+) \*/ current_schema\(\)::text")
 _TABLE_SCHEMA_SQL = (
     "coalesce((pg_identify_object_as_address('pg_catalog.pg_class'::regclass, "
     "to_regclass('{table}'), 0)).object_names[1], current_schema()::text)"
 )
 """An SQL expression for the schema in which the search path finds a table. Its functions read the
 server's caches and take microseconds. A query of `pg_class` takes six times as long."""
-_FINITE_MARK = re.compile(r"/\* finite \*/ \(((?:[^()]|\([^()]*\))*)\)")
+_FINITE_TIME_PATTERN = re.compile(r"/\* finite \*/ \(((?:[^()]|\([^()]*\))*)\)")
 _TIME_MIN_SQL = "timestamptz '0001-01-02 00:00:00+00'"
 _TIME_MAX_SQL = "timestamptz '9999-12-30 00:00:00+00'"
-_FINITE_SQL = (
+_FINITE_TIME_SQL = (
     rf"(case when \1 < {_TIME_MIN_SQL} then {_TIME_MIN_SQL} "
     rf"when \1 > {_TIME_MAX_SQL} then {_TIME_MAX_SQL} else \1 end)"
 )
@@ -78,7 +78,7 @@ class Query(NamedTuple):
     text: str
     parameters: tuple[str, ...]
 
-    def arguments(self, values: dict[str, object]) -> list[object]:
+    def order_arguments(self, values: dict[str, object]) -> list[object]:
         """Return the values in the order of the parameters. Raise KeyError for a missing or unknown
         name."""
         if len(values) != len(self.parameters):
@@ -87,19 +87,19 @@ class Query(NamedTuple):
 
     async def fetch(self, connection: Transaction, /, **values: object) -> list[Record]:
         """Run the statement and return all rows."""
-        return await connection.fetch(self.text, *self.arguments(values))
+        return await connection.fetch(self.text, *self.order_arguments(values))
 
     async def fetchrow(self, connection: Transaction, /, **values: object) -> Record | None:
         """Run the statement and return the first row."""
-        return await connection.fetchrow(self.text, *self.arguments(values))
+        return await connection.fetchrow(self.text, *self.order_arguments(values))
 
     async def fetchval(self, connection: Transaction, /, **values: object) -> Any:
         """Run the statement and return the first column of the first row."""
-        return await connection.fetchval(self.text, *self.arguments(values))
+        return await connection.fetchval(self.text, *self.order_arguments(values))
 
     async def execute(self, connection: Transaction, /, **values: object) -> None:
         """Run the statement."""
-        await connection.execute(self.text, *self.arguments(values))
+        await connection.execute(self.text, *self.order_arguments(values))
 
 
 def sql_directory() -> Traversable:
@@ -120,12 +120,12 @@ def quote_literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def milliseconds(duration: timedelta) -> int:
+def to_milliseconds(duration: timedelta) -> int:
     """Return a duration in milliseconds, the unit of the server's timeout settings."""
     return round(duration.total_seconds() * 1000)
 
 
-def values_by_field(rows: Sequence[Any]) -> dict[str, list[Any]]:
+def lists_by_field(rows: Sequence[Any]) -> dict[str, list[Any]]:
     """Return the values of named tuples as one list for each field. `rows` must not be empty."""
     values = map(list, zip(*rows, strict=True))
     return dict(zip(rows[0]._fields, values, strict=True))
@@ -141,37 +141,38 @@ def splice_schema(text: str, schema: str | None) -> str:
             return f"{quote_literal(schema)}::text"
         return _TABLE_SCHEMA_SQL.format(table=match[1])
 
-    return _TABLE_SCHEMA_MARK.sub(schema_of, _SCHEMA_MARK.sub(lambda _: prefix, text))
+    return _TABLE_SCHEMA_PATTERN.sub(schema_of, _SCHEMA_PATTERN.sub(lambda _: prefix, text))
 
 
 @cache
-def blocks(file: str) -> dict[str, str]:
+def load_statements(file: str) -> dict[str, str]:
     """Return the named blocks of `sql/queries/<file>.sql`, without their comment lines."""
-    parts = _STATEMENT_NAME_LINE.split(
+    parts = _STATEMENT_NAME_PATTERN.split(
         sql_directory().joinpath("queries", f"{file}.sql").read_text("utf-8")
     )
     found: dict[str, str] = {}
     for name, body in zip(parts[1::2], parts[2::2], strict=True):
-        for suffix, condition in _QUEUE_CONDITIONS.items():
-            if not suffix or _QUEUES_LINE.search(body):
-                found[name + suffix] = _expand_marks(_QUEUES_LINE.sub(condition, body))
+        for suffix, condition in _QUEUE_CONDITION_BY_SUFFIX.items():
+            if not suffix or _QUEUES_PATTERN.search(body):
+                found[name + suffix] = _expand_comments(_QUEUES_PATTERN.sub(condition, body))
     return found
 
 
-def _expand_marks(body: str) -> str:
+def _expand_comments(body: str) -> str:
     """Replace the marks that do not depend on the schema, and drop comment lines."""
-    body = _INCLUDE_LINE.sub(lambda match: blocks(match[1])[match[2]], body)
-    return _FINITE_MARK.sub(_FINITE_SQL, _COMMENT_LINE.sub("", body)).strip().rstrip(";")
+    body = _INCLUDE_PATTERN.sub(lambda match: load_statements(match[1])[match[2]], body)
+    body = _COMMENT_LINE_PATTERN.sub("", body)
+    return _FINITE_TIME_PATTERN.sub(_FINITE_TIME_SQL, body).strip().rstrip(";")
 
 
 @cache
-def query(file: str, name: str, schema: str | None) -> Query:
+def get_query(file: str, name: str, schema: str | None) -> Query:
     """Return the block `name` of `sql/queries/<file>.sql` for this schema."""
-    return _numbered(splice_schema(blocks(file)[name], schema))
+    return _number_parameters(splice_schema(load_statements(file)[name], schema))
 
 
 @lru_cache(maxsize=COMPOSED_QUERIES_MAX)
-def query_with(file: str, name: str, schema: str | None, parts: frozenset[str]) -> Query:
+def get_query_with_parts(file: str, name: str, schema: str | None, parts: frozenset[str]) -> Query:
     """Return the block `name` of `sql/queries/<file>.sql` for this schema, with these of its
     conditional parts."""
 
@@ -180,11 +181,11 @@ def query_with(file: str, name: str, schema: str | None, parts: frozenset[str]) 
         return f"{match[2]}\n" if is_chosen else ""
 
     # The end of a block has no line end, but may be a conditional line.
-    text = _WHEN_LINE.sub(choose, f"{blocks(file)[name]}\n").strip()
-    return _numbered(splice_schema(text, schema))
+    text = _CONDITIONAL_LINE_PATTERN.sub(choose, f"{load_statements(file)[name]}\n").strip()
+    return _number_parameters(splice_schema(text, schema))
 
 
-def _numbered(text: str) -> Query:
+def _number_parameters(text: str) -> Query:
     """Return the query with numbers in place of the names of its parameters."""
     names: dict[str, int] = {}
 
@@ -215,4 +216,4 @@ async def fetch_for_queues(
     if queue_filter is not None:
         name += "_in_queues" if queue_filter.is_allow_list else "_except_queues"
         values["queues"] = queue_filter.queues
-    return await query(file, name, schema).fetch(connection, **values)
+    return await get_query(file, name, schema).fetch(connection, **values)

@@ -17,7 +17,7 @@ from riverpy._postgres.driver import (
     is_closed_for_good,
     is_in_transaction,
 )
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import get_query
 from riverpy.errors import TransactionError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ ROLLBACK_TIMEOUT = 5.0
 """The timeout for a rollback to a savepoint, in seconds."""
 TRANSACTION_CHECK_TIMEOUT = 5.0
 """The timeout for one statement that checks a transaction, in seconds."""
-TRANSACTION_ABORTED = (
+TRANSACTION_ABORTED_ERROR_TEXT = (
     "the transaction given as tx is aborted by an earlier error, so nothing was done: roll it "
     "back, or back to a savepoint from before that error"
 )
@@ -71,7 +71,7 @@ async def savepoint(connection: Transaction) -> AsyncGenerator[None]:
     try:
         await _run_statement(connection, "session_savepoint")
     except InFailedTransactionError as error:
-        raise TransactionError(TRANSACTION_ABORTED) from error
+        raise TransactionError(TRANSACTION_ABORTED_ERROR_TEXT) from error
     try:
         yield
         await _run_statement(connection, "session_savepoint_release")
@@ -97,7 +97,7 @@ async def _roll_back_to_savepoint(connection: Transaction) -> Exception | None:
 
 
 async def _run_statement(connection: Transaction, statement_name: str) -> None:
-    await query("session", statement_name, None).execute(connection)
+    await get_query("session", statement_name, None).execute(connection)
 
 
 def expect_fenceable(connection: object) -> Transaction:
@@ -116,7 +116,7 @@ def expect_fenceable(connection: object) -> Transaction:
     return connection
 
 
-def savepoint_error() -> TransactionError:
+def make_savepoint_error() -> TransactionError:
     """Return the error for a fence that was called in a savepoint."""
     return TransactionError(
         "a fence in a savepoint ends if the savepoint is rolled back, and the transaction would go "
@@ -130,15 +130,15 @@ async def expect_outermost(connection: Transaction) -> None:
     """Raise TransactionError if a savepoint is open in which a row was locked or written. The
     caller checks this after a fence on River's leader row."""
     if await _fetch_value(connection, "session_in_savepoint"):
-        raise savepoint_error()
+        raise make_savepoint_error()
 
 
-async def wrong_database_error(connection: Transaction, what: str) -> TransactionError:
+async def make_wrong_database_error(connection: Transaction, lease: str) -> TransactionError:
     """Return the error for a fence in a transaction of another database or schema. This process
     holds the lease, but the transaction does not find the row of the lease."""
     place = await _fetch_value(connection, "session_database")
     return TransactionError(
-        f"the table that this transaction sees, in {place}, does not have the term of {what}, "
+        f"the table that this transaction sees, in {place}, does not have the term of {lease}, "
         "which is held: a fence takes a connection to the database and schema of its manager or "
         "client, and no snapshot from before the term"
     )
@@ -159,9 +159,9 @@ async def expect_read_committed(connection: Transaction) -> None:
 async def _fetch_value(connection: Transaction, statement_name: str) -> Any:
     reason = f"checking the transaction of a fence took longer than {TRANSACTION_CHECK_TIMEOUT:g} s"
     with anyio.fail_after(TRANSACTION_CHECK_TIMEOUT, reason=reason):
-        return await query("session", statement_name, None).fetchval(connection)
+        return await get_query("session", statement_name, None).fetchval(connection)
 
 
 async def read_server_time(connection: Transaction) -> datetime:
     """Return the server's time."""
-    return await query("session", "session_now", None).fetchval(connection)
+    return await get_query("session", "session_now", None).fetchval(connection)

@@ -94,7 +94,7 @@ class DomainMap:
 
 
 async def read_domains(connection: Transaction, schema: str | None) -> DomainMap:
-    """Read all domains. Migration DOMAINS_VERSION of riverpy's own tables must be applied."""
+    """Read all domains. Migration DOMAINS_MIGRATION of riverpy's own tables must be applied."""
     return DomainMap(
         leaders=await domain_list_leaders(connection, schema),
         queue_owners=await domain_list_queue_owners(connection, schema),

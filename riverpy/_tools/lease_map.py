@@ -72,7 +72,7 @@ def describe_lag(lag: LeaseLag) -> str:
 
 
 async def read_lease_map(connection: Transaction, schema: str | None) -> LeaseMap:
-    """Read what the live clients have reported. Migration CLIENTS_VERSION must be applied."""
+    """Read what the live clients have reported. Migration CLIENTS_MIGRATION must be applied."""
     clients = await client_list_lease_reports(connection, schema)
     by_lease: dict[str, list[ReportingClient]] = {}
     unknown: set[str] = set()

@@ -10,7 +10,7 @@ import msgspec
 from riverpy._postgres.clients import client_filter_registered
 from riverpy._postgres.damaged_jobs import read_jobs_despite_damage
 from riverpy._postgres.leaders import leader_get
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import get_query
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -92,7 +92,7 @@ async def read_clients(
     connection: Transaction, schema: str | None, *, limit: int
 ) -> list[ClientRow]:
     """Return up to `limit` registered clients. Clients without a recent heartbeat come last."""
-    rows = await query("riverpy_client", "client_list", schema).fetch(connection, limit=limit)
+    rows = await get_query("riverpy_client", "client_list", schema).fetch(connection, limit=limit)
     return [
         ClientRow(
             *row[:-3],

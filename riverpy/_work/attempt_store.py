@@ -62,7 +62,7 @@ class AttemptStore:
             Exception: one of DATABASE_ERRORS.
         """
         async with self._transaction(tx) as connection:
-            is_stored = await jobs.job_merge_running(
+            is_stored = await jobs.job_merge_running_metadata(
                 connection,
                 self._schema,
                 claim_key,

@@ -142,8 +142,8 @@ class Completer:
         return BatchSender(
             BatchStatement(
                 self._store_batch,
-                row_id=_get_job_id,
-                skipped_row_key=id,
+                get_row_id=_get_job_id,
+                get_skipped_row_key=id,
                 count_rows_that_fit=count_fitting_results,
             ),
             batch_size=BatchSize(RESULTS_PER_STATEMENT_MAX, RESULT_STATEMENT_TIMEOUT),

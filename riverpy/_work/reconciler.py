@@ -152,7 +152,7 @@ class Reconciler:
         """Return a sender of rows. A row whose statement fails is logged, and reported with
         `purpose`. `get_name` returns the job id or the queue of a row."""
         sender = BatchSender[RowT](
-            BatchStatement(send_rows, row_id=lambda row: row),
+            BatchStatement(send_rows, get_row_id=lambda row: row),
             batch_size=BatchSize(ROWS_PER_STATEMENT_MAX, STATEMENT_TIMEOUT),
             # No limit here: the client's jobs and queues are limited.
             skipped_rows=SkippedRows(),
@@ -179,7 +179,7 @@ class Reconciler:
     def skipped_rows(self) -> list[SkippedRowReport]:
         """The rows that the reconciler skips for a while, because their statements fail."""
         return [
-            *self._damaged_jobs.report_skipped_jobs,
+            *self._damaged_jobs.skipped_job_reports,
             *(row for report in self._skipped_row_getters for row in report()),
         ]
 
@@ -275,7 +275,7 @@ class Reconciler:
             async with self._claim_connection.acquire(
                 "adding a queue", STATEMENT_TIMEOUT
             ) as connection:
-                rows = await queues.queue_touch(connection, self._schema, [queue])
+                rows = await queues.queue_upsert(connection, self._schema, [queue])
             if queue not in self._queues_changed_by_notification and queue in self._producers:
                 self._producers[queue].set_paused(rows.get(queue, False))
 
@@ -315,7 +315,7 @@ class Reconciler:
         async with self._claim_connection.acquire(
             "renewing queues", STATEMENT_TIMEOUT
         ) as connection:
-            rows = await queues.queue_touch(connection, self._schema, queue_names)
+            rows = await queues.queue_upsert(connection, self._schema, queue_names)
         self._paused_queues.update(name for name, paused in rows.items() if paused)
 
     async def _check_paused_queues(self) -> None:

@@ -40,7 +40,7 @@ async def release_claims(
         released += len(await job_release(connection, schema, batch))
 
     sender = BatchSender(
-        BatchStatement(send_batch, row_id=lambda claim_key: claim_key),
+        BatchStatement(send_batch, get_row_id=lambda claim_key: claim_key),
         batch_size=BatchSize(len(claim_keys), RELEASE_TIMEOUT),
         skipped_rows=SkippedRows[ClaimKey](),
     )

@@ -36,17 +36,17 @@ from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS
 from riverpy._postgres.job_maintenance import JOBS_DUE_ACTION
 from riverpy._postgres.lease_reports import LeaseReport
 from riverpy._postgres.leases import LEASE_TOPIC as LEASE_TOPIC
-from riverpy._postgres.notifier import Notifier, decode_message
+from riverpy._postgres.notifier import Notifier, decode_notification
 from riverpy._postgres.periodic import EVENT_TOPIC, PERIODIC_CHANGED_ACTION
 from riverpy._postgres.schema import (
-    CLIENTS_VERSION,
-    DOMAINS_VERSION,
-    LEASE_REPORTS_VERSION,
-    RIVERPY_LINE,
-    SLOTS_VERSION,
-    STATE_VERSION,
+    CLIENT_SLOTS_MIGRATION,
+    CLIENT_STATE_MIGRATION,
+    CLIENTS_MIGRATION,
+    DOMAINS_MIGRATION,
+    LEASE_REPORTS_MIGRATION,
+    RIVERPY_MIGRATION_LINE,
     check_schema,
-    expect_feature,
+    expect_migration_version,
     warn_of_missing_features,
 )
 from riverpy._postgres.skipped_rows import report_skipped_rows
@@ -163,7 +163,7 @@ class ClientRun:
 
     def _make_lease_report(self) -> LeaseReport | None:
         """Return what a heartbeat reports about leases; None: the column for it is missing."""
-        if LEASE_REPORTS_VERSION not in self._riverpy_schema_versions:
+        if LEASE_REPORTS_MIGRATION not in self._riverpy_schema_versions:
             return None
         leases, elections = self._client.leases, self._election_manager
         names = [] if elections is None else elections.standby_names
@@ -238,12 +238,12 @@ class ClientRun:
     # -- notifications. Unknown and invalid notifications are ignored.
 
     def _receive_insert_notification(self, payload: str) -> None:
-        message = decode_message(payload)
+        message = decode_notification(payload)
         if message is not None and message.queue in self.producers:
             self.producers[message.queue].wake_after_notification()
 
     def _receive_control_notification(self, payload: str) -> None:
-        message = decode_message(payload)
+        message = decode_notification(payload)
         if message is None:
             return
         match message.action:
@@ -257,7 +257,7 @@ class ClientRun:
                 pass
 
     def _receive_riverpy_notification(self, payload: str) -> None:
-        message = decode_message(payload)
+        message = decode_notification(payload)
         if message is None:
             return
         if message.action == PERIODIC_CHANGED_ACTION:
@@ -427,16 +427,16 @@ class ClientRun:
         async with reserved.acquire("checking the schema", CONNECT_TIMEOUT) as connection:
             state = await check_schema(connection, schema, url=url)
         if self._domain_membership is not None:
-            expect_feature(state, DOMAINS_VERSION, schema, url=url)
+            expect_migration_version(state, DOMAINS_MIGRATION, schema, url=url)
         warn_of_missing_features(state, schema, url=url)
-        self._riverpy_schema_versions = frozenset(state.applied_versions(RIVERPY_LINE))
+        self._riverpy_schema_versions = frozenset(state.applied_versions(RIVERPY_MIGRATION_LINE))
         await self._singleton_runners.prepare()
         await self._connections.claims.open()
         await self._connections.results.open()
 
     async def _start_services(self, services: ServiceGroup) -> None:
         schema_versions = self._riverpy_schema_versions
-        if CLIENTS_VERSION in schema_versions:
+        if CLIENTS_MIGRATION in schema_versions:
             await self._heartbeat.register()
             await services.start(self._heartbeat)
         if self._domain_membership is not None:
@@ -446,14 +446,14 @@ class ClientRun:
                 await self._heartbeat.delete_client_row()
                 raise
             await services.start(self._domain_membership)
-        if CLIENTS_VERSION in schema_versions:
-            if SLOTS_VERSION in schema_versions:
+        if CLIENTS_MIGRATION in schema_versions:
+            if CLIENT_SLOTS_MIGRATION in schema_versions:
                 self._status_reporter = ClientStatusReporter(
                     self._run_context,
                     self.running_attempts,
                     self._collect_skipped_rows,
-                    has_state_columns=STATE_VERSION in schema_versions,
-                    supports_domains=DOMAINS_VERSION in schema_versions
+                    has_state_columns=CLIENT_STATE_MIGRATION in schema_versions,
+                    supports_domains=DOMAINS_MIGRATION in schema_versions
                     and self._domain_membership is None,
                 )
                 await services.start(self._status_reporter)

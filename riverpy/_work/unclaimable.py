@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from riverpy._log_events import CLAIM_SIZE_REDUCED, JOB_CLAIM_FAILED
 from riverpy._postgres.batch_sender import (
-    RETRY_ALL_FAILURES_MIN,
+    FAILED_BATCHES_BEFORE_RETRY_OF_ALL,
     BatchSize,
     ErrorCause,
     RepeatedErrorDetector,
@@ -49,7 +49,7 @@ class UnclaimableJobs:
     @property
     def is_claiming_one_by_one(self) -> bool:
         """Whether each claim is for a single job, whose id is read before the claim."""
-        return self._claim_batch_size.rows == 1
+        return self._claim_batch_size.row_count == 1
 
     @property
     def skipped_job_ids(self) -> list[int]:
@@ -70,11 +70,13 @@ class UnclaimableJobs:
     def set_claim_size_limit(self, jobs_per_claim_limit: int) -> None:
         """Set the maximum number of jobs in a claim."""
         self._claim_batch_size.row_count_max = jobs_per_claim_limit
-        self._claim_batch_size.rows = min(self._claim_batch_size.rows, jobs_per_claim_limit)
+        self._claim_batch_size.row_count = min(
+            self._claim_batch_size.row_count, jobs_per_claim_limit
+        )
 
     def limit_claim_size(self, wanted_job_count: int) -> int:
         """Return how many jobs to claim, at most `wanted_job_count`."""
-        return min(wanted_job_count, self._claim_batch_size.rows)
+        return min(wanted_job_count, self._claim_batch_size.row_count)
 
     def choose_job_id_to_retry(self) -> int | None:
         """Return the id of a skipped job that the next claim tries again; None: the next claim is
@@ -93,7 +95,7 @@ class UnclaimableJobs:
         if job_count < limit:
             self._claim_batch_size.allow_growth()
         if job_count and self._consecutive_failed_claims:
-            if self._consecutive_failed_claims >= RETRY_ALL_FAILURES_MIN:
+            if self._consecutive_failed_claims >= FAILED_BATCHES_BEFORE_RETRY_OF_ALL:
                 self._skipped_jobs.make_all_rows_due()
             self._consecutive_failed_claims = 0
 
@@ -121,7 +123,7 @@ class UnclaimableJobs:
         if find_error_cause(error) is ErrorCause.TIMEOUT:
             self._limited_log.warning(
                 CLAIM_SIZE_REDUCED,
-                rows=self._claim_batch_size.rows,
+                rows=self._claim_batch_size.row_count,
                 error=describe_error(error),
             )
         return may_shrink

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, TypeVar
 import anyio
 
 from riverpy._postgres.driver import close_connection, connect
-from riverpy._postgres.schema import RIVERPY_LINE, check_schema, migrate_command
+from riverpy._postgres.schema import RIVERPY_MIGRATION_LINE, check_schema, migrate_command
 from riverpy.errors import SchemaMissingError
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ class CommandConnection(NamedTuple):
 
     def has_riverpy_version(self, version: int) -> bool:
         """Whether the database has this version of riverpy's own tables."""
-        return version in self.schema_state.applied_versions(RIVERPY_LINE)
+        return version in self.schema_state.applied_versions(RIVERPY_MIGRATION_LINE)
 
     def expect_riverpy_version(self, version: int, missing_tables: str) -> None:
         """Raise SchemaMissingError if riverpy's own tables do not have this version. The text names
         the `missing_tables` and the command that creates them."""
         if not self.has_riverpy_version(version):
-            up = f"riverpy migrate up --line {RIVERPY_LINE}"
+            up = f"riverpy migrate up --line {RIVERPY_MIGRATION_LINE}"
             command = migrate_command(up, self.schema, self.database_url)
             raise SchemaMissingError(f"the database lacks the {missing_tables}: run `{command}`")
 

@@ -16,7 +16,7 @@ from riverpy._postgres.domains import (
     domain_get_queue_ownership,
     domain_lock_maintenance,
 )
-from riverpy._postgres.schema import DOMAINS_VERSION, LEASE_REPORTS_VERSION
+from riverpy._postgres.schema import DOMAINS_MIGRATION, LEASE_REPORTS_MIGRATION
 from riverpy._tools.doctor.domains import PendingWork, find_domain_problems
 from riverpy._tools.doctor.finding import LEVEL_NAMES, set_check_name
 from riverpy._tools.domain_map import DomainMap, read_domains
@@ -175,9 +175,9 @@ async def _read_domain_map(database: DatabaseSettings) -> tuple[DomainMap, Lease
     """Return the domains, and what the clients report about leases; None: the table lacks the
     column for it."""
     async with open_connection(database) as found:
-        found.expect_riverpy_version(DOMAINS_VERSION, "tables of domains")
+        found.expect_riverpy_version(DOMAINS_MIGRATION, "tables of domains")
         lease_map = None
-        if found.has_riverpy_version(LEASE_REPORTS_VERSION):
+        if found.has_riverpy_version(LEASE_REPORTS_MIGRATION):
             lease_map = await found.run_read(read_lease_map)
         return await found.run_read(read_domains), lease_map
 
@@ -234,7 +234,7 @@ async def assign_queue_to_domain(
     """Assign a queue to a domain. Return its old domain, and the leader of the new domain (None: it
     has no leader)."""
     async with open_connection(database) as found:
-        found.expect_riverpy_version(DOMAINS_VERSION, "tables of domains")
+        found.expect_riverpy_version(DOMAINS_MIGRATION, "tables of domains")
         before: str | None = None
         purpose = "waiting for the leaders' transactions"
         while before is None:

@@ -13,7 +13,7 @@ from riverpy._duration import format_duration
 from riverpy._postgres.clients import client_count_live
 from riverpy._postgres.driver import DATABASE_ERRORS, InsufficientPrivilegeError
 from riverpy._postgres.queues import queue_get_lags, queue_list_with_waiting_jobs
-from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION, migrate_command
+from riverpy._postgres.schema import CLIENTS_MIGRATION, DOMAINS_MIGRATION, migrate_command
 from riverpy._tools.doctor.server import expect_primary
 from riverpy._tools.domain_map import TABLE_MISSING, read_domains
 from riverpy._tools.health.http_client import NO_HEALTH_SERVER_ERROR, http_get, parse_address
@@ -126,7 +126,7 @@ async def _run_database_checks(database: DatabaseSettings, max_lag: timedelta) -
     async with open_connection(database) as found:
         await wait_for_statement("reading the role of the server", expect_primary(found.connection))
         checks: dict[str, CheckResult] = {}
-        if found.has_riverpy_version(CLIENTS_VERSION):
+        if found.has_riverpy_version(CLIENTS_MIGRATION):
             living = await found.run_read(client_count_live)
             checks["workers"] = CheckResult(
                 ok=living > 0,
@@ -148,7 +148,7 @@ async def _run_database_checks(database: DatabaseSettings, max_lag: timedelta) -
 
 
 async def _check_leaders(database: CommandConnection, max_lag: timedelta) -> CheckResult:
-    if not database.has_riverpy_version(DOMAINS_VERSION):
+    if not database.has_riverpy_version(DOMAINS_MIGRATION):
         return TABLES_MISSING_CHECK
     try:
         seen = await database.run_read(read_domains)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_args
 import anyio
 import click
 
-from riverpy._postgres.damaged_jobs import damaged_jobs_error
+from riverpy._postgres.damaged_jobs import make_damaged_jobs_error
 from riverpy._postgres.transactions import read_server_time
 from riverpy._tools.text import format_count
 from riverpy.cli._changes import ACTION_UNCHANGED, ItemChangeResult, change_items
@@ -156,7 +156,7 @@ def list_(
             print_note(f"riverpy: there may be more jobs: add --after {page.cursor}")
     if page.damaged:
         with raise_command_errors():
-            raise damaged_jobs_error(page.damaged)
+            raise make_damaged_jobs_error(page.damaged)
 
 
 @job.command

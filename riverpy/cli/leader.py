@@ -16,7 +16,7 @@ from riverpy._postgres.clients import client_list_candidates
 from riverpy._postgres.domains import domain_list_leaders
 from riverpy._postgres.leaders import leader_get, leader_request_resign
 from riverpy._postgres.leases import lease_request_resign
-from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION, LEASE_REPORTS_VERSION
+from riverpy._postgres.schema import CLIENTS_MIGRATION, DOMAINS_MIGRATION, LEASE_REPORTS_MIGRATION
 from riverpy._tools.domain_map import read_domains
 from riverpy._tools.lease_map import leader_lease_name, read_lease_map
 from riverpy.cli._connected import open_connection, wait_for_statement
@@ -156,10 +156,10 @@ async def _read_leader_and_candidates(
     async with open_connection(database) as found:
         await _check_domain_exists(found, domain)
         leader = await _read_leader(found, domain)
-        if not found.has_riverpy_version(CLIENTS_VERSION):
+        if not found.has_riverpy_version(CLIENTS_MIGRATION):
             return leader, None, None
         lease_map = None
-        if found.has_riverpy_version(LEASE_REPORTS_VERSION):
+        if found.has_riverpy_version(LEASE_REPORTS_MIGRATION):
             lease_map = await found.run_read(read_lease_map)
         return leader, await found.run_read(client_list_candidates, domain=domain), lease_map
 
@@ -186,7 +186,7 @@ async def _request_resign_and_wait(
 async def _check_domain_exists(database: CommandConnection, domain: str) -> None:
     if domain == DEFAULT_DOMAIN:
         return
-    database.expect_riverpy_version(DOMAINS_VERSION, "tables of domains")
+    database.expect_riverpy_version(DOMAINS_MIGRATION, "tables of domains")
     seen = await database.run_read(read_domains)
     known = {*seen.non_default_domains, *(one.domain for one in seen.leaders)} - {SCHEMA_LEASE_NAME}
     if domain not in known:

@@ -19,7 +19,7 @@ from riverpy._names import (
     domain_lease_name,
 )
 from riverpy._postgres.leases import lease_get, lease_list, lease_request_resign
-from riverpy._postgres.schema import LEASE_REPORTS_VERSION, LEASES_VERSION
+from riverpy._postgres.schema import LEASE_REPORTS_MIGRATION, LEASES_MIGRATION
 from riverpy._tools.lease_map import describe_lag, read_lease_map
 from riverpy._tools.text import format_names, format_seconds
 from riverpy.cli._connected import open_connection, wait_for_statement
@@ -233,7 +233,7 @@ async def _get_lease(database: DatabaseSettings, name: str) -> tuple[LeaseOutput
 
 async def _read_lease_map(database: CommandConnection) -> LeaseMap | None:
     """Return what the clients report about leases; None: the table lacks the column for it."""
-    if not database.has_riverpy_version(LEASE_REPORTS_VERSION):
+    if not database.has_riverpy_version(LEASE_REPORTS_MIGRATION):
         return None
     return await database.run_read(read_lease_map)
 
@@ -262,7 +262,7 @@ async def _request_release_and_wait(
 
 
 def _expect_lease_table(database: CommandConnection) -> None:
-    database.expect_riverpy_version(LEASES_VERSION, "table of leases")
+    database.expect_riverpy_version(LEASES_MIGRATION, "table of leases")
 
 
 async def _read_lease(

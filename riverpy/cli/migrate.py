@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from riverpy._postgres.schema import MAIN_LINE, migration_lines, migrations
+from riverpy._postgres.schema import MAIN_MIGRATION_LINE, list_migration_lines, load_migrations
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json, print_note, print_table
 from riverpy.cli._run import EXIT_FAILURE, run_async
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _migration_line_option = click.option(
     "--line",
-    type=click.Choice(migration_lines()),
+    type=click.Choice(list_migration_lines()),
     help="Line of migrations: `main` for River's tables, `riverpy` for riverpy's own.",
 )
 
@@ -69,7 +69,7 @@ def _choose_migration_lines(line_name: str | None, *, is_single_line: bool) -> S
     or only `main` if `is_single_line` is true."""
     if line_name is not None:
         return (line_name,)
-    return (MAIN_LINE,) if is_single_line else migration_lines()
+    return (MAIN_MIGRATION_LINE,) if is_single_line else list_migration_lines()
 
 
 def _print_line_objects(line_objects: Sequence[dict[str, object]]) -> None:
@@ -109,7 +109,7 @@ def down(**options: Any) -> None:
 
 
 def _check_version_exists(line_name: str, version: int | None, option_name: str) -> None:
-    known = migrations(line_name)
+    known = load_migrations(line_name)
     if version and version not in known:
         raise click.BadParameter(
             f"line {line_name!r} has no version {version}: riverpy knows 1 to {max(known)}",

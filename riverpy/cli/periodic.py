@@ -9,7 +9,7 @@ import click
 from riverpy._postgres import periodic as table
 from riverpy._postgres.domains import domain_list_leaders
 from riverpy._postgres.leaders import leader_get
-from riverpy._postgres.schema import PERIODIC_VERSION
+from riverpy._postgres.schema import PERIODIC_JOBS_MIGRATION
 from riverpy.cli._connected import open_connection
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_note, print_table
@@ -185,5 +185,5 @@ async def _run_statement(
 ) -> ResultT:
     """Connect to a database with periodic jobs, and return the result of a statement."""
     async with open_connection(database) as found:
-        found.expect_riverpy_version(PERIODIC_VERSION, "table of periodic jobs")
+        found.expect_riverpy_version(PERIODIC_JOBS_MIGRATION, "table of periodic jobs")
         return await found.run_read(statement, *args)

@@ -133,7 +133,7 @@ where job.id = done.id and job.state = 'running'
 returning job.id, job.state::text;
 
 
--- name: job_merge_running
+-- name: job_merge_running_metadata
 -- Merge an object into the metadata of a running attempt, as job_store_results does. The statement may run in a
 -- transaction of the caller, whose connection may have its own codecs, so all values are texts. @attempted_at is in
 -- microseconds since 2000. The statement waits for a lock of the row at most @lock_timeout; null keeps the session's
@@ -174,7 +174,7 @@ from locked;
 
 
 -- name: job_complete_running
--- Complete a running attempt in the transaction of the caller. The values are texts, as in job_merge_running.
+-- Complete a running attempt in the transaction of the caller. The values are texts, as in job_merge_running_metadata.
 update /* schema */ river_job as job
 set
   state = 'completed',

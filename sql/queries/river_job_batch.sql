@@ -44,12 +44,12 @@ returning
 ;
 
 
--- name: job_last_id
+-- name: job_get_last_id
 -- The largest id. Jobs that are inserted later are not changed.
 select coalesce(max(id), 0) from /* schema */ river_job;
 
 
--- name: job_ids
+-- name: job_list_ids_in_range
 -- The ids of the next jobs with these filters, in their order.
 select id
 from (
@@ -166,7 +166,7 @@ with found as materialized (
 select (select count(*) from deleted), 0::bigint, '{}'::bigint[], array(select id from found);
 
 
--- name: job_batch_rest
+-- name: job_match_filters
 -- Which of these jobs exist, and whether they pass the filters.
 select id, coalesce((
   true

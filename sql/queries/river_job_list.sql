@@ -32,15 +32,15 @@ from /* schema */ river_job
 where id = any(array(select id from page));
 
 
--- name: job_page_by_id
+-- name: job_list_positions_by_id
 -- include: job_pages.job_page_by_id
 
 
--- name: job_page_by_time
+-- name: job_list_positions_by_time
 -- include: job_pages.job_page_by_time
 
 
--- name: job_page_by_finalized_at
+-- name: job_list_positions_by_finalized_at
 -- include: job_pages.job_page_by_finalized_at
 
 

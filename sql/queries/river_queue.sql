@@ -1,7 +1,7 @@
 -- Statements on River's table of queues.
 
 
--- name: queue_touch
+-- name: queue_upsert
 -- Insert missing rows of the queues, update the others, and return which of them are paused.
 insert into /* schema */ river_queue as queue (name, created_at, metadata, updated_at)
 select name, now(), '{}', now()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import get_query
 from riverpy._tools.bench import run as _bench_run
 from riverpy._tools.bench.process_cost import ServerProcesses, read_process_memory_mib
 from riverpy._tools.bench.run import BENCH_QUEUE, BenchLoad, BenchRun, compute_occupancy
@@ -198,7 +198,7 @@ async def test_rival(schema: Schema) -> None:
 
 async def test_server_processes(conn: asyncpg.Connection[Any]) -> None:
     """The server's processor time is read where it runs on this machine, and else not guessed."""
-    ((pid, is_local, _),) = await query("bench", "bench_server", None).fetch(conn)
+    ((pid, is_local, _),) = await get_query("bench", "bench_server", None).fetch(conn)
     processes = ServerProcesses.find_by_backend(pid)
     if is_local and processes is not None:
         grew = False

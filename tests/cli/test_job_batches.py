@@ -66,7 +66,7 @@ async def test_list(schema: Schema) -> None:
 async def test_changes_by_filter(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs that pass the filters are changed. The result and the progress are printed, as text or
     as one JSON object."""
-    monkeypatch.setattr(batched_change, "BATCH_JOBS", 10)
+    monkeypatch.setattr(batched_change, "JOBS_PER_BATCH", 10)
     monkeypatch.setattr(_job_batches, "NOTE_INTERVAL", 0)
     await schema.execute(MANY, 50)
     result = await command(schema, "retry", "--kind", "kind1", "--state", "discarded", "--yes")

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 from click.testing import CliRunner
 
-from riverpy._postgres.schema import RIVERPY_LINE, migrations
+from riverpy._postgres.schema import RIVERPY_MIGRATION_LINE, load_migrations
 from riverpy.cli import main
 from riverpy.migrate import Direction, Migrator
 from tests._database import connected, run_apart
@@ -31,7 +31,7 @@ LINES_UP = [
     "main 007 up notification outbox sqlite jsonb and sql cleanup",
     "main 008 up job id autoincrement",
 ]
-OWN = migrations(RIVERPY_LINE)
+OWN = load_migrations(RIVERPY_MIGRATION_LINE)
 OWN_LINES_UP = [f"riverpy {version:03} up {OWN[version].name}" for version in OWN]
 
 

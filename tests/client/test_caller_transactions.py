@@ -211,7 +211,7 @@ async def test_after_an_error(
 ) -> None:
     """After an exception of riverpy, the transaction is usable and has its earlier writes, or the
     exception says that the transaction has ended."""
-    monkeypatch.setattr(batched_change, "LOCK_DELAYS", ())
+    monkeypatch.setattr(batched_change, "LOCKED_JOB_RETRY_DELAYS", ())
     things = {name: await known(schema, client_call) for name, client_call in CALLS.items()}
     if fault == "missing thing":
         things = {name: "missing" if CALLS[name].is_named else 0 for name in CALLS}

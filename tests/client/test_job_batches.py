@@ -66,9 +66,9 @@ async def client(schema: Schema) -> AsyncGenerator[Client]:
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Change 10 jobs at a time, read 30 ids at a time, and do not wait long for locks."""
-    monkeypatch.setattr(batched_change, "BATCH_JOBS", 10)
-    monkeypatch.setattr(batched_change, "CHUNK_JOBS", 30)
-    monkeypatch.setattr(batched_change, "LOCK_DELAYS", (0.01, 0.01))
+    monkeypatch.setattr(batched_change, "JOBS_PER_BATCH", 10)
+    monkeypatch.setattr(batched_change, "JOB_IDS_PER_READ", 30)
+    monkeypatch.setattr(batched_change, "LOCKED_JOB_RETRY_DELAYS", (0.01, 0.01))
 
 
 async def copy_of_rows(schema: Schema) -> list[dict[str, Any]]:
@@ -216,7 +216,7 @@ async def test_unique_keys(client: Client, schema: Schema) -> None:
         JobChanges(
             changed=4,
             refused=14,
-            reasons=dict.fromkeys(sorted(refused), batched_change.UNIQUE_REASON),
+            reasons=dict.fromkeys(sorted(refused), batched_change.UNIQUE_CONFLICT_REASON),
         )
     ]
     rows = await client.job_list(states=["available"], kinds=["task"])
@@ -229,7 +229,7 @@ async def test_unique_keys_that_are_taken(
 ) -> None:
     """A job whose key an open transaction takes is refused after a short wait, and does not hold up
     the others. Conflicts among the jobs themselves cost no further statement."""
-    monkeypatch.setattr(batched_change, "LOCK_TIMEOUT", timedelta(milliseconds=20))
+    monkeypatch.setattr(batched_change, "UNIQUE_KEY_LOCK_TIMEOUT", timedelta(milliseconds=20))
     unique = InsertOpts(unique_opts=UniqueOpts(by_args=True))
     for _ in range(2):
         params = [InsertManyParams(RawArgs("task", f'{{"n":{n}}}'), unique) for n in range(3)]
@@ -247,14 +247,14 @@ async def test_unique_keys_that_are_taken(
         await client.insert(RawArgs("task", '{"n":1}'), unique, tx=tx)
         changes = await client.job_retry_many(kinds=["task"])
         assert (changes.changed, changes.refused) == (2, 4)
-        assert changes.reasons[2] == batched_change.LOCKED_REASON
+        assert changes.reasons[2] == batched_change.JOB_LOCKED_REASON
         await schema.execute(
             "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id > 0"
         )
-        monkeypatch.setattr(batched_change, "LOCK_WAITS_MAX", 3)
+        monkeypatch.setattr(batched_change, "LOCK_WAITS_PER_BATCH_MAX", 3)
         changes = await client.job_retry_many(kinds=["task"])
         assert changes.done == 6
-        assert changes.reasons[2] == batched_change.LOCKED_REASON
+        assert changes.reasons[2] == batched_change.JOB_LOCKED_REASON
         await tx.execute("ROLLBACK; BEGIN; LOCK TABLE river_job")
         with pytest.raises(asyncpg.LockNotAvailableError):
             await client.job_retry_many(ids=range(1, 7))
@@ -311,9 +311,9 @@ async def test_locked_changed_and_damaged_rows(client: Client, schema: Schema) -
         await schema.execute("DROP TRIGGER refuse ON river_job; DROP FUNCTION refuse")
     assert DAMAGE in changes.reasons.pop(7)
     assert changes.reasons == {
-        3: batched_change.LOCKED_REASON,
+        3: batched_change.JOB_LOCKED_REASON,
         9: "not this one",
-        24: batched_change.LOCKED_REASON,
+        24: batched_change.JOB_LOCKED_REASON,
     }
     assert (changes.refused, changes.done) == (4, 26)
     assert changes.unchanged == 1  # the third session completed job 4

@@ -18,7 +18,12 @@ from riverpy import (
     JobOrder,
     JobState,
 )
-from riverpy._calls.job_cursor import JobPosition, postgres_time, read_cursor, write_cursor
+from riverpy._calls.job_cursor import (
+    JobPosition,
+    decode_cursor,
+    encode_cursor,
+    format_postgres_time,
+)
 from riverpy._timestamps import raw_timestamp
 from tests.kit.damaged_rows import DAMAGE, damage
 
@@ -165,7 +170,7 @@ async def test_cursor_without_a_time_in_an_order_by_time(client: Client) -> None
     that the ids alone decide, as in River."""
 
     def cursor(order: JobOrder) -> str:
-        return write_cursor(JobPosition(order, 24, "k", "q", None))
+        return encode_cursor(JobPosition(order, 24, "k", "q", None))
 
     assert await ids(client, order_by="scheduled_at", after=cursor("scheduled_at")) == [
         *(i for i in range(25, 49))
@@ -302,14 +307,14 @@ def test_cursor_texts() -> None:
     """Cursors have River's text, byte for byte. Both alphabets of base64 are read, with or without
     padding, and unknown keys are ignored (CF-102)."""
     for text, position in GO_CURSORS.items():
-        assert write_cursor(position) == text
-        time = None if position.time is None else postgres_time(position.time)
+        assert encode_cursor(position) == text
+        time = None if position.sort_time is None else format_postgres_time(position.sort_time)
         plain = b64encode(b64decode(text, altchars=b"-_")).decode()
         for form in {text, plain, text.rstrip("="), plain.rstrip("=")}:
-            assert read_cursor(form, position.order) == (115, time)
+            assert decode_cursor(form, position.order) == (115, time)
     text = cursor_text(id=2**63 - 1, sort_field="id", time="0001-01-01T00:00:00Z", other=[1])
-    assert read_cursor(text, "id") == (2**63 - 1, None)
-    assert read_cursor(cursor_text(id=1, sort_field="id"), "id") == (1, None)
+    assert decode_cursor(text, "id") == (2**63 - 1, None)
+    assert decode_cursor(cursor_text(id=1, sort_field="id"), "id") == (1, None)
 
 
 @pytest.mark.parametrize(
@@ -324,10 +329,10 @@ def test_cursor_texts() -> None:
 async def test_cursor_times(schema: Schema, given: str, same: str) -> None:
     """A time of a cursor is read with its offset, and cut to microseconds. PostgreSQL gets the same
     time, whatever the settings of the session."""
-    read = read_cursor(cursor_text(id=1, sort_field="time", time=given), "time")
+    read = decode_cursor(cursor_text(id=1, sort_field="time", time=given), "time")
     await schema.execute("SET TimeZone = 'Asia/Tokyo'; SET DateStyle = 'SQL, DMY'")
     equal = "SELECT $1::text::timestamptz = $2::text::timestamptz"
-    assert await schema.fetchval(equal, read.time, same)
+    assert await schema.fetchval(equal, read.sort_time, same)
     await schema.execute("RESET TimeZone; RESET DateStyle")
 
 
@@ -355,4 +360,4 @@ async def test_cursor_times(schema: Schema, given: str, same: str) -> None:
 def test_wrong_cursors(text: str, reason: str) -> None:
     """What is no cursor, or that of another order, is refused with the reason (CF-102)."""
     with pytest.raises(ConfigError, match=reason):
-        read_cursor(text, "id")
+        decode_cursor(text, "id")

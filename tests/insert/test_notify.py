@@ -86,7 +86,7 @@ async def test_notifications_equal_rivers(schema: Schema, heard: Heard) -> None:
     """Inserts send the notifications that were recorded from River, step by step."""
     clock = FixedClock()
     async with inserter_on(schema.url, schema.name) as inserter:
-        inserter._limiter = NotifyLimiter(clock)
+        inserter._notify_limiter = NotifyLimiter(clock)
         await inserter.insert(Welcome(1), None, tx=None)
         assert await heard.take() == ['{"queue": "default"}']
         q2 = many(Welcome(1), Welcome(2), Welcome(3), opts=in_queue("q2"))
@@ -115,7 +115,7 @@ async def test_one_notification_per_queue(schema: Schema, heard: Heard) -> None:
     params.append(InsertManyParams(Data(n=0), in_queue("later", scheduled_at=FUTURE)))
     async with inserter_on(schema.url, schema.name) as inserter:
         for send in (inserter.insert_many, inserter.insert_many_fast):
-            inserter._limiter = NotifyLimiter(FixedClock())
+            inserter._notify_limiter = NotifyLimiter(FixedClock())
             await send(params, tx=None)
             assert sorted(await heard.take()) == ['{"queue": "q0"}', '{"queue": "q1"}']
 
@@ -125,7 +125,7 @@ async def test_inserts_in_one_interval_share_a_notification(schema: Schema, hear
     (NR-08)."""
     clock = FixedClock()
     async with inserter_on(schema.url, schema.name) as inserter:
-        inserter._limiter = NotifyLimiter(clock)
+        inserter._notify_limiter = NotifyLimiter(clock)
         for _ in range(20):
             await inserter.insert(Welcome(1), None, tx=None)
         await inserter.insert(Welcome(1), in_queue("other"), tx=None)
@@ -138,7 +138,7 @@ async def test_inserts_in_one_interval_share_a_notification(schema: Schema, hear
 async def test_transactions_always_notify(schema: Schema, heard: Heard) -> None:
     """With `tx`, each queue is notified once at the commit, and not after a rollback."""
     async with inserter_on(schema.url, schema.name) as inserter, schema.connected() as tx:
-        inserter._limiter = NotifyLimiter(FixedClock())
+        inserter._notify_limiter = NotifyLimiter(FixedClock())
         for _ in range(3):
             async with tx.transaction():
                 await inserter.insert(Welcome(1), None, tx=tx)
@@ -178,6 +178,6 @@ def test_limiter_size_is_limited() -> None:
     limiter = NotifyLimiter(clock)
     for number in range(10_000):
         clock.time += 1
-        assert limiter.select_queues([f"q{number}"]) == [f"q{number}"]
-        assert limiter.select_queues([f"q{number}"]) == []
-    assert len(limiter._notified_at) <= 1001
+        assert limiter.select_queues_to_notify([f"q{number}"]) == [f"q{number}"]
+        assert limiter.select_queues_to_notify([f"q{number}"]) == []
+    assert len(limiter._notified_at_by_queue) <= 1001

@@ -400,7 +400,7 @@ async def test_batches_larger_than_a_message_are_refused(
     inserter: Inserter, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch that is too large for one statement is refused. COPY can insert it (BI-07)."""
-    monkeypatch.setattr(_insert, "STATEMENT_BYTES_MAX", 999)
+    monkeypatch.setattr(_insert, "INSERT_STATEMENT_BYTES_MAX", 999)
     params = many(*[Data(x="x" * 90)] * 10)
     await inserter.insert_many(params[:9], tx=None)
     with pytest.raises(InsertError, match=r"the batch has 1,000 bytes, .* insert_many_fast"):

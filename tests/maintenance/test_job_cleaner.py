@@ -13,7 +13,7 @@ from riverpy._clock import Clock
 from riverpy._leading.queue_scope import NO_QUEUES, only_queues
 from riverpy._lifecycle import ServiceGroup
 from riverpy._maintenance import batch_runner
-from riverpy._maintenance.job_cleaner import POSITION_RESET_INTERVAL, RUN_INTERVAL, JobCleaner
+from riverpy._maintenance.job_cleaner import READ_POSITION_RESET_INTERVAL, RUN_INTERVAL, JobCleaner
 from riverpy.config import SETTING_DURATION_MAX
 from riverpy.errors import FencedOutError
 from tests.leading.term_context import held_term
@@ -218,7 +218,7 @@ async def test_sweeps(schema: Schema) -> None:
         ids = await ids_of(schema)
         assert hidden in ids
         assert newer not in ids
-        held.timer.skipped = POSITION_RESET_INTERVAL
+        held.timer.skipped = READ_POSITION_RESET_INTERVAL
         await held.run(cleaner)
         assert hidden not in await ids_of(schema)
 

@@ -10,7 +10,7 @@ import pytest
 from riverpy._log_events import EXPIRED_JOBS_CANCELLED
 from riverpy._maintenance import batch_runner, job_expirer
 from riverpy._maintenance.job_expirer import RUN_INTERVAL_MIN, JobExpirer
-from riverpy._postgres.job_maintenance import EXPIRED_ERROR
+from riverpy._postgres.job_maintenance import EXPIRED_JOB_ERROR_TEXT
 from riverpy._work.expiry import EXPIRED_ERROR_TEXT
 from riverpy.errors import FencedOutError
 from tests.maintenance.rows import insert_jobs, states_of
@@ -34,7 +34,7 @@ async def test_cancels_waiting_jobs(
 ) -> None:
     """Waiting jobs that have expired are cancelled with the error of an expired claim. Their
     attempts and all else stay as they are. Other jobs stay, and the count is logged."""
-    assert f"JobCancelError: {EXPIRED_ERROR_TEXT}" == EXPIRED_ERROR
+    assert f"JobCancelError: {EXPIRED_ERROR_TEXT}" == EXPIRED_JOB_ERROR_TEXT
     expired = [
         (await insert_jobs(schema, state=f"'{state}'", metadata=expiring(PAST), attempt="2"))[0]
         for state in WAITING
@@ -62,7 +62,7 @@ async def test_cancels_waiting_jobs(
         row = after[job_id]
         (error,) = map(json.loads, row["errors"])
         assert error.pop("at").endswith("Z")
-        assert error == {"attempt": 2, "error": EXPIRED_ERROR, "trace": ""}
+        assert error == {"attempt": 2, "error": EXPIRED_JOB_ERROR_TEXT, "trace": ""}
         changed = {"state": "cancelled"} | {key: row[key] for key in ("finalized_at", "errors")}
         assert row == before[job_id] | changed
         assert row["finalized_at"] is not None
@@ -99,5 +99,5 @@ async def test_former_leader(held: HeldTerm, schema: Schema) -> None:
 
 async def test_interval_after_slow_reads(held: HeldTerm, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a slow read the next run comes later, so that reads take a small part of the time."""
-    monkeypatch.setattr(job_expirer, "INTERVAL_PER_READ_SECOND", 1e9)
+    monkeypatch.setattr(job_expirer, "RUN_INTERVAL_PER_READ_SECOND", 1e9)
     assert await held.run(JobExpirer(held.context)) > RUN_INTERVAL_MIN

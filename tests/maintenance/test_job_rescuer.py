@@ -503,7 +503,7 @@ async def test_old_jobs_of_registered_clients(quick: HeldTerm) -> None:
 async def test_ignored_jobs_hide_nothing(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole pages of jobs that must not be rescued do not hide later ones that must (JR3), nor do
     those of registered clients and of unknown kinds (LD-04)."""
-    monkeypatch.setattr(job_rescuer, "STUCK_READ_MAX", 10)
+    monkeypatch.setattr(job_rescuer, "STUCK_JOBS_PER_READ_MAX", 10)
     monkeypatch.setattr(batch_runner, "PAGE_ROWS_MIN", 10)
     workers = registry()
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Services begin, and begin again, without a delay."""
     monkeypatch.setattr(base, "FIRST_RUN_DELAY_MAX", 0.0)
-    monkeypatch.setattr(base, "RETRY_DELAY_MIN", timedelta(milliseconds=50))
+    monkeypatch.setattr(base, "SERVICE_RETRY_DELAY_MIN", timedelta(milliseconds=50))
 
 
 def make_client(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from riverpy._leading.queue_scope import QUEUES_PER_FILTER_MAX
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import get_query
 from tests._database import connected
 from tests.kit.large import PLAN_MODES, filling, large_database
 
@@ -131,7 +131,7 @@ async def plan_of(
     connection: asyncpg.Connection[Any], file: str, name: str, **literals: str
 ) -> Plan:
     """The plan of one of our statements, with these parameters."""
-    statement = query(file, name, None)
+    statement = get_query(file, name, None)
     arguments = ", ".join(literals[parameter] for parameter in statement.parameters)
     await connection.execute(f"PREPARE planned AS {statement.text}")
     text = await connection.fetchval(f"EXPLAIN (FORMAT json) EXECUTE planned({arguments})")
@@ -243,7 +243,7 @@ async def test_cost_of_a_pass(
 ) -> None:
     """A pass of the scheduler or the cleaner reads what it moves, of all queues, of some or of all
     but some, and hundreds of thousands of jobs of history cost nothing (PF-01)."""
-    statement = query("river_job_maintenance", name, None)
+    statement = get_query("river_job_maintenance", name, None)
     arguments = {"skipped": "'{}'", "limit": "10000", **arguments}
     given = ", ".join(arguments[parameter] for parameter in statement.parameters)
     await large.execute(f"PREPARE planned AS {statement.text}")
@@ -454,11 +454,11 @@ async def test_client_reap(large: asyncpg.Connection[Any]) -> None:
 async def test_doctor(large: asyncpg.Connection[Any], name: str, arguments: dict[str, str]) -> None:
     """Each look of `riverpy doctor` at jobs goes along the index of those that wait or run, and
     reads no more of it than its limit, whatever the history (PF-01)."""
-    statement = query("riverpy_doctor", name, None)
+    statement = get_query("riverpy_doctor", name, None)
     await large.execute(f"PREPARE planned AS {statement.text}")
     text = await large.fetchval(
         "EXPLAIN (ANALYZE, BUFFERS, FORMAT json) EXECUTE planned("
-        f"{', '.join(statement.arguments(arguments))})"
+        f"{', '.join(statement.order_arguments(arguments))})"
     )
     await large.execute("DEALLOCATE planned")
     root = json.loads(text)[0]["Plan"]

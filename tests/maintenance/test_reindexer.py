@@ -29,7 +29,7 @@ from riverpy._maintenance.reindexer import (
     CLOCK_READ_INTERVAL,
     REINDEX_LOCK_RETRY_DELAY,
     REINDEX_SCHEDULE_DEFAULT,
-    Postponement,
+    RebuildPostponement,
     make_reindexers,
     remove_postponement,
 )
@@ -498,9 +498,9 @@ async def comment_on(schema: Schema, index: str) -> str | None:
     return comment
 
 
-async def postponed(schema: Schema, index: str) -> Postponement | None:
+async def postponed(schema: Schema, index: str) -> RebuildPostponement | None:
     """What the comment of an index says."""
-    return Postponement.parse_comment(await comment_on(schema, index) or "")
+    return RebuildPostponement.parse_comment(await comment_on(schema, index) or "")
 
 
 async def days_until(schema: Schema, index: str) -> tuple[int, int]:
@@ -606,16 +606,16 @@ async def test_rest_is_counted_from_when_the_run_was_due(
 def test_postponement(comment: str) -> None:
     """What a comment says beside the time of rest is kept, however often it changes."""
     now = datetime(2026, 1, 1, 12, 0, 1, 999, tzinfo=UTC)
-    once = Postponement.make_after_timeout(comment, now)
-    twice = Postponement.make_after_timeout(once.append_to_comment(comment), now)
+    once = RebuildPostponement.make_after_timeout(comment, now)
+    twice = RebuildPostponement.make_after_timeout(once.append_to_comment(comment), now)
     written = twice.append_to_comment(once.append_to_comment(comment))
-    assert Postponement.parse_comment(written) == (
+    assert RebuildPostponement.parse_comment(written) == (
         2,
         datetime(2026, 1, 3, 12, 0, 1, tzinfo=UTC),
     )
     assert remove_postponement(written) == comment
-    assert Postponement.parse_comment(comment) is None
-    assert Postponement.parse_comment(written.replace("-03T", "-33T")) is None
+    assert RebuildPostponement.parse_comment(comment) is None
+    assert RebuildPostponement.parse_comment(written.replace("-03T", "-33T")) is None
 
 
 async def test_cancelled_by_an_operator(schema: Schema, log: Log) -> None:

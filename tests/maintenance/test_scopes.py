@@ -23,7 +23,7 @@ from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
 from riverpy._maintenance.queue_cleaner import QueueCleaner
 from riverpy._postgres.clients import client_list_heartbeats
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import get_query
 from tests._statements import record_statements
 from tests.leading.term_context import QuickTimer, held_term
 
@@ -290,9 +290,9 @@ async def test_all_queues(
     async with held_term(schema, workers=registry(), **case.settings) as held:
         held.scope = scope
         await run(held, case.make(held.context))
-    fence = query("river_leader", "leader_fence", schema.name).text
+    fence = get_query("river_leader", "leader_fence", schema.name).text
     texts = [one.text for one in sent if f'"{schema.name}"' in one.text]
-    expected = [query(file, name, schema.name).text for file, name in case.blocks]
+    expected = [get_query(file, name, schema.name).text for file, name in case.blocks]
     assert [text for text in texts if text != fence] == expected
     assert await done_in(schema, case) == QUEUES
 
@@ -304,7 +304,7 @@ async def test_rules_that_meet_nothing(schema: Schema, monkeypatch: pytest.Monke
     async with held_term(schema, retention_by_queue={"aa": HOUR, "other": FOREVER}) as held:
         held.scope = only("aa")
         await run(held, JobCleaner(held.context))
-    sweep = query("river_job_maintenance", "job_ended", schema.name).text
+    sweep = get_query("river_job_maintenance", "job_ended", schema.name).text
     assert [one.text for one in sent].count(sweep) == 1
     assert await done_in(schema, CASES["cleaner"]) == {"aa"}
 

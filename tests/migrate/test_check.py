@@ -8,10 +8,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from riverpy._postgres.schema import (
-    FEATURES,
-    RIVERPY_LINE,
+    FEATURES_BY_MIGRATION,
+    RIVERPY_MIGRATION_LINE,
     check_schema,
-    migrations,
+    load_migrations,
     warn_of_missing_features,
 )
 from riverpy.errors import MigrationError, SchemaMissingError
@@ -157,16 +157,20 @@ async def test_without_our_tables(connection: Connection) -> None:
         warn_of_missing_features(state, "public", url=url)
     (entry,) = logs
     assert entry["log_level"] == "warning"
-    assert entry["off"] == [FEATURES[version] for version in migrations(RIVERPY_LINE)]
+    assert entry["off"] == [
+        FEATURES_BY_MIGRATION[version] for version in load_migrations(RIVERPY_MIGRATION_LINE)
+    ]
     assert entry["command"] == (
         "riverpy migrate up --line riverpy --database-url 'postgres://app:***@db.example/shop'"
         " --schema public"
     )
-    await Migrator(connection, line=RIVERPY_LINE).up(target=1)
+    await Migrator(connection, line=RIVERPY_MIGRATION_LINE).up(target=1)
     with capture_logs() as logs:
         warn_of_missing_features(await check_schema(connection, None), None, url=None)
-    assert [entry["off"] for entry in logs] == [[FEATURES[version] for version in FEATURES][1:]]
-    await Migrator(connection, line=RIVERPY_LINE).up()
+    assert [entry["off"] for entry in logs] == [
+        [FEATURES_BY_MIGRATION[version] for version in FEATURES_BY_MIGRATION][1:]
+    ]
+    await Migrator(connection, line=RIVERPY_MIGRATION_LINE).up()
     with capture_logs() as logs:
         warn_of_missing_features(await check_schema(connection, None), None, url=None)
     assert logs == []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import get_query
 from riverpy.errors import MigrationError
 from riverpy.migrate import Migrator
 from tests._database import connected
@@ -74,7 +74,7 @@ async def reading(url: str) -> AsyncGenerator[Connection]:
 @asynccontextmanager
 async def turn_taken(url: str, schema: str = "public") -> AsyncGenerator[Connection]:
     """In the block, another migrator is in the middle of its step."""
-    statement = query("river_migration", "migration_lock", schema)
+    statement = get_query("river_migration", "migration_lock", schema)
     async with connected(url) as other, other.transaction():
         await other.execute(statement.text, schema)
         yield other

@@ -50,7 +50,7 @@ class Statements:
         """The size of statements after each that took too long."""
         self.set_aside_rows = SkippedRows[int](retry_delay_min=0.0, retry_delay_max=0.0)
         self.sender = BatchSender(
-            BatchStatement(self._send, row_id=lambda row: row),
+            BatchStatement(self._send, get_row_id=lambda row: row),
             batch_size=BatchSize(maximum, LIMIT),
             skipped_rows=self.set_aside_rows,
             on_row_skipped=lambda row, _error: self.named.append(row),
@@ -176,18 +176,18 @@ async def test_size_grows_again() -> None:
     size = BatchSize(100, LIMIT)
     size.shrink(100)
     size.shrink(50)
-    assert size.rows == 25
+    assert size.row_count == 25
     size.grow_if_fast(24, 0.1)
     size.grow_if_fast(25, LIMIT / 3)
-    assert size.rows == 25
+    assert size.row_count == 25
     size.grow_if_fast(25, 0.1)
-    assert size.rows == 50
+    assert size.row_count == 50
     size.grow_if_fast(50, 0.1)
     size.grow_if_fast(100, 0.1)
-    assert size.rows == 100
+    assert size.row_count == 100
     size.shrink(1)
     size.shrink(1)
-    assert size.rows == 1
+    assert size.row_count == 1
 
 
 async def test_search_among_the_first_rows() -> None:
@@ -195,18 +195,18 @@ async def test_search_among_the_first_rows() -> None:
     that failed it."""
     size = BatchSize(500, LIMIT)
     size.shrink_after_failed_selection(500)
-    assert size.rows == 22
+    assert size.row_count == 22
     for _ in range(21):
         size.grow_if_fast(22, 0.0)
-    assert size.rows == 22
+    assert size.row_count == 22
     size.shrink_after_failed_selection(22)
     size.shrink_after_failed_selection(4)
-    assert size.rows == 1
+    assert size.row_count == 1
     size.grow_if_fast(1, 0.0)
-    assert size.rows == 1
+    assert size.row_count == 1
     size.allow_growth()
     size.grow_if_fast(1, 0.0)
-    assert size.rows == 2
+    assert size.row_count == 2
 
 
 async def test_server_that_is_away() -> None:
@@ -215,7 +215,7 @@ async def test_server_that_is_away() -> None:
     statements = Statements(lambda _rows: AWAY)
     statements.add(500)
     await statements.send(50)
-    assert statements.sender.batch_size.rows == 1_000
+    assert statements.sender.batch_size.row_count == 1_000
     assert len(statements.sender) == 500
     statements.fails = lambda _rows: None
     await statements.send(1)
@@ -343,7 +343,7 @@ async def test_two_rows_of_one_id() -> None:
 
     named: list[tuple[int, int]] = []
     sender = BatchSender(
-        BatchStatement(send, row_id=lambda row: row[0], skipped_row_key=lambda row: row),
+        BatchStatement(send, get_row_id=lambda row: row[0], get_skipped_row_key=lambda row: row),
         batch_size=BatchSize(10, LIMIT),
         skipped_rows=SkippedRows(retry_delay_min=0.0, retry_delay_max=0.0),
         on_row_skipped=lambda row, _error: named.append(row),

@@ -16,7 +16,7 @@ from riverpy._dsn import mask_passwords, validate_url
 from riverpy._duration import parse_duration
 from riverpy._insert.unique_key import compute_unique_key
 from riverpy._json import normalize
-from riverpy._maintenance.reindexer import Postponement
+from riverpy._maintenance.reindexer import RebuildPostponement
 from riverpy._names import (
     validate_kind,
     validate_lease_name,
@@ -118,7 +118,7 @@ def _snoozes(text: str) -> None:
         _snoozes,
         Address.parse,
         normalize,
-        Postponement.parse_comment,
+        RebuildPostponement.parse_comment,
         validate_kind,
         validate_lease_name,
         validate_queue,

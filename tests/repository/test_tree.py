@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from riverpy._postgres.sql_files import blocks
+from riverpy._postgres.sql_files import load_statements
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "riverpy").rglob("*.py"))
@@ -75,7 +75,7 @@ def test_no_notification_into_a_full_queue() -> None:
     statements = {
         name: text
         for path in (ROOT / "sql" / "queries").glob("*.sql")
-        for name, text in blocks(path.stem).items()
+        for name, text in load_statements(path.stem).items()
     }
     is_free = "(select pg_notification_queue_usage() < 0.9)"
     careless = {

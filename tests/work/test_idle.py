@@ -59,7 +59,7 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
         ),
         (run._reconciler._check_paused_queues, run._reconciler.interval),
         (lambda: lost_claims(min_age_seconds=CLAIM_TIMEOUT), run._reconciler.interval),
-        (lambda: listening._check_delivery(first=False), listening.probe_interval),
+        (lambda: listening._check_delivery(is_first=False), listening.probe_interval),
     ]
     if config.candidate:
         engine = run._election_manager.lease_engine

@@ -12,7 +12,7 @@ import pytest
 
 from riverpy._calls.job_filters import check_filters
 from riverpy._calls.job_page import plan_page
-from riverpy._postgres.sql_files import query, query_with
+from riverpy._postgres.sql_files import get_query, get_query_with_parts
 from tests._database import connected
 from tests.kit.large import PLAN_MODES, filling, large_database
 
@@ -79,7 +79,7 @@ async def plan_of(
     connection: asyncpg.Connection[Any], name: str, *literals: str, file: str = "river_job"
 ) -> list[dict[str, Any]]:
     """Return the nodes of the plan of a statement with these parameters."""
-    return await plan_of_query(connection, query(file, name, None), literals)
+    return await plan_of_query(connection, get_query(file, name, None), literals)
 
 
 async def plan_of_query(
@@ -147,7 +147,7 @@ async def test_job_claim(
 async def test_cost_of_a_claim(large: asyncpg.Connection[Any], queue: str, limit: int) -> None:
     """The cost of a claim depends on the jobs it returns, not on the finished jobs or on those that
     wait in any queue (PF-01, PF-02)."""
-    statement = query("river_job", "job_claim", None)
+    statement = get_query("river_job", "job_claim", None)
     await large.execute(f"PREPARE planned AS {statement.text}")
     transaction = large.transaction()
     await transaction.start()
@@ -226,7 +226,7 @@ async def test_job_store_progress(large: asyncpg.Connection[Any]) -> None:
     assert scans_of(nodes) <= NARROW
 
 
-@pytest.mark.parametrize("name", ["job_merge_running", "job_complete_running"])
+@pytest.mark.parametrize("name", ["job_merge_running_metadata", "job_complete_running"])
 async def test_running_job(large: asyncpg.Connection[Any], name: str) -> None:
     """Writes of a running attempt read its row by the primary key."""
     values = {
@@ -236,7 +236,7 @@ async def test_running_job(large: asyncpg.Connection[Any], name: str) -> None:
         "attempted_at": "'844000000000000'",
         "lock_timeout": "NULL",
     }
-    names = query("river_job", name, None).parameters
+    names = get_query("river_job", name, None).parameters
     nodes = await plan_of(large, name, *(values[name] for name in names))
     assert scans_of(nodes) == {"river_job_pkey"}
 
@@ -244,7 +244,7 @@ async def test_running_job(large: asyncpg.Connection[Any], name: str) -> None:
 @pytest.mark.parametrize("name", ["job_get", "job_cancel", "job_retry"])
 async def test_one_job(large: asyncpg.Connection[Any], name: str) -> None:
     """Calls on one job read it by its primary key."""
-    parameters = query("river_job", name, None).parameters
+    parameters = get_query("river_job", name, None).parameters
     job_id = "'{17}'" if name == "job_get" else "17"
     nodes = await plan_of(large, name, *(job_id if one == "id" else "NULL" for one in parameters))
     assert "river_job_pkey" in scans_of(nodes)
@@ -268,13 +268,13 @@ TOP_BLOCKS = ("top_queue_names", "top_queues", "top_ended_jobs", "top_totals", "
 async def test_top(large: asyncpg.Connection[Any], name: str) -> None:
     """Each refresh of `riverpy top` uses indexes, and reads at most a fixed number of rows for each
     queue and state, whatever the history (PF-01)."""
-    literals = [TOP_LITERALS[one] for one in query("top", name, None).parameters]
+    literals = [TOP_LITERALS[one] for one in get_query("top", name, None).parameters]
     async with large.transaction():
-        await large.execute(query("top", "top_set_timeout", None).text.replace("$1", "5000"))
+        await large.execute(get_query("top", "top_set_timeout", None).text.replace("$1", "5000"))
         nodes = await plan_of(large, name, *literals, file="top")
         types = {node["Node Type"] for node in nodes if node.get("Relation Name") == "river_job"}
         assert not types & {"Seq Scan", "Bitmap Heap Scan"}
-        await large.execute(f"PREPARE planned AS {query('top', name, None).text}")
+        await large.execute(f"PREPARE planned AS {get_query('top', name, None).text}")
         text = await large.fetchval(
             f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) EXECUTE planned({', '.join(literals)})"
         )
@@ -291,7 +291,7 @@ async def test_cost_of_looking_at_queues(
     large: asyncpg.Connection[Any], name: str, argument: object
 ) -> None:
     """The waiting time of due jobs is read from a few blocks per queue, however many jobs wait."""
-    statement = query("river_queue", name, None)
+    statement = get_query("river_queue", name, None)
     (row,) = await large.fetch(
         f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) {statement.text}", argument
     )
@@ -338,7 +338,7 @@ async def test_lists(
     checked = check_filters(filters)
     plan = plan_page(checked, order, descending=order != "id", limit=100, after=None)
     block, parts, values = plan.statement
-    statement = query_with(
+    statement = get_query_with_parts(
         "river_job_list", f"job_list_{block}", None, parts_with_states(parts, checked.states)
     )
     literals = [literal(values[name]) for name in statement.parameters]
@@ -349,7 +349,7 @@ async def test_lists(
 
 async def test_rare_kind(large: asyncpg.Connection[Any]) -> None:
     """A kind that the planner knows to be rare is found by its index."""
-    statement = query_with(
+    statement = get_query_with_parts(
         "river_job_list", "job_list_by_id", None, frozenset({"kinds", "ascending"})
     )
     nodes = await plan_of_query(large, statement, ["'{rare}'", "100"])
@@ -359,14 +359,14 @@ async def test_rare_kind(large: asyncpg.Connection[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["job_retry_batch", "job_cancel_batch", "job_delete_batch", "job_batch_rest"]
+    "name", ["job_retry_batch", "job_cancel_batch", "job_delete_batch", "job_match_filters"]
 )
 @pytest.mark.parametrize("filters", [{}, {"states": ["completed"], "kinds": ["k1"], "error": "x"}])
 async def test_batches(large: asyncpg.Connection[Any], name: str, filters: JobFilters) -> None:
     """A change of a batch reads only the given rows, and other rows with their unique keys."""
     checked = check_filters(filters)
     parts = parts_with_states(checked.values, checked.states)
-    statement = query_with("river_job_batch", name, None, parts)
+    statement = get_query_with_parts("river_job_batch", name, None, parts)
     values = {**checked.values, "batch": list(range(1, 1001))}
     literals = [literal(values[name]) for name in statement.parameters]
     scans = scans_of(await plan_of_query(large, statement, literals))
@@ -375,7 +375,7 @@ async def test_batches(large: asyncpg.Connection[Any], name: str, filters: JobFi
     assert "river_job_pkey" in scans
 
 
-@pytest.mark.parametrize("name", ["job_delete_many", "job_ids"])
+@pytest.mark.parametrize("name", ["job_delete_many", "job_list_ids_in_range"])
 @pytest.mark.parametrize(
     ("filters", "index"),
     [({"ids": [1, 2]}, "river_job_pkey"), ({"metadata": {"a": 1}}, "river_job_metadata_index")],
@@ -385,7 +385,7 @@ async def test_choice_of_many(
 ) -> None:
     """The choice of jobs to change reads an index."""
     values = {**check_filters(filters).values, "limit": 100, "after_id": 0, "last_id": 400_000}
-    statement = query_with("river_job_batch", name, None, frozenset(filters))
+    statement = get_query_with_parts("river_job_batch", name, None, frozenset(filters))
     literals = [literal(values[name]) for name in statement.parameters]
     scans = scans_of(await plan_of_query(large, statement, literals))
     assert index in scans

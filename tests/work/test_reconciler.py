@@ -29,7 +29,7 @@ async def _until(condition: Any) -> None:
     ("question", "ask"),
     [
         ("queue_filter_paused", Reconciler._check_paused_queues),
-        ("queue_touch", lambda reconciler: reconciler._update_queue_rows()),
+        ("queue_upsert", lambda reconciler: reconciler._update_queue_rows()),
     ],
 )
 async def test_pause_notified_before_an_older_answer(

@@ -12,7 +12,7 @@ import pytest
 
 from riverpy import EventKind, InsertManyParams, Job
 from riverpy._postgres.domains import owner_lock_all
-from riverpy._postgres.sql_files import blocks, sql_directory
+from riverpy._postgres.sql_files import load_statements, sql_directory
 from tests._database import connected
 from tests.work.rig import PATIENCE, Rig, Task
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def statements() -> list[tuple[str, str]]:
     """Return the name and text of each block in `sql/queries`."""
     files = (entry.name.removesuffix(".sql") for entry in (sql_directory() / "queries").iterdir())
-    return [block for file in files for block in blocks(file).items()]
+    return [block for file in files for block in load_statements(file).items()]
 
 
 def test_no_statement_names_a_channel_or_a_lock_by_the_first_schema_alone() -> None:

@@ -17,7 +17,7 @@ import msgspec
 from riverpy._names import PYPI_PACKAGE_NAME
 from riverpy._postgres.driver import close_connection, connect
 from riverpy._postgres.schema import check_schema
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import get_query
 from riverpy._tools.bench.process_cost import (
     ServerProcesses,
     read_process_memory_mib,
@@ -230,7 +230,7 @@ class BenchRun:
 
     async def _fetch(self, connection: Connection, sql_name: str, **values: object) -> list[Record]:
         with anyio.fail_after(STATEMENT_TIMEOUT):
-            return await query("bench", sql_name, self._schema).fetch(connection, **values)
+            return await get_query("bench", sql_name, self._schema).fetch(connection, **values)
 
     async def _measure_insert_seconds(self) -> float:
         """Insert the jobs, and return the duration in seconds."""

@@ -14,7 +14,7 @@ import anyio.to_thread
 import msgspec
 
 from riverpy._postgres.driver import DATABASE_ERRORS, close_connection, connect
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import get_query
 from riverpy._tools.demo.jobs import CompressFileArgs, CountFilesArgs, DemoWorker, make_example_args
 from riverpy._tools.errors import ToolError
 from riverpy.client import Client
@@ -156,7 +156,7 @@ class DemoRun:
 
     async def _fetch(self, connection: Connection, sql_name: str, **values: object) -> list[Record]:
         with anyio.fail_after(STATEMENT_TIMEOUT):
-            return await query("demo", sql_name, self.schema).fetch(connection, **values)
+            return await get_query("demo", sql_name, self.schema).fetch(connection, **values)
 
     async def _insert_and_work_jobs(self, connection: Connection) -> timedelta:
         """Insert the jobs and work them. Return the duration."""

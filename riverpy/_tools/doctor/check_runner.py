@@ -151,7 +151,7 @@ class CheckRunner:
             )
         else:
             self._report_findings("schema", *tables.check_migrations(state, schema, url))
-        return state if not state.needed_versions() else None
+        return state if not state.missing_needed_versions() else None
 
     async def _run_schema_checks(self, row: ServerRow, schema_state: SchemaState) -> None:
         snapshot = DatabaseSnapshot(self._session, row, schema_state, self._request)

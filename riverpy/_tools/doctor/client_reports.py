@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from riverpy._postgres.schema import SLOTS_VERSION, STATE_VERSION
+from riverpy._postgres.schema import CLIENT_SLOTS_MIGRATION, CLIENT_STATE_MIGRATION
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.text import (
     SHOWN_NAMES_MAX,
@@ -38,7 +38,7 @@ _SKIPPED_ROWS_FIX = (
 
 async def check_stuck_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report jobs that still run after their cancellation, and how many slots these jobs use."""
-    if not snapshot.has_migration(SLOTS_VERSION):
+    if not snapshot.has_migration(CLIENT_SLOTS_MIGRATION):
         return [ok("not known: the columns for it are missing (see `schema`)", stuck=None)]
     reporting = [client for client in await snapshot.live_clients() if client.stuck_job_ids]
     if not reporting:
@@ -102,7 +102,7 @@ def _find_filled_queues(client: ClientRow, groups: Sequence[RunningJobGroup]) ->
 async def check_skipped_rows(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report rows that clients skip for a while, with one finding for each client, operation and
     error."""
-    if not snapshot.has_migration(STATE_VERSION):
+    if not snapshot.has_migration(CLIENT_STATE_MIGRATION):
         return [ok("not known: the column for it is missing (see `schema`)", rows=None)]
     groups: dict[tuple[str, str, str], list[SkippedRow]] = {}
     unnamed: dict[str, int] = {}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._names import USER_LEASE_NAME_PREFIX
 from riverpy._postgres.leases import lease_list
-from riverpy._postgres.schema import LEASES_VERSION
+from riverpy._postgres.schema import LEASES_MIGRATION
 from riverpy._tools.doctor.finding import Finding, ok, warn
 from riverpy._tools.text import format_count, format_names, format_seconds
 
@@ -23,7 +23,7 @@ needs it."""
 
 async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report the leases that have a holder, and the leases that have expired."""
-    if not snapshot.has_migration(LEASES_VERSION):
+    if not snapshot.has_migration(LEASES_MIGRATION):
         return [ok("off: their table is missing (see `schema`)", leases=None)]
     rows = await snapshot.session.read(lease_list, snapshot.schema)
     holders: dict[str, str] = {}

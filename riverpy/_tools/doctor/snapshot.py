@@ -7,10 +7,10 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from riverpy._postgres.schema import (
-    CLIENTS_VERSION,
-    DOMAINS_VERSION,
-    PERIODIC_VERSION,
-    RIVERPY_LINE,
+    CLIENTS_MIGRATION,
+    DOMAINS_MIGRATION,
+    PERIODIC_JOBS_MIGRATION,
+    RIVERPY_MIGRATION_LINE,
     SchemaState,
 )
 from riverpy._tools.doctor.statements import (
@@ -131,12 +131,12 @@ class DatabaseSnapshot:
 
     def has_migration(self, version: int) -> bool:
         """Return whether the database has this migration of riverpy's own tables."""
-        return version in self.schema_state.applied_versions(RIVERPY_LINE)
+        return version in self.schema_state.applied_versions(RIVERPY_MIGRATION_LINE)
 
     @_read_once
     async def clients(self) -> list[ClientRow] | None:
         """Return the registered clients; None: the table of clients is missing."""
-        if not self.has_migration(CLIENTS_VERSION):
+        if not self.has_migration(CLIENTS_MIGRATION):
             return None
         return await self.session.read(read_clients, self.schema, limit=CLIENTS_MAX)
 
@@ -148,7 +148,7 @@ class DatabaseSnapshot:
     async def domains(self) -> DomainMap | None:
         """Return the domains; None: the tables of domains are missing, or the role may not read
         these tables."""
-        if not self.has_migration(DOMAINS_VERSION):
+        if not self.has_migration(DOMAINS_MIGRATION):
             return None
         return await self.session.read(read_domains_if_permitted, self.schema)
 
@@ -156,7 +156,7 @@ class DatabaseSnapshot:
     async def last_leader(self) -> DefaultLeader | None:
         """Return the current or last leader; None: there was no leader, or the last leader
         resigned."""
-        has_clients = self.has_migration(CLIENTS_VERSION)
+        has_clients = self.has_migration(CLIENTS_MIGRATION)
         return await self.session.read(read_leader, self.schema, has_client_table=has_clients)
 
     @_read_once
@@ -174,7 +174,7 @@ class DatabaseSnapshot:
     @_read_once
     async def periodic_jobs(self) -> list[PeriodicJobRow]:
         """Return the periodic jobs. If the table of periodic jobs is missing, the list is empty."""
-        if not self.has_migration(PERIODIC_VERSION):
+        if not self.has_migration(PERIODIC_JOBS_MIGRATION):
             return []
         return await self.session.read(read_periodic_jobs, self.schema)
 

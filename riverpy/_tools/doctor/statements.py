@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from riverpy._names import DEFAULT_DOMAIN
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import get_query
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -210,7 +210,7 @@ async def set_transaction_timeouts(
     connection: Transaction, *, statement_timeout: timedelta, lock_timeout: timedelta
 ) -> None:
     """Set the statement timeout and the lock timeout of the open transaction."""
-    await query(_SQL_FILE, "doctor_set_timeouts", None).execute(
+    await get_query(_SQL_FILE, "doctor_set_timeouts", None).execute(
         connection,
         statement=round(statement_timeout.total_seconds() * 1000),
         lock=round(lock_timeout.total_seconds() * 1000),
@@ -229,7 +229,7 @@ async def read_settings(connection: Transaction, setting_names: Sequence[str]) -
 
 async def read_server_time(connection: Transaction) -> datetime:
     """Return the time of the server's clock."""
-    return await query(_SQL_FILE, "doctor_now", None).fetchval(connection)
+    return await get_query(_SQL_FILE, "doctor_now", None).fetchval(connection)
 
 
 async def read_connection_counts(connection: Transaction) -> ConnectionCountsRow:
@@ -239,24 +239,24 @@ async def read_connection_counts(connection: Transaction) -> ConnectionCountsRow
 
 async def count_listeners(connection: Transaction) -> int:
     """Return the number of connections over which riverpy clients listen."""
-    return await query(_SQL_FILE, "doctor_listeners", None).fetchval(connection)
+    return await get_query(_SQL_FILE, "doctor_listeners", None).fetchval(connection)
 
 
 async def send_notification(connection: Transaction, *, channel: str, payload: str) -> None:
     """Send a notification when the transaction commits."""
-    await query(_SQL_FILE, "doctor_notify", None).execute(
+    await get_query(_SQL_FILE, "doctor_notify", None).execute(
         connection, channel=channel, payload=payload
     )
 
 
 async def read_notification_usage(connection: Transaction) -> float:
     """Return how full the server's notification queue is, from 0 to 1."""
-    return await query(_SQL_FILE, "doctor_notification_usage", None).fetchval(connection)
+    return await get_query(_SQL_FILE, "doctor_notification_usage", None).fetchval(connection)
 
 
 async def enable_server_warnings(connection: Transaction) -> None:
     """Let the open transaction receive the server's warnings."""
-    await query(_SQL_FILE, "doctor_show_warnings", None).execute(connection)
+    await get_query(_SQL_FILE, "doctor_show_warnings", None).execute(connection)
 
 
 async def read_sessions(connection: Transaction, pid: int | None) -> list[SessionRow]:
@@ -273,7 +273,7 @@ async def read_privileges(connection: Transaction, schema: str) -> dict[str, Rel
 
 async def read_schema_privileges(connection: Transaction, schema: str) -> set[str]:
     """Return the privileges of the role on the schema: `USAGE`, `CREATE` or both."""
-    rows = await query(_SQL_FILE, "doctor_schema", None).fetch(connection, schema=schema)
+    rows = await get_query(_SQL_FILE, "doctor_schema", None).fetch(connection, schema=schema)
     return {row[0] for row in rows}
 
 
@@ -340,7 +340,7 @@ async def count_discarded_jobs(
 ) -> dict[str, int]:
     """Return the number of jobs of each kind that were discarded within `window`. At most the
     newest `limit` discarded jobs are counted."""
-    seconds, statement = window.total_seconds(), query(_SQL_FILE, "doctor_discarded", schema)
+    seconds, statement = window.total_seconds(), get_query(_SQL_FILE, "doctor_discarded", schema)
     rows = await statement.fetch(connection, window=seconds, limit=limit)
     return {row[0]: row[1] for row in rows}
 
@@ -395,5 +395,5 @@ async def _fetch_rows(
     /,
     **values: Any,
 ) -> list[RowT]:
-    rows = await query(_SQL_FILE, query_name, in_schema).fetch(connection, **values)
+    rows = await get_query(_SQL_FILE, query_name, in_schema).fetch(connection, **values)
     return [row_type(*row) for row in rows]

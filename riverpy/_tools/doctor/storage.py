@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from riverpy._log_events import ROW_SET_ASIDE
-from riverpy._postgres.schema import MAIN_LINE
+from riverpy._postgres.schema import MAIN_MIGRATION_LINE
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.statements import (
     read_foreign_keys,
@@ -122,7 +122,7 @@ def _check_index(snapshot: DatabaseSnapshot, row: IndexRow) -> Finding | None:
 
 async def check_vacuum(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report whether vacuum removes the dead rows of the table of jobs."""
-    made_at = min(snapshot.schema_state.applied[MAIN_LINE].values())
+    made_at = min(snapshot.schema_state.applied_at_by_line[MAIN_MIGRATION_LINE].values())
     row = await snapshot.session.read(read_job_table, snapshot.schema, made_at=made_at)
     if row is None:
         return []

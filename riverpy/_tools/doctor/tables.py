@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from riverpy._names import SCHEMA_LENGTH_MAX, SCHEMA_TOO_LONG_ERROR
-from riverpy._postgres.schema import FEATURES, MAIN_LINE, RIVERPY_LINE, migrate_command, migrations
+from riverpy._postgres.schema import (
+    FEATURES_BY_MIGRATION,
+    MAIN_MIGRATION_LINE,
+    RIVERPY_MIGRATION_LINE,
+    load_migrations,
+    migrate_command,
+)
 from riverpy._postgres.sql_files import quote_identifier
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.statements import read_privileges, read_schema_privileges
@@ -43,56 +49,64 @@ def check_migrations(state: SchemaState, requested_schema: str | None, url: str)
     is the schema that the user named; None: the user named no schema."""
     command = migrate_command("riverpy migrate up", requested_schema, url)
     main = _check_river_migrations(state, command)
-    if state.needed_versions() or state.is_unrecorded():
+    if state.missing_needed_versions() or state.are_migrations_unrecorded():
         return [main]
     return [main, _check_riverpy_migrations(state, command)]
 
 
 def _check_river_migrations(state: SchemaState, command: str) -> Finding:
-    newest, found = max(migrations(MAIN_LINE)), state.applied_versions(MAIN_LINE)
-    data = _migration_line_data(state, MAIN_LINE)
+    newest = max(load_migrations(MAIN_MIGRATION_LINE))
+    found = state.applied_versions(MAIN_MIGRATION_LINE)
+    data = _migration_line_data(state, MAIN_MIGRATION_LINE)
     if len(state.schema.encode()) > SCHEMA_LENGTH_MAX:
         return fail(
             SCHEMA_TOO_LONG_ERROR, "give it a shorter name: ALTER SCHEMA … RENAME TO …", **data
         )
-    if state.is_unrecorded() or state.skipped_versions(MAIN_LINE):
-        is_unrecorded = state.is_unrecorded()
+    if state.are_migrations_unrecorded() or state.skipped_versions(MAIN_MIGRATION_LINE):
+        is_unrecorded = state.are_migrations_unrecorded()
         message = (
-            state.unrecorded_message()
+            state.make_unrecorded_message()
             if is_unrecorded
-            else state.skipped_versions_message(MAIN_LINE)
+            else state.make_skipped_versions_message(MAIN_MIGRATION_LINE)
         )
         problem, _, fix = message.partition(". ")
         return fail(problem, fix, **data)
     if not found:
         return fail(f'schema "{state.schema}" has no tables of River', f"run `{command}`", **data)
-    if needed := state.needed_versions():
+    if needed := state.missing_needed_versions():
         text = (
             f'River\'s tables in "{state.schema}" lack version{"s" if len(needed) > 1 else ""} '
             f"{', '.join(map(str, needed))}, which this riverpy needs"
         )
         return fail(text, f"run `{command}`", **data)
-    if state.unknown_versions(MAIN_LINE):
-        return _unknown_version_finding(state, MAIN_LINE, f'River\'s tables in "{state.schema}"')
+    if state.unknown_versions(MAIN_MIGRATION_LINE):
+        return _unknown_version_finding(
+            state, MAIN_MIGRATION_LINE, f'River\'s tables in "{state.schema}"'
+        )
     text = f'river {max(found)} of {newest} in "{state.schema}"'
-    if state.missing_versions(MAIN_LINE):
+    if state.missing_versions(MAIN_MIGRATION_LINE):
         text += f": version {newest} changes nothing on PostgreSQL. `riverpy migrate up` records it"
     return ok(text, **data)
 
 
 def _check_riverpy_migrations(state: SchemaState, command: str) -> Finding:
-    newest, found = max(migrations(RIVERPY_LINE)), state.applied_versions(RIVERPY_LINE)
-    missing = state.missing_versions(RIVERPY_LINE)
-    off = [FEATURES[version] for version in missing if version in FEATURES]
-    data = _migration_line_data(state, RIVERPY_LINE)
+    newest = max(load_migrations(RIVERPY_MIGRATION_LINE))
+    found = state.applied_versions(RIVERPY_MIGRATION_LINE)
+    missing = state.missing_versions(RIVERPY_MIGRATION_LINE)
+    off = [
+        FEATURES_BY_MIGRATION[version] for version in missing if version in FEATURES_BY_MIGRATION
+    ]
+    data = _migration_line_data(state, RIVERPY_MIGRATION_LINE)
     if missing:
         text = (
             f"riverpy's own tables are at version {max(found, default=0)} of {newest}. Off: "
             f"{'; '.join(off) or 'the new features'}"
         )
         return warn(text, f"run `{command}`", **data, off=off)
-    if state.unknown_versions(RIVERPY_LINE):
-        return _unknown_version_finding(state, RIVERPY_LINE, "riverpy's own tables", off=off)
+    if state.unknown_versions(RIVERPY_MIGRATION_LINE):
+        return _unknown_version_finding(
+            state, RIVERPY_MIGRATION_LINE, "riverpy's own tables", off=off
+        )
     return ok(f'riverpy {newest} of {newest} in "{state.schema}"', **data, off=off)
 
 
@@ -102,7 +116,7 @@ def _unknown_version_finding(
     """Report that the tables have a newer version than this riverpy supports."""
     text = (
         f"{tables_text} are at version {max(state.unknown_versions(line_name))}. This riverpy "
-        f"supports only {max(migrations(line_name))}"
+        f"supports only {max(load_migrations(line_name))}"
     )
     return warn(text, "update riverpy", **_migration_line_data(state, line_name), **data)
 
@@ -115,7 +129,7 @@ def _migration_line_data(state: SchemaState, line_name: str) -> dict[str, object
 async def check_dropped_tables(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report tables that were dropped although their migration is recorded."""
     relations = await snapshot.session.read(read_privileges, snapshot.schema)
-    applied = snapshot.schema_state.applied_versions(RIVERPY_LINE)
+    applied = snapshot.schema_state.applied_versions(RIVERPY_MIGRATION_LINE)
     own = [table for version, table in _RIVERPY_TABLES_BY_VERSION.items() if version in applied]
     missing = [table for table in (*_RIVER_TABLES, *own) if table not in relations]
     if not missing:
@@ -131,7 +145,7 @@ async def check_dropped_tables(snapshot: DatabaseSnapshot) -> list[Finding]:
         record = f"{place}.river_migration"
         fix += (
             ". Or create riverpy's own tables again, without their data: DROP TABLE IF EXISTS "  # noqa: S608 (a text for a person)
-            f"{tables}; DELETE FROM {record} WHERE line = '{RIVERPY_LINE}'; then "
+            f"{tables}; DELETE FROM {record} WHERE line = '{RIVERPY_MIGRATION_LINE}'; then "
             "`riverpy migrate up`"
         )
     return [fail(text, fix, schema=snapshot.schema, missing_tables=missing)]
@@ -163,7 +177,7 @@ async def check_grants(snapshot: DatabaseSnapshot) -> list[Finding]:
         return [fail(text, f"to insert, grant {'; '.join(insert)}", **data)]
     if work:
         return [warn(text, f"to work jobs, grant {'; '.join(work)}", **data)]
-    if security.tables:
+    if security.affected_tables:
         return [row_security_finding(security, **data)]
     if not may["reindex"]:
         text += " (as leader it cannot rebuild the indexes)"
@@ -174,7 +188,7 @@ def row_security_finding(security: RowSecurity, /, **data: object) -> Finding:
     """Report tables with row security. The server hides rows from the role without an error, so
     riverpy does not find jobs."""
     report = fail if security.hidden_tables else warn
-    return report(security.problem, security.fix, **data, row_security=security.tables)
+    return report(security.problem, security.remedy, **data, row_security=security.affected_tables)
 
 
 def _missing_privileges(

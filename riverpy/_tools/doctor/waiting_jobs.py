@@ -6,7 +6,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from riverpy._names import DEFAULT_DOMAIN
-from riverpy._postgres.schema import PERIODIC_VERSION
+from riverpy._postgres.schema import PERIODIC_JOBS_MIGRATION
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.snapshot import QUEUE_ROW_AGE_MAX
 from riverpy._tools.text import format_count, format_names, format_seconds, format_waiting_count
@@ -150,7 +150,7 @@ async def _missing_leaders(snapshot: DatabaseSnapshot, queues: Sequence[str]) ->
 
 async def check_periodic_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report periodic jobs that are paused or late."""
-    if not snapshot.has_migration(PERIODIC_VERSION):
+    if not snapshot.has_migration(PERIODIC_JOBS_MIGRATION):
         return [ok("off: their table is missing (see `schema`)", periodic_jobs=None)]
     rows = await snapshot.periodic_jobs()
     paused = [row.id for row in rows if row.seconds_since_pause is not None]

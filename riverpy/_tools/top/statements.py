@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from riverpy._postgres.sql_files import query
+from riverpy._postgres.sql_files import get_query
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,14 +77,14 @@ class EndedJobsRow(NamedTuple):
 
 async def set_statement_timeout(connection: Transaction, timeout: timedelta) -> None:
     """Set the statement timeout of the open transaction."""
-    await query("top", "top_set_timeout", None).execute(
+    await get_query("top", "top_set_timeout", None).execute(
         connection, milliseconds=round(timeout.total_seconds() * 1000)
     )
 
 
 async def read_time_and_job_count(connection: Transaction, schema: str | None) -> TimeAndJobCount:
     """Return the server's time and the size of the table of jobs."""
-    (row,) = await query("top", "top_read_time", schema).fetch(connection, schema=schema)
+    (row,) = await get_query("top", "top_read_time", schema).fetch(connection, schema=schema)
     return TimeAndJobCount(*row)
 
 
@@ -98,7 +98,7 @@ async def read_kinds_without_worker(
 ) -> list[KindWithoutWorker]:
     """Return up to `kinds_max` kinds for which no running client has a worker. The first
     `jobs_per_queue_max` available jobs of each queue are read."""
-    rows = await query("top", "top_kinds", schema).fetch(
+    rows = await get_query("top", "top_kinds", schema).fetch(
         connection, names=list(queue_names), limit=jobs_per_queue_max, kinds=kinds_max
     )
     return [KindWithoutWorker(*row) for row in rows]
@@ -110,7 +110,7 @@ async def read_running_jobs(
     """Return the running jobs of each client, by client id. At most `count_limit` running jobs
     are read. Jobs whose client is not known have the client id "". For `damaged_job_ids` the client
     is not read."""
-    rows = await query("top", "top_running", schema).fetch(
+    rows = await get_query("top", "top_running", schema).fetch(
         connection, cap=count_limit, skipped=damaged_job_ids
     )
     return {row[0]: RunningJobsRow(row[1], row[2]) for row in rows}
@@ -119,7 +119,7 @@ async def read_running_jobs(
 async def read_queue_names(connection: Transaction, schema: str | None, *, limit: int) -> list[str]:
     """Return the names of queues: up to `limit` of `river_queue`, and up to `limit` that have
     unfinished jobs."""
-    rows = await query("top", "top_queue_names", schema).fetch(connection, limit=limit)
+    rows = await get_query("top", "top_queue_names", schema).fetch(connection, limit=limit)
     return [row[0] for row in rows]
 
 
@@ -135,7 +135,7 @@ async def read_queue_counts(
 ) -> list[QueueCountsRow]:
     """Return the numbers of unfinished jobs of each queue. `late_after` is the time after which a
     job that should be available counts as late. The errors of `damaged_job_ids` are not read."""
-    rows = await query("top", "top_queues", schema).fetch(
+    rows = await get_query("top", "top_queues", schema).fetch(
         connection,
         name=queue_names,
         since=window_start,
@@ -158,7 +158,7 @@ async def read_ended_jobs(
     """Return the jobs of each queue that ended within `window`. If more than `count_limit` jobs of
     a state ended, the window is shorter. If no job ended, there is one row without a queue. The
     errors of `damaged_job_ids` are not read."""
-    rows = await query("top", "top_ended_jobs", schema).fetch(
+    rows = await get_query("top", "top_ended_jobs", schema).fetch(
         connection, window=window.total_seconds(), cap=count_limit, skipped=damaged_job_ids
     )
     return [EndedJobsRow(*row) for row in rows]
@@ -168,5 +168,5 @@ async def count_jobs_by_state(
     connection: Transaction, schema: str | None, *, count_limit: int
 ) -> dict[str, int]:
     """Return the number of pending and finished jobs, by state."""
-    rows = await query("top", "top_totals", schema).fetch(connection, cap=count_limit)
+    rows = await get_query("top", "top_totals", schema).fetch(connection, cap=count_limit)
     return {row[0]: row[1] for row in rows}

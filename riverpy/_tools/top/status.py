@@ -13,7 +13,12 @@ import msgspec
 from riverpy._postgres.damaged_jobs import find_damaged_jobs
 from riverpy._postgres.driver import close_connection, connect
 from riverpy._postgres.jobs import FINAL_STATES
-from riverpy._postgres.schema import CLIENTS_VERSION, DOMAINS_VERSION, RIVERPY_LINE, check_schema
+from riverpy._postgres.schema import (
+    CLIENTS_MIGRATION,
+    DOMAINS_MIGRATION,
+    RIVERPY_MIGRATION_LINE,
+    check_schema,
+)
 from riverpy._tools.doctor.server import expect_primary
 from riverpy._tools.domain_map import read_domains_if_permitted
 from riverpy._tools.reads import read_clients, read_leader, run_job_statement
@@ -217,9 +222,9 @@ class StatusReader:
             self._connection = await connect(self._url, through_pooler=True)
             await expect_primary(self._connection)
             state = await check_schema(self._connection, self._schema, url=self._url)
-            versions = state.applied_versions(RIVERPY_LINE)
-            self._has_client_table = CLIENTS_VERSION in versions
-            self._has_domains = DOMAINS_VERSION in versions
+            versions = state.applied_versions(RIVERPY_MIGRATION_LINE)
+            self._has_client_table = CLIENTS_MIGRATION in versions
+            self._has_domains = DOMAINS_MIGRATION in versions
         return self._connection
 
     async def _read_status(self, connection: Connection, started_at: float) -> FleetStatus:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from riverpy._postgres.sql_files import blocks, query, sql_directory
+from riverpy._postgres.sql_files import get_query, load_statements, sql_directory
 from riverpy.migrate import Migrator
 from tests._statements import record_statements
 from tests.leading.domains.members import member
@@ -48,7 +48,7 @@ SENT = {
     "session_now",
     "periodic_unused",
     "queue_paused",
-    "queue_touch",
+    "queue_upsert",
     "queue_unused",
     "session_is_read_only",
     "session_limit",
@@ -68,7 +68,9 @@ def texts(place: str | None) -> dict[str, str]:
     files = [
         entry.name.removesuffix(".sql") for entry in sql_directory().joinpath("queries").iterdir()
     ]
-    return {name: query(file, name, place).text for file in files for name in blocks(file)}
+    return {
+        name: get_query(file, name, place).text for file in files for name in load_statements(file)
+    }
 
 
 def names_of(sent: list[Sent], schema: Schema) -> set[str]:
