@@ -322,7 +322,7 @@ where (select count(*) from notified) >= 0;
 
 -- name: job_expired
 -- The ids of waiting jobs whose time `riverpy:expires_at` has passed. Values in another form than that of an insert
--- are ignored. The planner chooses between the index of states and the index of metadata, by which has fewer rows, or
+-- are ignored; of a long text only the beginning is matched. The planner chooses between the index of states and the index of metadata, by which has fewer rows, or
 -- reads both. So the jobs of history are not read, unless nearly all of them expire.
 with found as materialized (
   select id
@@ -331,7 +331,7 @@ with found as materialized (
     -- queues: queue
     and (metadata ->> 'riverpy:expires_at') collate "C"
       <= (select to_char(now() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))
-    and metadata ->> 'riverpy:expires_at' ~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{6}Z$'
+    and left(metadata ->> 'riverpy:expires_at', 28) ~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{6}Z$'
 )
 select id
 from found
@@ -349,7 +349,7 @@ with picked as materialized (
   where id = any(@ids::bigint[]) and state in ('available', 'pending', 'retryable', 'scheduled')
     and (metadata ->> 'riverpy:expires_at') collate "C"
       <= (select to_char(now() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))
-    and metadata ->> 'riverpy:expires_at' ~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{6}Z$'
+    and left(metadata ->> 'riverpy:expires_at', 28) ~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{6}Z$'
   order by id
   for no key update skip locked
 )

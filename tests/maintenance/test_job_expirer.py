@@ -10,9 +10,14 @@ import pytest
 from riverpy._log_events import EXPIRED_JOBS_CANCELLED
 from riverpy._maintenance import batch_runner, job_expirer
 from riverpy._maintenance.job_expirer import RUN_INTERVAL_MIN, JobExpirer
-from riverpy._postgres.job_maintenance import EXPIRED_JOB_ERROR_TEXT
+from riverpy._postgres.job_maintenance import (
+    EXPIRED_JOB_ERROR_TEXT,
+    job_cancel_expired,
+    job_list_expired,
+)
 from riverpy._work.expiry import EXPIRED_ERROR_TEXT
 from riverpy.errors import FencedOutError
+from tests._damage import DAMAGED_EXPIRIES
 from tests.maintenance.rows import insert_jobs, states_of
 
 if TYPE_CHECKING:
@@ -46,14 +51,7 @@ async def test_cancels_waiting_jobs(
     others += await insert_jobs(
         schema, state="'completed'", finalized_at="now()", metadata=expiring(PAST)
     )
-    for metadata in (
-        '{"riverpy:expires_at": ""}',
-        '{"riverpy:expires_at": 0}',
-        '{"riverpy:expires_at": "2026-01-31"}',
-        '{"a": {"riverpy:expires_at": "2026-01-31T18:00:00.000000Z"}}',
-        '["riverpy:expires_at"]',
-        '"riverpy:expires_at"',
-    ):
+    for metadata in DAMAGED_EXPIRIES:
         others += await insert_jobs(schema, metadata=f"'{metadata}'")
     before = {row["id"]: dict(row) for row in await schema.jobs()}
     assert await held.run(JobExpirer(held.context)) == RUN_INTERVAL_MIN
@@ -68,6 +66,39 @@ async def test_cancels_waiting_jobs(
         assert row["finalized_at"] is not None
     assert {job_id: after[job_id] for job_id in others} == {n: before[n] for n in others}
     assert [(entry["event"], entry["count"]) for entry in log] == [(EXPIRED_JOBS_CANCELLED, 4)]
+
+
+async def test_jobs_that_change_after_the_read(schema: Schema) -> None:
+    """The statement that cancels the found jobs checks each of them again. So a job that has
+    started, ended or been retried since it was found stays as it is, and so does one that another
+    session changes at this time. Jobs whose time is damaged are neither found nor cancelled."""
+    past, running, ended, retried, changing = await insert_jobs(schema, 5, metadata=expiring(PAST))
+    damaged = [
+        (await insert_jobs(schema, metadata=f"'{metadata}'"))[0] for metadata in DAMAGED_EXPIRIES
+    ]
+    async with schema.connected() as claiming, schema.connected() as leader:
+        ids = await job_list_expired(
+            leader, schema.name, queue_filter=None, skipped_ids=[], limit=10
+        )
+        assert ids == [past, running, ended, retried, changing]
+        await schema.execute("UPDATE river_job SET state = 'running' WHERE id = $1", running)
+        await schema.execute(
+            "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = $1", ended
+        )
+        await schema.execute(
+            f"UPDATE river_job SET metadata = {expiring(FUTURE)} WHERE id = $1", retried
+        )
+        async with claiming.transaction():
+            await claiming.execute("UPDATE river_job SET state = 'running' WHERE id = $1", changing)
+            assert await job_cancel_expired(leader, schema.name, [*ids, *damaged]) == {past}
+    assert await states_of(schema) == {
+        past: "cancelled",
+        running: "running",
+        ended: "completed",
+        retried: "available",
+        changing: "running",
+        **dict.fromkeys(damaged, "available"),
+    }
 
 
 async def test_pages_and_locked_rows(

@@ -10,6 +10,7 @@ import pytest
 from riverpy import EventKind, InsertOpts, JobState, WorkerMiddleware
 from riverpy._timestamps import PG_EPOCH, format_microseconds
 from riverpy._work.expiry import is_job_expired
+from tests._damage import DAMAGED_EXPIRIES
 from tests.work.rig import Task, errors_of
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def test_which_times_count() -> None:
     assert [is_job_expired(metadata, now + by) for by in (-1, 0, 1)] == [False, True, True]
     for value in (f'"{text[:-1]}"', '""', "1", "null", f'["{text}"]', '"0000"'):
         assert not is_job_expired(f'{{"riverpy:expires_at": {value}}}', now + 1)
-    for other in (f'{{"a": {metadata}}}', f'["riverpy:expires_at", "{text}"]', "{}", "nonsense"):
+    for other in (*DAMAGED_EXPIRIES, "{}", "nonsense"):
         assert not is_job_expired(other, now + 1)
     assert not is_job_expired('{"riverpy:expires_at": ' + "[" * 100_000, now)
 
@@ -77,6 +78,33 @@ async def test_expired_jobs_do_not_run(rig: Rig, earlier_attempts: int) -> None:
         earlier_attempts + 1,
         "JobCancelError: expired",
     )
+
+
+async def test_damaged_expiries(rig: Rig) -> None:
+    """Jobs whose metadata other programs have damaged run like jobs without an expiry, also after
+    `job_retry` and `job_retry_many`. A job that has expired is still cancelled beside them."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async with rig.client() as client:
+        ids = [(await client.insert(Task(n))).job.id for n in range(len(DAMAGED_EXPIRIES) + 1)]
+        for job_id, metadata in zip(ids[1:], DAMAGED_EXPIRIES, strict=True):
+            await rig.schema.execute(
+                "UPDATE river_job SET metadata = $1::text::jsonb, state = 'cancelled',"
+                " finalized_at = now() WHERE id = $2",
+                metadata,
+                job_id,
+            )
+        await rig.schema.execute(f"UPDATE river_job SET metadata = {PAST} WHERE id = $1", ids[0])
+        for job_id in ids[1:5]:
+            await client.job_retry(job_id)
+        await client.job_retry_many(ids=ids[5:])
+    async with rig.running(rig.client()):
+        await rig.take(len(ids))
+    states = {row["id"]: row["state"] for row in await rig.schema.jobs()}
+    assert states == {ids[0]: "cancelled"} | dict.fromkeys(ids[1:], "completed")
 
 
 async def test_retry_of_an_expired_job(rig: Rig) -> None:
