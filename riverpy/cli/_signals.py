@@ -61,7 +61,7 @@ _STOP_REQUEST_BYTE = 255
 _UNCOUNTED_STOP_REQUEST_BYTE = 254
 """The byte that requests a stop and does not count as a signal. No signal has this number."""
 _HARD_STOP_REQUEST_BYTE = 253
-"""The byte that requests a hard stop. No signal has this number."""
+"""The byte that requests a hard stop and does not count as a signal. No signal has this number."""
 _STOP_REQUEST_BYTES = (_STOP_REQUEST_BYTE, _UNCOUNTED_STOP_REQUEST_BYTE)
 _SIGHUP = getattr(signal, "SIGHUP", None)
 _SELECTOR_TIMEOUT_MAX = 3600.0
@@ -197,7 +197,8 @@ class StopSignalHandler:
         self._send_byte(_UNCOUNTED_STOP_REQUEST_BYTE)
 
     def request_hard_stop(self) -> None:
-        """Start a hard stop, unless a hard stop has started. Can be called in any thread."""
+        """Start a hard stop, unless a hard stop has started. The request does not count as a
+        signal. Can be called in any thread."""
         self._send_byte(_HARD_STOP_REQUEST_BYTE)
 
     def exit_within(self, exit_code: int, timeout: float) -> None:
@@ -256,13 +257,12 @@ class StopSignalHandler:
     def _handle_stop_signal(self, signal_number: int) -> None:
         if next(self._stop_request_counter) > 1 and not _can_start_hard_stop(signal_number):
             return
-        is_counted = signal_number != _UNCOUNTED_STOP_REQUEST_BYTE
-        number = next(self._stop_step_counter) if is_counted else 1
         if signal_number == _HARD_STOP_REQUEST_BYTE:
-            if number == 1:
-                number = next(self._stop_step_counter)
-            if number > HANDLED_SIGNALS_MAX:  # a hard stop has started
-                return
+            number = 2  # as the second signal
+        elif signal_number == _UNCOUNTED_STOP_REQUEST_BYTE:
+            number = 1
+        else:
+            number = next(self._stop_step_counter)
         if number > HANDLED_SIGNALS_MAX:
             os._exit(128 + signal_number)
         if self._exit_code is not None:  # the process already ends: keep its deadline

@@ -84,6 +84,8 @@ def dev(
         raise CommandError("riverpy dev runs on Linux and macOS")
     if worker_options and not worker_options[0].startswith("-"):
         raise click.UsageError(f"unexpected argument {worker_options[0]!r}")
+    if any(option.partition("=")[0] == "--processes" for option in worker_options):
+        raise click.UsageError("riverpy dev runs one worker process, so it takes no --processes")
     if reload and find_spec("watchfiles") is None:
         raise CommandError(
             "--reload needs the package watchfiles: pip install 'riverpy-queue[dev]'",
@@ -94,6 +96,7 @@ def dev(
     stop = sources.find_value(_settings.SOFT_STOP, soft_stop).or_none() or SOFT_STOP_TIMEOUT_DEFAULT
     level = sources.find_value(_settings.LOG_LEVEL, log_level).or_none() or "debug"
     arguments = ["worker", target, "--soft-stop", format_duration(stop), "--log-level", level]
+    arguments += ["--processes", "1"]  # also if the environment or the file has another number
     if database.schema is not None:
         arguments += ["--schema", database.schema]
     if health is not None:

@@ -19,6 +19,8 @@ from riverpy._log_events import (
     CLIENT_STOP_STARTED,
     HEALTH_SERVER_STARTED,
     RUNNING_JOBS_CANCELLED,
+    WORKER_LIMIT_REACHED,
+    WORKER_PROCESS_ENDED,
     WORKER_PROCESS_STARTED,
     WORKER_STARTED,
     WORKER_STOPPED,
@@ -88,11 +90,11 @@ class Supervisor:
 
 @asynccontextmanager
 async def supervisor_of(
-    schema: Schema, tmp_path: Path, *args: str, count: int = 2
+    schema: Schema, tmp_path: Path, *args: str, target: str = "jobs:patient"
 ) -> AsyncGenerator[Supervisor]:
     """A supervisor of workers of this schema; all are killed at the end."""
-    where = (f"--database-url={schema.url}", f"--schema={schema.name}", f"--processes={count}")
-    async with running_worker(tmp_path, "jobs:patient", *where, *args) as worker:
+    where = (f"--database-url={schema.url}", f"--schema={schema.name}", "--processes=2")
+    async with running_worker(tmp_path, target, *where, *args) as worker:
         supervisor = Supervisor(worker)
         try:
             yield supervisor
@@ -155,6 +157,103 @@ async def test_workers_stop_together(schema: Schema, tmp_path: Path) -> None:
     assert [job["state"] for job in await schema.jobs()] == ["completed"] * 2
 
 
+async def test_worker_that_fails(schema: Schema, tmp_path: Path) -> None:
+    """A killed worker is replaced, and its job runs again. A suspended one counts as not alive and
+    not ready, until it continues. If the supervisor is killed, running jobs finish, and no process
+    is left."""
+    await insert(schema, "wait", 2)
+    options = ("-q", "default:1", "--health=:0", "--dead-after=1s", "--soft-stop=1h")
+    async with supervisor_of(schema, tmp_path, *options) as supervisor:
+        worker = supervisor.worker
+        await supervisor.until(lambda: worker.printed == ["job wait"] * 2, "two jobs")
+        leader = 1 if (await supervisor.metrics())["riverpy_leader", "default", "1"] else 2
+        other = 3 - leader  # the leader keeps running, and rescues the job
+        os.kill(supervisor.pids()[other], signal.SIGKILL)
+        (ended,) = await supervisor.until_logged(WORKER_PROCESS_ENDED, 1)
+        assert (ended["process"], ended["exit_code"], ended["level"]) == (other, 137, "warning")
+        assert 0.4 <= ended["restart_in"] <= 0.6
+        await supervisor.until(lambda: worker.printed == ["job wait"] * 3, "the job again")
+
+        pids = supervisor.pids()
+        os.kill(pids[leader], signal.SIGSTOP)
+        blocked = "no answer: the event loop of the worker is blocked, or the process is suspended"
+        for path, well in (("/livez", "alive"), ("/readyz", "ready")):
+            status, checks = await supervisor.probe(path)
+            assert status == 503
+            assert checks == {f"process {leader}": blocked, f"process {other}": well}
+        metrics = await supervisor.metrics()
+        assert metrics["riverpy_process_up", str(leader)] == 0
+        assert metrics["riverpy_process_restarts_total", str(other), "failure"] == 1
+        os.kill(pids[leader], signal.SIGCONT)
+        async with asyncio.timeout(SIGNAL_TIMEOUT):
+            while (await supervisor.probe("/livez"))[0] != 200:
+                await asyncio.sleep(0.01)
+
+        worker.send(signal.SIGKILL)
+        await supervisor.until_logged(CLIENT_STOP_STARTED, 2)
+        (tmp_path / "release").touch()
+        for pid in pids.values():
+            await until_gone(pid)
+        assert not worker.entries(RUNNING_JOBS_CANCELLED)
+    assert [job["state"] for job in await schema.jobs()] == ["completed"] * 2
+
+
+async def test_limits_and_drain(schema: Schema, tmp_path: Path) -> None:
+    """A worker that has reached its limit is replaced at once. One that has found the queues empty
+    is not replaced."""
+    await insert(schema, "nothing")
+    await insert(schema, "wait")
+    options = ("-q", "default:2", "--max-jobs=1", "--drain", "--soft-stop=1h")
+    async with supervisor_of(schema, tmp_path, *options) as supervisor:
+        await supervisor.until_logged(WORKER_LIMIT_REACHED, 1)
+        await supervisor.until_logged(WORKER_PROCESS_ENDED, 1)  # the second one has drained
+        (tmp_path / "release").touch()
+        assert await supervisor.worker.exit_code() == 0
+        ended = supervisor.worker.entries(WORKER_PROCESS_ENDED)
+    assert [(entry["level"], entry["exit_code"], entry["restart_in"]) for entry in ended] == [
+        ("info", 0, None),
+        ("info", 10, 0.0),
+        ("info", 0, None),
+    ]
+    assert [job["state"] for job in await schema.jobs()] == ["completed"] * 2
+
+
+async def test_more_signals(schema: Schema, tmp_path: Path) -> None:
+    """A second signal cancels jobs, also if all processes receive each signal. A third one kills
+    the worker whose job ignores its cancellation."""
+    await insert(schema, "sleep")
+    await insert(schema, "ignore")
+    options = ("-q", "default:1", "--soft-stop=1h")
+    async with supervisor_of(schema, tmp_path, *options) as supervisor:
+        worker = supervisor.worker
+        await supervisor.until(lambda: len(worker.printed) == 2, "two jobs")
+        pids = supervisor.pids().values()
+        for event in (CLIENT_STOP_STARTED, RUNNING_JOBS_CANCELLED):
+            for pid in pids:
+                os.kill(pid, signal.SIGTERM)
+            worker.send(signal.SIGTERM)
+            await supervisor.until_logged(event, 2)
+        (ended,) = await supervisor.until_logged(WORKER_PROCESS_ENDED, 1)
+        assert (ended["exit_code"], ended["restart_in"]) == (0, None)
+        worker.send(signal.SIGINT)
+        assert await worker.exit_code() == 128 + signal.SIGINT
+        for pid in pids:
+            await until_gone(pid)
+    assert [(job["state"], job["attempt"]) for job in await schema.jobs()] == [
+        ("available", 0),
+        ("running", 1),
+    ]
+
+
+async def test_stop_during_the_start(schema: Schema, tmp_path: Path) -> None:
+    """A signal while the first worker starts ends it, and starts no other one."""
+    async with supervisor_of(schema, tmp_path, target="jobs:slow_factory") as supervisor:
+        await supervisor.worker.until_printed("factory")
+        supervisor.worker.send(signal.SIGTERM)
+        assert await supervisor.worker.exit_code() == 0
+        assert len(supervisor.pids()) == 1
+
+
 def test_failing_start(tmp_path: Path) -> None:
     """If the first worker cannot start, its error is printed once, and its exit code is the exit
     code of the command."""
@@ -178,3 +277,10 @@ def test_wrong_number(number: str) -> None:
     result = CliRunner().invoke(main, ["worker", "jobs", f"--processes={number}"])
     assert result.exit_code == 2
     assert "'--processes'" in result.stderr
+
+
+def test_development() -> None:
+    """`riverpy dev` refuses a number of processes."""
+    result = CliRunner().invoke(main, ["dev", "jobs", "--", "--processes=2"])
+    assert result.exit_code == 2
+    assert "riverpy dev runs one worker process" in result.stderr

@@ -74,16 +74,29 @@ def stream_events(
     Raises:
         ValueError: a parameter or a kind of event is not known.
     """
+    kinds = parse_requested_kinds(query_params)
+    return _encode_event_lines(client.subscribe(*kinds, size=BUFFERED_EVENTS_MAX), query_params)
+
+
+def parse_requested_kinds(
+    query_params: Mapping[str, Sequence[str]],
+) -> list[EventKind | LeaseEventKind]:
+    """Return the kinds of events that `query_params` requests.
+
+    Raises:
+        ValueError: a parameter or a kind of event is not known.
+    """
     if unknown := set(query_params) - set(QUERY_PARAMETERS):
         raise ValueError(
             f"unknown parameter {min(unknown)}: the parameters are {', '.join(QUERY_PARAMETERS)}"
         )
-    named = query_params.get("event") or (*EventKind, *LeaseEventKind)
     try:
-        events = client.subscribe(*map(parse_event_kind, named), size=BUFFERED_EVENTS_MAX)
+        return [
+            parse_event_kind(kind)
+            for kind in query_params.get("event") or (*EventKind, *LeaseEventKind)
+        ]
     except ConfigError as error:
         raise ValueError(str(error)) from None
-    return _encode_event_lines(events, query_params)
 
 
 async def _encode_event_lines(

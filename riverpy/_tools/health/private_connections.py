@@ -79,9 +79,9 @@ class PrivateHttpClient:
         if self._is_blocked():
             raise TimeoutError(_NO_ANSWER_ERROR)
         own, other = socket.socketpair()
+        own.setblocking(False)  # first, because a copy sets the mode of both
         answer = own.dup()  # it stays open after the stream is closed
         try:
-            own.setblocking(False)
             socket.send_fds(self._shared_socket, [_MESSAGE], [other.fileno()])
             stream = await UNIXSocketStream.from_socket(own)
             with anyio.move_on_after(timeout) as scope:

@@ -40,6 +40,7 @@ RENDER_SLICE_SECONDS = 0.002
 EVENT_STREAMS_MAX = 8
 """The maximum number of readers of /events at the same time."""
 JSON_CONTENT_TYPE = "application/json"
+EVENTS_CONTENT_TYPE = "application/x-ndjson"
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -152,7 +153,7 @@ class HealthRequestHandler:
             raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from None
         counted = self._count_as_open_stream(lines)
         await anext(counted)  # count this stream before another request runs
-        return Response(HTTPStatus.OK, "application/x-ndjson", counted)
+        return Response(HTTPStatus.OK, EVENTS_CONTENT_TYPE, counted)
 
     async def _count_as_open_stream(
         self, lines: AsyncGenerator[bytes, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
@@ -9,15 +10,21 @@ from urllib.parse import urlencode
 import anyio
 import msgspec
 
-from riverpy._tools.health.http import Response
+from riverpy._tools.health.event_stream import parse_requested_kinds
+from riverpy._tools.health.http import HttpError, Response
 from riverpy._tools.health.metrics import METRICS_CONTENT_TYPE
 from riverpy._tools.health.probes import CheckResult, ProbeResult
 from riverpy._tools.health.server import HttpServer
-from riverpy._tools.health.worker_health import build_probe_response, parse_max_lag
+from riverpy._tools.health.worker_health import (
+    EVENTS_CONTENT_TYPE,
+    build_probe_response,
+    parse_max_lag,
+)
+from riverpy._tools.processes.merged_events import MergedEvents
 from riverpy._tools.processes.merged_metrics import merge_metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from riverpy._tools.health.http import Address, Request
     from riverpy._tools.processes.slot import ProcessSlot
@@ -37,14 +44,26 @@ class SupervisorHealth:
 
     def __init__(self, address: Address, slots: Sequence[ProcessSlot]) -> None:
         self._slots = slots
-        self.server = HttpServer(
+        self._server = HttpServer(
             address,
             {
                 "/livez": self._answer_livez,
                 "/readyz": self._answer_readyz,
                 "/metrics": self._answer_metrics,
+                "/events": self._answer_events,
             },
         )
+        self._events = MergedEvents(slots)
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncGenerator[None]:
+        """Answer requests during the `async with` block.
+
+        Raises:
+            OSError: the server cannot listen on its address.
+        """
+        async with self._server.serve(), self._events.forward():
+            yield
 
     async def _answer_livez(self, request: Request) -> Response:
         return build_probe_response(await self._check_all(_check_liveness))
@@ -83,6 +102,14 @@ class SupervisorHealth:
                 tasks.start_soon(read, slot)
         page = merge_metrics(pages, {slot.number: slot.restart_counts for slot in self._slots})
         return Response(HTTPStatus.OK, METRICS_CONTENT_TYPE, page)
+
+    async def _answer_events(self, request: Request) -> Response:
+        try:
+            parse_requested_kinds(request.query_params)
+        except ValueError as error:
+            raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from None
+        lines = await self._events.open_stream(_make_target(request))
+        return Response(HTTPStatus.OK, EVENTS_CONTENT_TYPE, lines)
 
 
 def _name_check(slot: ProcessSlot) -> str:

@@ -73,7 +73,7 @@ class WorkerSupervisor:
             OSError: the health server cannot listen on its address. No worker was started.
         """
         async with (
-            self._health.server.serve() if self._health is not None else nullcontext(),
+            self._health.serve() if self._health is not None else nullcontext(),
             self._systemd.ping_watchdog(lambda: True),  # each slot checks its worker
             anyio.create_task_group() as tasks,
         ):

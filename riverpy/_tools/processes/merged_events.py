@@ -1,0 +1,111 @@
+"""MergedEvents: the events of all workers in one stream of JSON lines."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import anyio
+
+from riverpy._lifecycle import unwrap_single_error
+from riverpy._tools.health.http import HttpError
+from riverpy._tools.health.http_client import LINE_BYTES_MAX
+from riverpy._tools.health.worker_health import EVENT_STREAMS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from anyio.abc import TaskGroup
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+    from riverpy._tools.processes.slot import ProcessSlot
+
+BUFFERED_LINES_MAX = 100
+"""The maximum number of lines that are buffered for a slow reader. Then the workers wait, and each
+drops events as for any slow reader."""
+ANSWER_TIMEOUT = 3.0
+"""Seconds within which a worker must answer the request for its events."""
+RECONNECT_DELAY = 0.5
+"""Seconds until the next request to a worker that ended its stream or did not answer."""
+
+
+class MergedEvents:
+    """Reads the events of all workers, also of those that start later."""
+
+    def __init__(self, slots: Sequence[ProcessSlot]) -> None:
+        self._slots = slots
+        self._tasks: TaskGroup | None = None
+        self._open_stream_count = 0
+
+    @asynccontextmanager
+    async def forward(self) -> AsyncGenerator[None]:
+        """Own the tasks of open streams during the `async with` block."""
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                yield
+                self._tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            raise unwrap_single_error(group) from None
+
+    async def open_stream(self, target: str) -> AsyncGenerator[bytes, None]:
+        """Return the lines that the workers send for a request of `target`.
+
+        Raises:
+            HttpError: there are too many readers.
+        """
+        if self._tasks is None or self._open_stream_count >= EVENT_STREAMS_MAX:
+            reason = f"{EVENT_STREAMS_MAX} readers already: try again later"
+            raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, reason)
+        sender, receiver = anyio.create_memory_object_stream[bytes](BUFFERED_LINES_MAX)
+        reader_left = anyio.Event()
+        lines = _read_lines(receiver, reader_left)
+        await anext(lines)  # from now on the end of `lines` sets `reader_left`
+        self._open_stream_count += 1
+        self._tasks.start_soon(self._forward, target, sender, reader_left, name="riverpy events")
+        return lines
+
+    async def _forward(
+        self, target: str, sender: MemoryObjectSendStream[bytes], reader_left: anyio.Event
+    ) -> None:
+        """Send the lines of all workers to one reader, until the reader has left."""
+        try:
+            async with sender, anyio.create_task_group() as tasks:
+                for slot in self._slots:
+                    tasks.start_soon(_forward_slot, slot, sender, target)
+                await reader_left.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            self._open_stream_count -= 1
+
+
+async def _forward_slot(
+    slot: ProcessSlot, sender: MemoryObjectSendStream[bytes], target: str
+) -> None:
+    while True:
+        if slot.process is not None:
+            try:
+                async with slot.process.health.get(target, ANSWER_TIMEOUT) as response:
+                    while response.status == HTTPStatus.OK:
+                        stream = response.body_stream
+                        line = await stream.receive_until(b"\n", LINE_BYTES_MAX)
+                        await sender.send(line + b"\n")
+            except (OSError, anyio.IncompleteRead, anyio.DelimiterNotFound):
+                pass  # the worker has ended, or does not answer
+            except anyio.BrokenResourceError:
+                pass  # the same, or the reader has left
+        await anyio.sleep(RECONNECT_DELAY)
+
+
+async def _read_lines(
+    receiver: MemoryObjectReceiveStream[bytes], reader_left: anyio.Event
+) -> AsyncGenerator[bytes, None]:
+    """Yield an empty part, then the lines. Set `reader_left` at the end."""
+    try:
+        async with receiver:
+            yield b""
+            yield b"\n"  # this shows the reader that the connection works
+            async for line in receiver:
+                yield line
+    finally:
+        reader_left.set()
