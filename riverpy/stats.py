@@ -159,6 +159,8 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     """The leader domain that the client belongs to."""
     is_leader: bool = False
     """Whether the client is the leader of its domain."""
+    is_leader_standby: bool = False
+    """Whether the client would become leader of its domain now if there was none."""
     listener: Literal["proven", "deaf", "off"] = "off"
     """`proven`: notifications arrive. `deaf`: it is not certain that they arrive. `off`: the client
     only polls, or does not run."""

@@ -70,6 +70,11 @@ class ElectionManager:
         return self._domain_election.lease_engine
 
     @property
+    def is_standby(self) -> bool:
+        """Whether this client would become leader of its domain now if there was none."""
+        return bool(self.lease_engine.standby_names)
+
+    @property
     def standby_names(self) -> list[str]:
         """The names of the leases for which this client stands by, to become leader."""
         setups = self.maintenance_elections

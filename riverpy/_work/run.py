@@ -342,7 +342,8 @@ class ClientRun:
     def stats(self) -> ClientStats:
         """Return the current state and the counts of the run."""
         client, counters = self._client, self._run_context.counters
-        leases = self._election_manager and self._election_manager.lease_engine.renewer
+        elections = self._election_manager
+        leases = elections and elections.lease_engine.renewer
         connections = {one.name: one.is_connected for one in self._connections.all_connections}
         is_listening = self._notifier is not None and self.state != "stopped"
         if self._notifier is not None:
@@ -353,6 +354,7 @@ class ClientRun:
             domain=self._config.domain,
             uptime=time.monotonic() - self._started_at,
             is_leader=self.is_leader,
+            is_leader_standby=elections is not None and elections.is_standby,
             listener=("proven" if self._is_listening() else "deaf") if is_listening else "off",
             connections=connections,
             outages=self._connections.outage_tracker.outage_count,

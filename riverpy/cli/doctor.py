@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 STUCK_JOB_AGE_DEFAULT = timedelta(minutes=10)
 QUEUE_LAG_MAX_DEFAULT = timedelta(minutes=1)
+LEASE_LAG_AGE_MAX_DEFAULT = timedelta(minutes=5)
 
 _EXIT_CODE_BY_LEVEL = {Level.OK: 0, Level.WARN: EXIT_WARNING, Level.FAIL: EXIT_FAILURE}
 _COLOR_BY_LEVEL = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
@@ -56,6 +57,13 @@ _TEXT_WIDTH_MIN = 20
     show_default=True,
     help="Report queues with a job that has waited for longer.",
 )
+@click.option(
+    "--max-lag-age",
+    type=DURATION,
+    default=format_duration(LEASE_LAG_AGE_MAX_DEFAULT),
+    show_default=True,
+    help="Report leases whose holder has not handled an item for longer.",
+)
 @click.option("--problems", is_flag=True, help="Show only problems.")
 @json_option
 @database_options
@@ -66,6 +74,7 @@ def doctor(
     listen_url: str | None,
     stuck_after: timedelta,
     max_lag: timedelta,
+    max_lag_age: timedelta,
     problems: bool,
     as_json: bool,
 ) -> None:
@@ -84,6 +93,7 @@ def doctor(
         listen_url,
         stuck_after,
         max_lag,
+        max_lag_age,
         None if target is None else run_async(_describe_program, load_client_target(target)),
     )
     findings: list[Finding] = []

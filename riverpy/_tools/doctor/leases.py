@@ -2,53 +2,157 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._names import USER_LEASE_NAME_PREFIX
 from riverpy._postgres.leases import lease_list
 from riverpy._postgres.schema import LEASES_MIGRATION
 from riverpy._tools.doctor.finding import Finding, ok, warn
+from riverpy._tools.lease_map import describe_lag
 from riverpy._tools.text import format_count, format_names, format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy._postgres.leases import LeaseRow
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
+    from riverpy._tools.lease_map import LeaseMap
+    from riverpy.stats import LeaseLag
 
 EXPIRED_LEASE_AGE_MIN = 60.0
 """A lease that expired at least this many seconds ago is reported. A process that waits for a lease
 acquires it before that."""
+EXPIRED_WITHOUT_STANDBY_AGE_MIN = 10.0
+"""The same for a lease for which no client stands by. A `LeaseManager` that waits for the lease
+acquires it before that."""
 EXPIRED_LEASE_AGE_MAX = 86_400.0
 """A lease that expired this many seconds ago or earlier is no longer reported: probably no process
 needs it."""
+DESCRIBED_LEASES_MAX = 20
+"""The maximum number of held leases that are described."""
+
+
+class _Lease(NamedTuple):
+    """A lease of user code that is held or has expired."""
+
+    name: str
+    row: LeaseRow
+    seconds_until_expiry: float
+    standbys: list[str] | None
+    """The clients that stand by; None: not known."""
+    lag: LeaseLag | None
+
+    @property
+    def is_held(self) -> bool:
+        return self.seconds_until_expiry >= 0
+
+    @property
+    def seconds_behind(self) -> float:
+        """The age of the oldest item now, if it was not handled after the last report; 0: no item
+        was waiting then. If the age was not reported: the seconds since the report."""
+        if self.lag is None or not (self.lag.age or self.lag.count):
+            return 0.0
+        return (self.lag.age or 0.0) + self.lag.reported_ago
 
 
 async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report the leases that have a holder, and the leases that have expired."""
+    """Report the leases that have a holder, those that have expired, and those whose holder is
+    behind."""
     if not snapshot.has_migration(LEASES_MIGRATION):
         return [ok("off: their table is missing (see `schema`)", leases=None)]
     rows = await snapshot.session.read(lease_list, snapshot.schema)
-    holders: dict[str, str] = {}
-    expired: dict[str, float] = {}
-    last_holders: dict[str, None] = {}
-    for row in rows:
-        if not row.name.startswith(USER_LEASE_NAME_PREFIX) or row.seconds_until_expiry is None:
-            continue
-        name = row.name.removeprefix(USER_LEASE_NAME_PREFIX)
-        if row.seconds_until_expiry >= 0:
-            holders[name] = row.holder
-        elif EXPIRED_LEASE_AGE_MIN <= -row.seconds_until_expiry < EXPIRED_LEASE_AGE_MAX:
-            expired[name] = -row.seconds_until_expiry
-            last_holders[row.holder] = None
-    text = format_count(len(holders), "lease") + " of user code"
-    text += f": {format_names(sorted(holders))}" if holders else ""
-    findings = [ok(text, leases=holders)]
-    if expired:
-        findings.append(
-            warn(
-                f"expired up to {format_seconds(max(expired.values()))} ago and not acquired "
-                f"again: {format_names(expired)}. Last holder: {format_names(last_holders)}",
-                "start a process that uses the lease or runs the singleton. If it is no longer "
-                "needed, do nothing: this warning ends after a day",
-                expired={name: round(seconds, 3) for name, seconds in expired.items()},
-            )
+    lease_map = await snapshot.lease_map()
+    leases = [lease for row in rows if (lease := _make_lease(row, lease_map)) is not None]
+    limit = snapshot.options.max_lag_age.total_seconds()
+    return [
+        _held_finding([lease for lease in leases if lease.is_held], lease_map),
+        *_expired_findings(leases, lease_map),
+        *_lag_findings([lease for lease in leases if lease.seconds_behind > limit]),
+    ]
+
+
+def _make_lease(row: LeaseRow, lease_map: LeaseMap | None) -> _Lease | None:
+    """Return a lease; None: it is not one of user code, or was released."""
+    if not row.name.startswith(USER_LEASE_NAME_PREFIX) or row.seconds_until_expiry is None:
+        return None
+    standbys = lag = None
+    if lease_map is not None:
+        holder = row.holder if row.seconds_until_expiry >= 0 else None
+        standbys = lease_map.standbys(row.name, holder=holder)
+        if holder is not None:
+            lag = lease_map.lag(row.name, holder=holder, epoch=row.epoch)
+    name = row.name.removeprefix(USER_LEASE_NAME_PREFIX)
+    return _Lease(name, row, row.seconds_until_expiry, standbys, lag)
+
+
+def _held_finding(held: Sequence[_Lease], lease_map: LeaseMap | None) -> Finding:
+    text = format_count(len(held), "lease") + " of user code"
+    if held:
+        shown = [_describe(lease) for lease in held[:DESCRIBED_LEASES_MAX]]
+        more = len(held) - len(shown)
+        text += ": " + "; ".join([*shown, *([f"and {more:,} more"] if more > 0 else [])])
+    data: dict[str, object] = {"leases": {lease.name: lease.row.holder for lease in held}}
+    if lease_map is not None:
+        data["standbys"] = {lease.name: lease.standbys for lease in held}
+        data["lags"] = {lease.name: lease.lag for lease in held if lease.lag is not None}
+        data["clients_without_report"] = sorted(lease_map.unknown_client_ids)
+    return ok(text, **data)
+
+
+def _describe(lease: _Lease) -> str:
+    parts = [f'"{lease.name}" held by {lease.row.holder} (epoch {lease.row.epoch})']
+    if lease.standbys is not None:
+        count = len(lease.standbys)
+        clients = format_count(count, "client") if count else "no running client"
+        parts.append(f"{clients} stand{'' if count > 1 else 's'} by")
+    if lease.lag is not None:
+        parts.append(f"lag {describe_lag(lease.lag)}")
+    return ", ".join(parts)
+
+
+def _expired_findings(leases: Sequence[_Lease], lease_map: LeaseMap | None) -> list[Finding]:
+    is_known = lease_map is not None and not lease_map.unknown_client_ids
+    found: list[_Lease] = []
+    for lease in leases:
+        is_alone = is_known and not lease.standbys
+        age_min = EXPIRED_WITHOUT_STANDBY_AGE_MIN if is_alone else EXPIRED_LEASE_AGE_MIN
+        if age_min <= -lease.seconds_until_expiry < EXPIRED_LEASE_AGE_MAX:
+            found.append(lease)
+    if not found:
+        return []
+    oldest = -min(lease.seconds_until_expiry for lease in found)
+    text = (
+        f"expired up to {format_seconds(oldest)} ago and not acquired again: "
+        f"{format_names(lease.name for lease in found)}. "
+        f"Last holder: {format_names(dict.fromkeys(lease.row.holder for lease in found))}"
+    )
+    alone = [lease.name for lease in found if lease.standbys == []]
+    if alone:
+        text += f". No running client reports that it stands by for {format_names(alone)}"
+    expired = {lease.name: round(-lease.seconds_until_expiry, 3) for lease in found}
+    return [
+        warn(
+            text,
+            "start a process that uses the lease or runs the singleton. If it is no longer "
+            "needed, do nothing: this warning ends after a day",
+            expired=expired,
+            without_standby=alone,
         )
-    return findings
+    ]
+
+
+def _lag_findings(behind: Sequence[_Lease]) -> list[Finding]:
+    return [
+        warn(
+            f'the holder of "{lease.name}" is behind: {describe_lag(lease.lag)}',
+            f"read the log of {lease.row.holder}: the work under the lease is too slow, waits, or "
+            "no longer reports its lag (docs/singletons.md#lag). If the lag is expected, raise "
+            "--max-lag-age",
+            lease=lease.name,
+            holder=lease.row.holder,
+            lag=lease.lag,
+            behind_for=round(lease.seconds_behind, 3),
+        )
+        for lease in sorted(behind, key=lambda lease: -lease.seconds_behind)
+        if lease.lag is not None
+    ]

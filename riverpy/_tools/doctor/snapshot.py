@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from riverpy._postgres.schema import (
     CLIENTS_MIGRATION,
     DOMAINS_MIGRATION,
+    LEASE_REPORTS_MIGRATION,
     PERIODIC_JOBS_MIGRATION,
     RIVERPY_MIGRATION_LINE,
     SchemaState,
@@ -21,6 +22,7 @@ from riverpy._tools.doctor.statements import (
     read_waiting_kinds,
 )
 from riverpy._tools.domain_map import DomainMap, read_domains_if_permitted
+from riverpy._tools.lease_map import LeaseMap, read_lease_map
 from riverpy._tools.reads import read_clients, read_leader, run_job_statement
 
 if TYPE_CHECKING:
@@ -103,6 +105,9 @@ class DoctorOptions:
     """The time after which a running job is reported."""
     max_lag: timedelta
     """The time after which a due job is reported."""
+    max_lag_age: timedelta
+    """The age of an item that the holder of a lease has not handled, after which it is
+    reported."""
     program: WorkerProgram | None = None
     """The program whose kinds are checked; None: no program is checked."""
 
@@ -151,6 +156,14 @@ class DatabaseSnapshot:
         if not self.has_migration(DOMAINS_MIGRATION):
             return None
         return await self.session.read(read_domains_if_permitted, self.schema)
+
+    @_read_once
+    async def lease_map(self) -> LeaseMap | None:
+        """Return what the live clients report about leases; None: the table lacks the column for
+        it."""
+        if not self.has_migration(LEASE_REPORTS_MIGRATION):
+            return None
+        return await self.session.read(read_lease_map, self.schema)
 
     @_read_once
     async def last_leader(self) -> DefaultLeader | None:

@@ -1,7 +1,7 @@
 """The metrics of a worker as text for Prometheus, format 0.0.4.
 
-The labels are the names of the worker's kinds, queues and singletons. An id, tag, argument, attempt
-or error of a job never creates a series. Each kind has at most 20 series."""
+The labels are the names of the worker's kinds, queues, singletons and leases. An id, tag, argument,
+attempt or error of a job never creates a series. Each kind has at most 20 series."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ Sample: TypeAlias = "tuple[Mapping[str, str], SampleValue]"
 """The labels and the value of a sample."""
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+LAG_LEASES_MAX = 20
+"""The maximum number of leases that are no singletons and have metrics. The names of such leases
+may be made while a program runs, so their number has no other limit."""
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _ATTEMPT_OUTCOMES = ("completed", "failed", "snoozed", "cancelled", "interrupted")
 
@@ -44,6 +47,7 @@ def render_metrics(
     yield from _kind_metrics(stats.kinds)
     yield from _lease_metrics(stats.leases)
     yield from _singleton_metrics(stats)
+    yield from _named_lease_metrics(stats)
 
 
 def _process_metrics(stats: ClientStats, process_started_at: float) -> Iterator[str]:
@@ -54,6 +58,9 @@ def _process_metrics(stats: ClientStats, process_started_at: float) -> Iterator[
     yield from _labelled_metric("state", "gauge", text, "state", states)
     text = "1 while the worker is the leader of its domain."
     yield from _labelled_metric("leader", "gauge", text, "domain", {stats.domain: stats.is_leader})
+    text = "1 while the worker would become leader if there was none."
+    standby = {stats.domain: stats.is_leader_standby}
+    yield from _labelled_metric("leader_standby", "gauge", text, "domain", standby)
     text = "Start of the process, seconds since 1970."
     yield from _unlabelled_metric("process_start_time_seconds", "gauge", text, process_started_at)
     text = "Delay of the event loop."
@@ -136,6 +143,34 @@ def _lease_metrics(leases: LeaseStats) -> Iterator[str]:
     yield from _labelled_metric("leases_renewals_total", "counter", text, "result", renewals)
     text = "Duration of their last renewal."
     yield from _unlabelled_metric("leases_renewal_seconds", "gauge", text, leases.renewal_seconds)
+
+
+def _named_lease_metrics(stats: ClientStats) -> Iterator[str]:
+    """Yield the metrics of each singleton's lease, and of at most `LAG_LEASES_MAX` held leases of
+    other code that has reported a lag."""
+    singletons = stats.singletons
+    others = sorted(stats.leases.lags.keys() - singletons.keys())[:LAG_LEASES_MAX]
+    lags = {name: one.lag for name, one in singletons.items()}
+    lags |= {name: stats.leases.lags[name] for name in others}
+    held: dict[str, SampleValue] = {name: one.held for name, one in singletons.items()}
+    held |= dict.fromkeys(others, 1)
+    text = "1 while this worker holds the lease."
+    yield from _labelled_metric("lease_held", "gauge", text, "lease", held)
+    text = "1 while this worker would acquire the lease if it was free."
+    standby = {name: one.standby for name, one in singletons.items()}
+    yield from _labelled_metric("lease_standby", "gauge", text, "lease", standby)
+    text = "Time until the held lease ends, if it is not renewed."
+    valid = {name: one.valid_for for name, one in singletons.items()}
+    yield from _labelled_metric("lease_valid_seconds", "gauge", text, "lease", valid)
+    for name, text, attribute in (
+        ("items", "Items that are not handled, as last reported.", "count"),
+        ("seconds", "Age of the oldest of these items, as last reported.", "age"),
+        ("report_age_seconds", "Time since this report.", "reported_ago"),
+    ):
+        values: dict[str, SampleValue] = {
+            lease: getattr(lag, attribute, None) for lease, lag in lags.items()
+        }
+        yield from _labelled_metric(f"lease_lag_{name}", "gauge", text, "lease", values)
 
 
 def _singleton_metrics(stats: ClientStats) -> Iterator[str]:

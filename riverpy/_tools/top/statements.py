@@ -75,6 +75,21 @@ class EndedJobsRow(NamedTuple):
     """The 95th percentile of the time from when a job was due to its start, in seconds."""
 
 
+class TopLeaseRow(NamedTuple):
+    """A lease that is held, or has expired recently."""
+
+    name: str
+    holder: str
+    """The holder, or the last holder."""
+    epoch: int
+    acquired_at: datetime
+    held_seconds: float
+    """Seconds since the lease was acquired."""
+    seconds_until_expiry: float
+    """Seconds until the lease expires; negative: it has expired."""
+    is_held: bool
+
+
 async def set_statement_timeout(connection: Transaction, timeout: timedelta) -> None:
     """Set the statement timeout of the open transaction."""
     await get_query("top", "top_set_timeout", None).execute(
@@ -170,3 +185,14 @@ async def count_jobs_by_state(
     """Return the number of pending and finished jobs, by state."""
     rows = await get_query("top", "top_totals", schema).fetch(connection, cap=count_limit)
     return {row[0]: row[1] for row in rows}
+
+
+async def read_leases(
+    connection: Transaction, schema: str | None, *, name_prefix: str, limit: int
+) -> list[TopLeaseRow]:
+    """Return the leases that are held or expired within a day, among the first `limit` leases whose
+    names start with a prefix."""
+    rows = await get_query("top", "top_leases", schema).fetch(
+        connection, prefix=name_prefix, limit=limit
+    )
+    return [TopLeaseRow(*row) for row in rows]

@@ -16,12 +16,15 @@ from riverpy._postgres.jobs import FINAL_STATES
 from riverpy._postgres.schema import (
     CLIENTS_MIGRATION,
     DOMAINS_MIGRATION,
+    LEASE_REPORTS_MIGRATION,
+    LEASES_MIGRATION,
     RIVERPY_MIGRATION_LINE,
     check_schema,
 )
 from riverpy._tools.doctor.server import expect_primary
 from riverpy._tools.domain_map import read_domains_if_permitted
 from riverpy._tools.reads import read_clients, read_leader, run_job_statement
+from riverpy._tools.top.lease_status import LeaseStatus, ShownLeases, read_lease_statuses
 from riverpy._tools.top.statements import (
     EndedJobsRow,
     KindWithoutWorker,
@@ -173,6 +176,10 @@ class FleetStatus(msgspec.Struct, frozen=True):
     kinds_without_worker: list[KindWithoutWorker] = []
     """The kinds of available jobs for which no running riverpy client has a worker. The list is
     also empty if no riverpy client is registered."""
+    leases: list[LeaseStatus] = []
+    """Leases and singletons of user code: those that need attention first, at most 20."""
+    leases_left_out: int = 0
+    """The number of leases that are not in the list."""
     damaged: list[int] = []
     """The ids of jobs that the server cannot read. These jobs are counted, but their errors and
     their clients are not known."""
@@ -188,6 +195,7 @@ class StatusReader:
         self._url, self._schema = url, schema
         self._connection: Connection | None = None
         self._has_client_table = self._has_domains = False
+        self._has_leases = self._has_lease_reports = False
         self._damaged_job_errors: dict[int, str] = {}
         """The ids of the jobs that the server cannot read, each with the server's error."""
 
@@ -225,6 +233,8 @@ class StatusReader:
             versions = state.applied_versions(RIVERPY_MIGRATION_LINE)
             self._has_client_table = CLIENTS_MIGRATION in versions
             self._has_domains = DOMAINS_MIGRATION in versions
+            self._has_leases = LEASES_MIGRATION in versions
+            self._has_lease_reports = LEASE_REPORTS_MIGRATION in versions
         return self._connection
 
     async def _read_status(self, connection: Connection, started_at: float) -> FleetStatus:
@@ -242,12 +252,19 @@ class StatusReader:
         domains = None
         if self._has_domains:
             domains = await read_domains_if_permitted(connection, schema)
+        leases = ShownLeases([], 0)
+        if self._has_leases:
+            leases = await read_lease_statuses(
+                connection, schema, has_reports=self._has_lease_reports
+            )
         return FleetStatus(
             at=moment.read_at,
             leader=await self._read_leader_status(connection),
             candidates=None if clients is None else _count_candidates(clients, domains),
             domains=[] if domains is None else domain_statuses(domains),
             kinds_without_worker=await self._read_kinds_without_worker(connection, names),
+            leases=leases.leases,
+            leases_left_out=leases.left_out,
             damaged=sorted(self._damaged_job_errors),
             queues=queue_statuses(moment.read_at, rows, ended, clients),
             workers=worker_statuses(clients or [], running),

@@ -13,6 +13,7 @@ from riverpy._tools.text import format_job_ids
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from riverpy._tools.top.lease_status import LeaseStatus
     from riverpy._tools.top.status import (
         DomainStatus,
         FleetStatus,
@@ -39,12 +40,14 @@ _JOB_STATES = (
     "cancelled",
     "discarded",
 )
-_LEFT_ALIGNED = frozenset({"QUEUE", "WORKER", "STATE", "VERSION", "QUEUES", "CANDIDATE"})
-_COLUMNS_HIDDEN_IF_EMPTY = frozenset({"LATE", "STUCK", "ASIDE"})
+_LEFT_ALIGNED = frozenset(
+    {"QUEUE", "WORKER", "STATE", "VERSION", "QUEUES", "CANDIDATE", "LEASE", "HOLDER"}
+)
+_COLUMNS_HIDDEN_IF_EMPTY = frozenset({"LATE", "STUCK", "ASIDE", "LAG", "REPORTED"})
 """Columns that are shown only if they have a value."""
 _COLUMNS_DROPPED_IF_EMPTY = ("CANDIDATE", "SCHEDULED", "RETRYABLE", "DUE FOR", "FAIL/S", "VERSION")
 """Columns that a narrow screen drops first, if they have no value."""
-_COLUMNS_DROPPED_NEXT = ("SCHEDULED", "RETRYABLE", "WORKERS")
+_COLUMNS_DROPPED_NEXT = ("SCHEDULED", "RETRYABLE", "WORKERS", "EPOCH", "HELD FOR")
 """Columns that a narrow screen drops after the columns without a value."""
 _EMPTY_CELL_TEXTS = frozenset({"0", "-"})
 
@@ -96,6 +99,11 @@ def status_lines(
     lines += _table_lines(_queue_columns(status.cap), status.queues, _queue_style, width)
     if not status.queues:
         lines.append(ScreenLine("no queue yet: no job was inserted and no worker runs"))
+    if status.leases:
+        lines.append(ScreenLine(""))
+        lines += _table_lines(_LEASE_COLUMNS, status.leases, _lease_style, width)
+    if status.leases_left_out:
+        lines.append(ScreenLine(f"and {status.leases_left_out:,} more: riverpy lease list"))
     lines.append(ScreenLine(""))
     lines += _table_lines(_WORKER_COLUMNS, status.workers, _worker_style, width)
     if status.candidates is None:
@@ -172,6 +180,33 @@ def _queue_style(queue: QueueStatus) -> str:
     if queue.available and queue.due_for is not None and queue.workers == 0:
         return "bad"
     return "warn" if queue.paused or queue.failed_per_s or queue.late else ""
+
+
+_LEASE_COLUMNS: Mapping[str, Callable[[LeaseStatus], str]] = {
+    "LEASE": lambda lease: lease.name,
+    "HOLDER": lambda lease: lease.holder if lease.state == "held" else f"none ({lease.holder})",
+    "EPOCH": lambda lease: str(lease.epoch),
+    "HELD FOR": lambda lease: "-" if lease.state != "held" else _format_duration(lease.held_for),
+    "EXPIRES": lambda lease: (
+        f"in {_format_duration(lease.expires_in)}"
+        if lease.state == "held"
+        else f"{_format_duration(max(-lease.expires_in, 0.0))} ago"
+    ),
+    "STANDBYS": lambda lease: "?" if lease.standbys is None else str(len(lease.standbys)),
+    "ITEMS": lambda lease: (
+        "-" if lease.lag is None or lease.lag.count is None else f"{lease.lag.count:,}"
+    ),
+    "LAG": lambda lease: "-" if lease.lag is None else _format_duration(lease.lag.age),
+    "REPORTED": lambda lease: (
+        "-" if lease.lag is None else f"{_format_duration(lease.lag.reported_ago)} ago"
+    ),
+}
+
+
+def _lease_style(lease: LeaseStatus) -> str:
+    if lease.state == "held":
+        return ""
+    return "warn" if lease.standbys else "bad"
 
 
 _WORKER_COLUMNS: Mapping[str, Callable[[WorkerStatus], str]] = {

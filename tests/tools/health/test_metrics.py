@@ -15,7 +15,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import riverpy
-from riverpy import ClientStats, Histogram, KindStats, LeaseStats, QueueStats, SingletonStats
+from riverpy import (
+    ClientStats,
+    Histogram,
+    KindStats,
+    LeaseLag,
+    LeaseStats,
+    QueueStats,
+    SingletonStats,
+)
 from riverpy._tools.health import worker_health
 from riverpy._tools.health.http import Address, Request
 from riverpy._tools.health.metrics import render_metrics
@@ -126,13 +134,36 @@ def test_singletons_and_domain() -> None:
         is_leader=True,
         singletons={
             "one": SingletonStats(
-                held=True, running=True, epoch=7, terms=2, failures=1, losses=1, waited=0.5
+                held=True,
+                running=True,
+                epoch=7,
+                terms=2,
+                failures=1,
+                losses=1,
+                waited=0.5,
+                valid_for=9.5,
+                lag=LeaseLag(count=40, age=None, reported_ago=3.0),
             ),
             "two": SingletonStats(
-                held=False, running=False, epoch=None, terms=0, failures=0, losses=0, waited=None
+                held=False,
+                running=False,
+                epoch=None,
+                terms=0,
+                failures=0,
+                losses=0,
+                waited=None,
+                standby=True,
             ),
         },
-        leases=LeaseStats(held=1, renewals=9, renewal_failures=2, renewal_seconds=0.01),
+        leases=LeaseStats(
+            held=1,
+            renewals=9,
+            renewal_failures=2,
+            renewal_seconds=0.01,
+            lags={
+                f"stream-{n:02}": LeaseLag(count=n, age=0.5, reported_ago=1.0) for n in range(30)
+            },
+        ),
     )
     page = page_of(stats)
     assert value(page, "leader", domain="mail") == 1
@@ -142,6 +173,16 @@ def test_singletons_and_domain() -> None:
     assert value(page, "singleton_epoch", singleton="two") is None
     assert value(page, "singleton_wait_seconds", singleton="one") == 0.5
     assert value(page, "singleton_losses_total", singleton="one") == 1
+    assert [value(page, "lease_held", lease=name) for name in ("one", "two")] == [1, 0]
+    assert [value(page, "lease_standby", lease=name) for name in ("one", "two")] == [0, 1]
+    assert value(page, "lease_valid_seconds", lease="one") == 9.5
+    assert value(page, "lease_valid_seconds", lease="two") is None
+    assert value(page, "lease_lag_items", lease="one") == 40
+    assert value(page, "lease_lag_seconds", lease="one") is None
+    assert value(page, "lease_lag_report_age_seconds", lease="one") == 3
+    assert value(page, "lease_lag_seconds", lease="stream-19") == 0.5
+    assert value(page, "lease_lag_seconds", lease="stream-20") is None  # 20 names are the limit
+    assert value(page, "leader_standby", domain="mail") == 0
     assert value(page, "leases_held") == 1
     assert value(page, "leases_renewals_total", result="failed") == 2
 

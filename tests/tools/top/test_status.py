@@ -9,6 +9,7 @@ import pytest
 
 from riverpy import Job, QueueConfig
 from riverpy._postgres.driver import DATABASE_ERRORS
+from riverpy._tools.top import lease_status
 from riverpy._tools.top import status as status_module
 from riverpy._tools.top.status import KindWithoutWorker, StatusReader
 from riverpy._tools.top.view import status_lines
@@ -302,6 +303,44 @@ async def test_domains(schema: Schema, reader: StatusReader) -> None:
         await schema.execute(f"DROP OWNED BY {role}")
         await schema.execute(f"DROP ROLE {role}")
     assert (status.domains, len(status.workers)) == ([], 3)
+
+
+async def test_leases(
+    schema: Schema, reader: StatusReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held and expired leases of user code are shown, with standbys and the lag of the current
+    term. Those without a holder come first, and a limited number is shown."""
+    await register(schema, "one", queues="a")
+    await register(schema, "two", queues="a")
+    await schema.execute(
+        "INSERT INTO riverpy_lease (name, epoch, holder, ttl, expires_at)"
+        " SELECT name, 7, 'one', '1 h', at FROM (VALUES ('s:a', now() + interval '1 h'),"
+        " ('s:b', now() + interval '1 h'), ('s:c', now() - interval '1 min'),"
+        " ('s:d', now() - interval '2 days'), ('s:e', '-infinity'),"
+        " ('d:mail', now() + interval '1 h'), ('s:f', now() - interval '2 min')) AS v(name, at)"
+    )
+    await schema.execute(
+        "UPDATE riverpy_client SET leases = CASE client_id"
+        """ WHEN 'one' THEN '{"lags": {"s:b": {"epoch": 7, "count": 40, "age": 65,"""
+        """ "reported_ago": 2}, "s:a": {"epoch": 6, "count": 1, "age": 1, "reported_ago": 2}}}'"""
+        """ ELSE '{"standby": ["s:a", "s:f"]}' END::jsonb"""
+    )
+    leases = (await reader.read()).leases
+    assert [(lease.name, lease.state, lease.standbys) for lease in leases] == [
+        ("c", "expired", []),
+        ("f", "expired", ["two"]),
+        ("b", "held", []),
+        ("a", "held", ["two"]),
+    ]
+    lag = leases[2].lag
+    assert lag is not None
+    assert (lag.count, lag.age, leases[3].lag) == (40, 65.0, None)
+    assert lag.reported_ago >= 2
+    assert (leases[2].holder, leases[2].epoch) == ("one", 7)
+    assert -90 < leases[0].expires_in <= -60
+    monkeypatch.setattr(lease_status, "SHOWN_LEASES_MAX", 3)
+    status = await reader.read()
+    assert ([lease.name for lease in status.leases], status.leases_left_out) == (["c", "f", "b"], 1)
 
 
 async def test_only_river_tables(schema: Schema, reader: StatusReader) -> None:

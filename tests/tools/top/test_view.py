@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
+from riverpy import LeaseLag
+from riverpy._tools.top.lease_status import LeaseStatus
 from riverpy._tools.top.status import (
     DomainStatus,
     FleetStatus,
@@ -126,6 +128,47 @@ def test_rare_columns() -> None:
     assert "RETRYABLE  LATE  START/S" in text
     assert "RUNNING  STUCK  ASIDE  SLOTS" in text
     assert "host:1:abc  alive        7      2      3     60" in text
+
+
+LEASE = LeaseStatus(
+    name="totals",
+    state="held",
+    holder="host:1:abc",
+    epoch=7,
+    acquired_at=AT,
+    held_for=185.0,
+    expires_in=12.0,
+    standbys=["two"],
+    lag=LeaseLag(count=1_040, age=65.0, reported_ago=3.0),
+)
+EXPECTED_LEASES = """
+LEASE   HOLDER             EPOCH  HELD FOR    EXPIRES  STANDBYS  ITEMS   LAG  REPORTED
+totals  host:1:abc             7     3 min    in 12 s         1  1,040  65 s   3 s ago
+e-mail  none (host:1:abc)      7         -  3 min ago         0      -     -         -
+old     none (host:1:abc)      7         -  3 min ago         ?      -     -         -
+and 1,200 more: riverpy lease list
+
+"""
+
+
+def test_leases() -> None:
+    """Leases have a section with the standbys and the lag, if there are any. A lease without a
+    holder needs attention, above all if no client stands by for it."""
+    ended = msgspec.structs.replace(
+        LEASE, name="e-mail", state="expired", standbys=[], expires_in=-180.0, lag=None
+    )
+    unknown = msgspec.structs.replace(ended, name="old", standbys=None)
+    status = changed(leases=[LEASE, ended, unknown], leases_left_out=1_200)
+    assert EXPECTED_LEASES in text_of(status)
+    assert "LAG" not in text_of(changed(leases=[ended]))
+    assert (style_of(status, "totals"), style_of(changed(leases=[ended]), "e-mail  none")) == (
+        "",
+        "bad",
+    )
+    waiting = msgspec.structs.replace(ended, standbys=["two"])
+    assert style_of(changed(leases=[waiting]), "e-mail  none") == "warn"
+    narrow = [line.text for line in status_lines(status, width=76)]
+    assert any(line.split()[:3] == ["LEASE", "HOLDER", "EXPIRES"] for line in narrow)
 
 
 def test_narrow_screen() -> None:

@@ -1,0 +1,102 @@
+"""The leases that `riverpy top` shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgspec
+
+from riverpy._names import USER_LEASE_NAME_PREFIX
+from riverpy._postgres.driver import DATABASE_ERRORS
+from riverpy._tools.domain_map import PRIVILEGE_MISSING
+from riverpy._tools.lease_map import LeaseMap, read_lease_map
+from riverpy._tools.top.statements import read_leases
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from riverpy._postgres.driver import Connection
+    from riverpy._tools.top.statements import TopLeaseRow
+    from riverpy.stats import LeaseLag
+
+SHOWN_LEASES_MAX = 20
+"""The maximum number of leases that are shown."""
+READ_LEASES_MAX = 5_000
+"""The maximum number of rows of the table of leases that are read."""
+
+
+class LeaseStatus(msgspec.Struct, frozen=True):
+    """A lease or singleton of user code that has a holder, or whose holder has not released it."""
+
+    name: str
+    state: Literal["held", "expired"]
+    """`expired`: the lease has no holder, and no process has acquired it again."""
+    holder: str
+    """The holder. If the lease has expired: the last holder."""
+    epoch: int
+    """The number of the term, which is the time from acquiring the lease to its end."""
+    acquired_at: datetime
+    held_for: float
+    """Seconds since the start of the term."""
+    expires_in: float
+    """Seconds until the lease expires, unless it is renewed; negative: it has expired."""
+    standbys: list[str] | None = None
+    """The ids of the live clients that would acquire the lease if it was free; None: not known."""
+    lag: LeaseLag | None = None
+    """How far the holder is behind, as it last reported; None: it reported nothing."""
+
+
+class ShownLeases(NamedTuple):
+    """The leases that are shown, and the number of the others."""
+
+    leases: list[LeaseStatus]
+    left_out: int
+
+
+async def read_lease_statuses(
+    connection: Connection, schema: str | None, *, has_reports: bool
+) -> ShownLeases:
+    """Read the leases of user code. First come expired leases, and those without standbys before
+    the others. Then come the leases with the oldest items. If the role may not read the table, the
+    list is empty. A savepoint keeps the open transaction usable after this error.
+
+    Args:
+        has_reports: whether migration LEASE_REPORTS_MIGRATION is applied.
+    """
+    try:
+        async with connection.transaction():
+            rows = await read_leases(
+                connection, schema, name_prefix=USER_LEASE_NAME_PREFIX, limit=READ_LEASES_MAX
+            )
+            lease_map = await read_lease_map(connection, schema) if has_reports and rows else None
+    except DATABASE_ERRORS as error:
+        if getattr(error, "sqlstate", None) != PRIVILEGE_MISSING:
+            raise
+        return ShownLeases([], 0)
+    found = sorted((_make_status(row, lease_map) for row in rows), key=_sort_key)
+    return ShownLeases(found[:SHOWN_LEASES_MAX], max(len(found) - SHOWN_LEASES_MAX, 0))
+
+
+def _make_status(row: TopLeaseRow, lease_map: LeaseMap | None) -> LeaseStatus:
+    holder = row.holder if row.is_held else None
+    standbys = lag = None
+    if lease_map is not None:
+        standbys = lease_map.standbys(row.name, holder=holder)
+        if holder is not None:
+            lag = lease_map.lag(row.name, holder=holder, epoch=row.epoch)
+    return LeaseStatus(
+        name=row.name.removeprefix(USER_LEASE_NAME_PREFIX),
+        state="held" if row.is_held else "expired",
+        holder=row.holder,
+        epoch=row.epoch,
+        acquired_at=row.acquired_at,
+        held_for=round(row.held_seconds, 3),
+        expires_in=round(row.seconds_until_expiry, 3),
+        standbys=standbys,
+        lag=lag,
+    )
+
+
+def _sort_key(lease: LeaseStatus) -> tuple[bool, bool, float, str]:
+    age = 0.0 if lease.lag is None or lease.lag.age is None else lease.lag.age
+    return lease.state == "held", bool(lease.standbys), -age, lease.name
