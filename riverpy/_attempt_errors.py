@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 GO_ZERO_TIME = datetime(1, 1, 1, tzinfo=UTC)
 """Go's zero time: the `at` of an entry whose time cannot be read."""
-_TIME_PATTERN = re.compile(
+_RFC3339_TIME_PATTERN = re.compile(
     r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:[.,](\d+))?(?:Z|([+-])(\d\d):(\d\d))", re.ASCII
 )
 _INTEGER_PATTERN = re.compile(r"[+-]?\d{1,30}", re.ASCII)
@@ -85,7 +85,7 @@ def _decode_json_text(json_text: str) -> str:
 
 
 def _parse_time(text: str) -> datetime:
-    match = _TIME_PATTERN.fullmatch(text)
+    match = _RFC3339_TIME_PATTERN.fullmatch(text)
     if match is None:
         return GO_ZERO_TIME
     seconds, fraction, sign, hours, minutes = match.groups()

@@ -27,10 +27,10 @@ _CRON_MACROS = {
     "@hourly": "0 * * * *",
 }
 _FIELD_WILDCARDS = ("*", "?")
-_TOO_MANY_DIGITS = 19
+_TOO_LARGE_NUMBER_DIGITS = 19
 """A number with this many digits or more is too large for Go."""
-_GO_DURATION_PART = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)"
-_GO_DURATION = re.compile(rf"[+-]?(?:(?:{_GO_DURATION_PART})+|0)")
+_GO_DURATION_PART_REGEX = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)"
+_GO_DURATION_PATTERN = re.compile(rf"[+-]?(?:(?:{_GO_DURATION_PART_REGEX})+|0)")
 _NANOSECONDS_BY_UNIT = {
     "ns": 1,
     "us": 10**3,
@@ -53,14 +53,14 @@ class _CronField(NamedTuple):
     """The names of the field's values, in lower case."""
 
 
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_MONTH_NAMES = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_WEEKDAY_NAMES = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _CRON_FIELDS = (
     _CronField("minute", 0, 59),
     _CronField("hour", 0, 23),
     _CronField("day of the month", 1, 31),
-    _CronField("month", 1, 12, _MONTHS),
-    _CronField("day of the week", 0, 6, _WEEKDAYS),
+    _CronField("month", 1, 12, _MONTH_NAMES),
+    _CronField("day of the week", 0, 6, _WEEKDAY_NAMES),
 )
 
 
@@ -117,9 +117,9 @@ def parse_every_interval(expression: str) -> timedelta | None:
 
 def _parse_go_duration(text: str) -> int | None:
     """Return the nanoseconds of a duration in Go's form, or None if the text is not a duration."""
-    if not _GO_DURATION.fullmatch(text):
+    if not _GO_DURATION_PATTERN.fullmatch(text):
         return None
-    parts = re.findall(_GO_DURATION_PART, text)
+    parts = re.findall(_GO_DURATION_PART_REGEX, text)
     try:
         total = sum(int(Fraction(number) * _NANOSECONDS_BY_UNIT[unit]) for number, unit in parts)
     except ValueError:  # Python refuses numbers with thousands of digits
@@ -173,13 +173,13 @@ def _expand_field(field_text: str, field: _CronField) -> str:
     values: set[int] = set()
     is_unrestricted = False
     for item in filter(None, field_text.split(",")):
-        found = _parse_item(item, field)
+        found = _parse_list_item(item, field)
         values.update(found)
         is_unrestricted = is_unrestricted or (item.startswith(_FIELD_WILDCARDS) and found.step == 1)
     return "*" if is_unrestricted else ",".join(map(str, sorted(values)))
 
 
-def _parse_item(item_text: str, field: _CronField) -> range:
+def _parse_list_item(item_text: str, field: _CronField) -> range:
     """Return the values of one item, such as `5`, `*/2` or `mon-fri`.
 
     Raises:
@@ -216,4 +216,4 @@ def _parse_number(text: str) -> int | None:
     if not digits.isascii() or not digits.isdigit():
         return None
     digits = digits.lstrip("0") or "0"
-    return int(digits) if len(digits) < _TOO_MANY_DIGITS else None
+    return int(digits) if len(digits) < _TOO_LARGE_NUMBER_DIGITS else None

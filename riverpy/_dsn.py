@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PG_VARIABLES = ("PGSERVICE", "PGHOST", "PGPORT", "PGUSER", "PGDATABASE")
 """The environment variables that can select a database."""
 
-UNKNOWN_USER = "?"
+UNKNOWN_USER_TEXT = "?"
 """Stands for the user if no setting names a user, and the system has no name for the user id, as in
 some containers."""
 _EMPTY_URL = "postgresql://"
@@ -383,10 +383,10 @@ def server_from_url(url: str, environ: Mapping[str, str] = os.environ) -> Server
     database = (
         unquote(parts.path[1:]) or find_setting("dbname", "database", variable="PGDATABASE") or user
     )
-    return Server(_add_ports(hosts or _DEFAULT_HOSTS, ports), user, database)
+    return Server(_add_ports_to_hosts(hosts or _DEFAULT_HOSTS, ports), user, database)
 
 
-def _add_ports(hosts: str, ports: list[str]) -> str:
+def _add_ports_to_hosts(hosts: str, ports: list[str]) -> str:
     if hosts == _DEFAULT_HOSTS:
         return f"{hosts} (port {ports[0]})"
     pairs = zip_longest(hosts.split(","), ports[: hosts.count(",") + 1], fillvalue=ports[-1])
@@ -399,7 +399,7 @@ def _system_user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
-        return UNKNOWN_USER
+        return UNKNOWN_USER_TEXT
 
 
 def _read_pg_service(service_name: str | None, environ: Mapping[str, str]) -> Mapping[str, str]:

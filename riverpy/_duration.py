@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
-_UNITS = {
+_UNIT_NAMES = {
     "w": "weeks",
     "d": "days",
     "h": "hours",
@@ -13,7 +13,9 @@ _UNITS = {
     "s": "seconds",
     "ms": "milliseconds",
 }
-_DURATION = re.compile("".join(rf"(?:(?P<{unit}>[0-9]+(?:\.[0-9]+)?){unit})?" for unit in _UNITS))
+_DURATION_PATTERN = re.compile(
+    "".join(rf"(?:(?P<{unit}>[0-9]+(?:\.[0-9]+)?){unit})?" for unit in _UNIT_NAMES)
+)
 
 
 def parse_duration(text: str) -> timedelta:
@@ -23,13 +25,15 @@ def parse_duration(text: str) -> timedelta:
     Raises:
         ValueError: the text is not a duration, or it is longer than 999,999,999 days.
     """
-    match = _DURATION.fullmatch(text.strip())
+    match = _DURATION_PATTERN.fullmatch(text.strip())
     if not match or not match.group():
         raise ValueError(
             f"{text!r} is not a duration: use numbers with units (w d h m s ms), largest first, "
             "as in 90s, 1h30m or 2d"
         )
-    parts = {_UNITS[unit]: float(number) for unit, number in match.groupdict().items() if number}
+    parts = {
+        _UNIT_NAMES[unit]: float(number) for unit, number in match.groupdict().items() if number
+    }
     try:
         return timedelta(**parts)
     except OverflowError:

@@ -55,8 +55,8 @@ JSON_DEPTH_MAX = 200
 """The maximum depth of nested arrays and objects, so that every decoder has enough stack."""
 
 _ERROR_PATH_LENGTH_MAX = 200
-_SPECIAL_CHARACTER = re.compile("[\0<>&\u2028\u2029\ud800-\udfff]")
-_REFUSED_CHARACTER = re.compile("[\0\ud800-\udfff]")
+_SPECIAL_CHARACTER_PATTERN = re.compile("[\0<>&\u2028\u2029\ud800-\udfff]")
+_REFUSED_CHARACTER_PATTERN = re.compile("[\0\ud800-\udfff]")
 _GO_ESCAPES = {char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 _IDENTIFIER_PATTERN = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _MICROSECOND = timedelta(microseconds=1)
@@ -73,7 +73,7 @@ class _EncodingError(Exception):
         self.path_keys: list[str | int] = []
         """The keys and indexes that lead to the value, innermost first."""
 
-    def args_error(self, path: str) -> ArgsError:
+    def make_args_error(self, path: str) -> ArgsError:
         """Return the error for the caller. `path` is the name of the whole document."""
         for key in reversed(self.path_keys):
             is_plain = isinstance(key, str) and _IDENTIFIER_PATTERN.fullmatch(key)
@@ -93,9 +93,9 @@ def encode(value: object, *, path: str = "$") -> str:
     try:
         return _encode_value(value, 0)
     except _EncodingError as error:
-        raise error.args_error(path) from None
+        raise error.make_args_error(path) from None
     except RecursionError:
-        raise _depth_error().args_error(path) from None
+        raise _make_depth_error().make_args_error(path) from None
 
 
 def encode_string(value: str) -> str:
@@ -121,12 +121,12 @@ def _check_size(size: int) -> None:
 
 
 def _encode_value(value: object, depth: int) -> str:
-    return _encoder_of(type(value))(value, depth)
+    return _find_encoder(type(value))(value, depth)
 
 
 @lru_cache(maxsize=4096)
-def _encoder_of(cls: type[object]) -> _Encoder:
-    for base, encoder in _ENCODERS:
+def _find_encoder(cls: type[object]) -> _Encoder:
+    for base, encoder in _ENCODER_BY_TYPE:
         if issubclass(cls, base):
             return encoder
     if issubclass(cls, msgspec.Struct):
@@ -141,7 +141,7 @@ def _refuse_type(value: object, _depth: int) -> NoReturn:
     raise _EncodingError(f"the type {name} has no JSON form")
 
 
-def _depth_error() -> _EncodingError:
+def _make_depth_error() -> _EncodingError:
     return _EncodingError(f"nested more than {JSON_DEPTH_MAX} levels deep, or inside itself")
 
 
@@ -151,14 +151,14 @@ def _depth_error() -> _EncodingError:
 def _encode_str(value: str, _depth: int) -> str:
     _check_size(len(value))
     text = encode_basestring(value)
-    if _SPECIAL_CHARACTER.search(value):
+    if _SPECIAL_CHARACTER_PATTERN.search(value):
         _check_characters(value)
         return _apply_go_escapes(text)
     return text
 
 
 def _check_characters(value: str) -> None:
-    if match := _REFUSED_CHARACTER.search(value):
+    if match := _REFUSED_CHARACTER_PATTERN.search(value):
         name = (
             "a NUL character" if match[0] == "\0" else f"the lone surrogate U+{ord(match[0]):04X}"
         )
@@ -216,7 +216,7 @@ def _encode_members(
     text is None, the encoded key is used.
     """
     if depth >= JSON_DEPTH_MAX:
-        raise _depth_error()
+        raise _make_depth_error()
     parts = list(tag)
     for key, prefix, value in members:
         try:
@@ -321,7 +321,7 @@ def _dataclass_encoder(cls: type[DataclassInstance]) -> _Encoder:
     return _object_encoder([_Field(name, name, f"{encode_string(name)}:") for name in names])
 
 
-_ENCODERS: tuple[tuple[Any, _Encoder], ...] = (
+_ENCODER_BY_TYPE: tuple[tuple[Any, _Encoder], ...] = (
     (Enum, lambda member, depth: _encode_value(member.value, depth)),
     (bool, lambda value, _depth: "true" if value else "false"),
     (str, _encode_str),
@@ -342,12 +342,12 @@ _ENCODERS: tuple[tuple[Any, _Encoder], ...] = (
 
 # JSON text from callers
 
-_ESCAPE = re.compile(
+_ESCAPE_PATTERN = re.compile(
     r"\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w"  # a pair of surrogates
     r"|\\u(?:(?P<nul>0000)|(?P<surrogate>[dD][89a-fA-F]\w\w))|\\."
 )
-_REFUSED_ESCAPE_START = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
-_BRACKET_OR_STRING = re.compile(r'[\[\]{}]|"(?:[^"\\]|\\.)*"')
+_REFUSED_ESCAPE_START_PATTERN = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
+_BRACKET_OR_STRING_PATTERN = re.compile(r'[\[\]{}]|"(?:[^"\\]|\\.)*"')
 
 
 def normalize(text: str, *, path: str = "$") -> str:
@@ -361,11 +361,11 @@ def normalize(text: str, *, path: str = "$") -> str:
     try:
         _check_is_json(text)
         compact = msgspec.json.format(text, indent=-1)
-        return _apply_go_escapes(compact) if _SPECIAL_CHARACTER.search(compact) else compact
+        return _apply_go_escapes(compact) if _SPECIAL_CHARACTER_PATTERN.search(compact) else compact
     except _EncodingError as error:
-        raise error.args_error(path) from None
+        raise error.make_args_error(path) from None
     except RecursionError:
-        raise _depth_error().args_error(path) from None
+        raise _make_depth_error().make_args_error(path) from None
 
 
 def normalize_object(text: str, *, path: str = "$", may_be_array: bool = False) -> str:
@@ -388,7 +388,7 @@ def _check_is_json(text: str) -> None:
         )
     except json.JSONDecodeError as error:
         raise _EncodingError(f"the text is not JSON: {error}") from None
-    if _REFUSED_ESCAPE_START.search(text):
+    if _REFUSED_ESCAPE_START_PATTERN.search(text):
         _check_escapes(text)
     if text.count("[") + text.count("{") > JSON_DEPTH_MAX:
         _check_nesting(text)
@@ -405,7 +405,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _check_escapes(text: str) -> None:
-    for match in _ESCAPE.finditer(text):
+    for match in _ESCAPE_PATTERN.finditer(text):
         if match.lastgroup is not None:
             name = "a NUL character" if match["nul"] else "a lone surrogate"
             raise _EncodingError(
@@ -415,7 +415,7 @@ def _check_escapes(text: str) -> None:
 
 def _check_nesting(text: str) -> None:
     depth = 0
-    for match in _BRACKET_OR_STRING.finditer(text):
+    for match in _BRACKET_OR_STRING_PATTERN.finditer(text):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
         if depth > JSON_DEPTH_MAX:
-            raise _depth_error()
+            raise _make_depth_error()

@@ -32,7 +32,7 @@ def make_decoder(cls: type[T]) -> Callable[[str], T]:
         info = inspect.type_info(cls)
     except TypeError as error:
         raise TypeError(f"{_unsupported_field_path(cls)}{error}") from None
-    types = list(_all_types(info, "$", set()))
+    types = list(_iterate_types(info, "$", set()))
     for path, inner in types:
         if isinstance(inner, inspect.CustomType) and not _is_json_value_type(inner.cls):
             raise TypeError(
@@ -73,18 +73,20 @@ def _unsupported_field_path(cls: type[Any]) -> str:
     return ""
 
 
-def _all_types(info: inspect.Type, path: str, seen: set[int]) -> Iterator[tuple[str, inspect.Type]]:
+def _iterate_types(
+    info: inspect.Type, path: str, seen: set[int]
+) -> Iterator[tuple[str, inspect.Type]]:
     """Yield a type and its inner types, each once, with their paths. `seen` has the `id()` of each
     type that was yielded before."""
     if id(info) in seen:
         return
     seen.add(id(info))
     yield path, info
-    for segment, inner in _inner_types(info):
-        yield from _all_types(inner, path + segment, seen)
+    for segment, inner in _list_inner_types(info):
+        yield from _iterate_types(inner, path + segment, seen)
 
 
-def _inner_types(info: inspect.Type) -> list[tuple[str, inspect.Type]]:
+def _list_inner_types(info: inspect.Type) -> list[tuple[str, inspect.Type]]:
     """Return the inner types of a type, each with its part of the path."""
     match info:
         case (
@@ -134,7 +136,7 @@ def _convert_durations(value: Any, info: inspect.Type) -> Any:
             return [_convert_durations(item, info.item_type) for item in cast("list[Any]", value)]
         case ((inspect.StructType() | inspect.NamedTupleType() | inspect.TupleType()), list()):
             items = cast("list[Any]", value)
-            types = [inner for _, inner in _inner_types(info)]
+            types = [inner for _, inner in _list_inner_types(info)]
             if isinstance(info, inspect.StructType) and info.tag is not None:
                 types.insert(0, inspect.AnyType())
             # If the lengths differ too much, msgspec raises an error with the path of the value.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 TEST_SIGNAL_TIMEOUT = 30.0
 """Seconds that a test waits for a signal before it fails."""
-PROGRESS_DELAY_MAX = 20.0
+SERVICE_PROGRESS_DELAY_MAX = 20.0
 """Seconds that a service may be late before it counts as stuck."""
 ResultT = TypeVar("ResultT")
 
@@ -64,8 +64,8 @@ class StopScope:
 
     def expect_progress(self, within: float) -> None:
         """Expect the next call of this method within `within` seconds. If the call is late by more
-        than `PROGRESS_DELAY_MAX`, the service counts as stuck."""
-        self.progress_deadline = time.monotonic() + within + PROGRESS_DELAY_MAX
+        than `SERVICE_PROGRESS_DELAY_MAX`, the service counts as stuck."""
+        self.progress_deadline = time.monotonic() + within + SERVICE_PROGRESS_DELAY_MAX
 
     def expect_no_progress(self) -> None:
         """Expect no further call: the service waits for an event that may never happen."""
@@ -130,12 +130,12 @@ class Service(Protocol):
         ...
 
 
-class _Member(NamedTuple):
+class _ServiceMember(NamedTuple):
     """A service of a group."""
 
     service: Service
     scope: StopScope
-    ended: asyncio.Event
+    ended_event: asyncio.Event
 
 
 class ServiceGroup:
@@ -148,7 +148,7 @@ class ServiceGroup:
 
     def __init__(self, parent: StopScope | None = None) -> None:
         self._parent = parent
-        self._members: dict[StopScope, _Member] = {}
+        self._members: dict[StopScope, _ServiceMember] = {}
         self._task_group: TaskGroup = anyio.create_task_group()
         self._context = contextvars.copy_context()
 
@@ -178,7 +178,7 @@ class ServiceGroup:
         for member in list(self._members.values()):
             if member.service is service:
                 member.scope.stop(cause)
-                await member.ended.wait()
+                await member.ended_event.wait()
 
     def stuck_service_names(self) -> list[str]:
         """Return the names of the members that made no progress in time."""
@@ -195,12 +195,12 @@ class ServiceGroup:
         for scope in self._members:
             scope.progress_deadline += seconds
 
-    def _add_member(self, service: Service) -> _Member:
+    def _add_member(self, service: Service) -> _ServiceMember:
         scope = StopScope(self._parent)
-        self._members[scope] = member = _Member(service, scope, asyncio.Event())
+        self._members[scope] = member = _ServiceMember(service, scope, asyncio.Event())
         return member
 
-    async def _run_member(self, member: _Member, *, task_status: TaskStatus[None]) -> None:
+    async def _run_member(self, member: _ServiceMember, *, task_status: TaskStatus[None]) -> None:
         try:
             with member.scope as scope:
                 # The group may stop a service before it starts. Then `run` is not called.
@@ -208,7 +208,7 @@ class ServiceGroup:
                 await member.service.run(scope, task_status=task_status)
         finally:
             del self._members[member.scope]
-            member.ended.set()
+            member.ended_event.set()
 
     async def __aenter__(self) -> Self:
         await self._task_group.__aenter__()

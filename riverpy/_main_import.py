@@ -19,7 +19,7 @@ from riverpy.errors import ClientStateError
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-_is_importing = False
+_is_importing_main_module = False
 """Whether this process is a child that imports the main module of its worker."""
 _has_command_line_main = False
 
@@ -31,17 +31,17 @@ class MainGuardMissingError(ClientStateError):
 @contextmanager
 def importing_main_module() -> Generator[None]:
     """Refuse to open clients during the `with` block."""
-    global _is_importing
-    _is_importing = True
+    global _is_importing_main_module
+    _is_importing_main_module = True
     try:
         yield
     finally:
-        _is_importing = False
+        _is_importing_main_module = False
 
 
 def refuse_during_main_import() -> None:
     """Raise MainGuardMissingError if this process imports the main module of its worker."""
-    if _is_importing:
+    if _is_importing_main_module:
         raise MainGuardMissingError(
             "this process runs jobs of a worker, and imports the worker's script to find their "
             'functions: put the code that opens the client under `if __name__ == "__main__":`'

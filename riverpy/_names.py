@@ -19,12 +19,12 @@ KIND_LENGTH_MAX = 127
 TAG_LENGTH_MAX = 255
 CLIENT_ID_LENGTH_MAX = 100
 EXECUTION_KEY_LENGTH_MAX = 255
-SCHEMA_LENGTH_MAX = 46
+SCHEMA_NAME_LENGTH_MAX = 46
 """The maximum number of bytes of a schema's name. A channel name has at most 63 bytes, and consists
 of the schema, a dot and a topic such as `river_leadership`."""
-SCHEMA_TOO_LONG_ERROR = (
-    f"the name of River's schema must have at most {SCHEMA_LENGTH_MAX} bytes, because notification "
-    "channels contain it"
+SCHEMA_NAME_TOO_LONG_TEXT = (
+    f"the name of River's schema must have at most {SCHEMA_NAME_LENGTH_MAX} bytes, because "
+    "notification channels contain it"
 )
 DEFAULT_DOMAIN = "default"
 """The leader domain of clients that set no `leader_domain`. The lease of its leader is the row in
@@ -99,15 +99,15 @@ def validate_schema(name: str) -> None:
     if isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         validate_schema_length(name)
     rule = "must have ASCII letters, digits and '_', and no digit first"
-    _validate_text("a schema name", name, SCHEMA_LENGTH_MAX, _SCHEMA_PATTERN, rule)
+    _validate_text("a schema name", name, SCHEMA_NAME_LENGTH_MAX, _SCHEMA_PATTERN, rule)
 
 
 def validate_schema_length(name: str) -> None:
     """Raise ConfigError unless the name has at most 46 bytes. Schemas that the search path finds
     are checked too."""
     length = len(name.encode("utf-8", "replace"))
-    if length > SCHEMA_LENGTH_MAX:
-        raise ConfigError(f"{SCHEMA_TOO_LONG_ERROR}, got {length}: {name[:80]!r}")
+    if length > SCHEMA_NAME_LENGTH_MAX:
+        raise ConfigError(f"{SCHEMA_NAME_TOO_LONG_TEXT}, got {length}: {name[:80]!r}")
 
 
 def make_unique_id(prefix: str | None) -> str:

@@ -16,7 +16,7 @@ from riverpy.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_ADVICE = "write it as a `def` or `class` at the top level of a module"
+_TOP_LEVEL_ADVICE = "write it as a `def` or `class` at the top level of a module"
 
 
 def check_process_function(function: Callable[..., Any], args_type: object) -> None:
@@ -31,12 +31,12 @@ def check_process_function(function: Callable[..., Any], args_type: object) -> N
     function = getattr(function, "__func__", function)
     if not hasattr(function, "__qualname__"):  # an object with __call__
         function = type(function)
-    _check_name("the function", function)
+    _check_is_importable("the function", function)
     if isinstance(args_type, type):
-        _check_name("the args class", args_type)
+        _check_is_importable("the args class", args_type)
 
 
-def _check_name(what: str, found_by_name: Callable[..., Any] | type[Any]) -> None:
+def _check_is_importable(subject: str, found_by_name: Callable[..., Any] | type[Any]) -> None:
     name, module = found_by_name.__qualname__, found_by_name.__module__
     reason: str | None = None
     if "<lambda>" in name:
@@ -47,8 +47,8 @@ def _check_name(what: str, found_by_name: Callable[..., Any] | type[Any]) -> Non
         reason = "it is defined in an interactive session or in `python -c`, and not in a file"
     if reason is not None:
         raise ConfigError(
-            f"{what} {name} cannot be used with executor='process', because a process must find it "
-            f"by its name and {reason}: {_ADVICE}"
+            f"{subject} {name} cannot be used with executor='process', because a process must find "
+            f"it by its name and {reason}: {_TOP_LEVEL_ADVICE}"
         )
 
 
@@ -58,7 +58,7 @@ def _has_main_file() -> bool:
     return getattr(main, "__spec__", None) is not None or (path is not None and Path(path).exists())
 
 
-def check_other_function(function: Callable[..., Any], other: Callable[..., Any]) -> None:
+def check_replacing_function(function: Callable[..., Any], other: Callable[..., Any]) -> None:
     """Refuse a function that has replaced another registered function of the same name.
 
     Raises:

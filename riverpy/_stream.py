@@ -32,16 +32,16 @@ class Stream(Generic[ItemT]):
     def _is_full(self) -> bool:
         return len(self._waiting_items) >= self._size
 
-    def _append(self, item: ItemT) -> None:
+    def _append_item(self, item: ItemT) -> None:
         self._waiting_items.append(item)
         self._items_ready.set()
 
-    def _drop(self, event: str) -> None:
+    def _count_dropped_item(self, event: str) -> None:
         """Count a dropped item. The first one is logged as `event`."""
         if self.dropped == 0:
             self._log.warning(event, size=self._size)
         self.dropped += 1
-        self._owner.dropped += 1
+        self._owner.dropped_item_count += 1
 
     def close(self) -> None:
         """End the iteration after the waiting items."""
@@ -73,7 +73,7 @@ class StreamGroup(Generic[StreamT]):
 
     def __init__(self) -> None:
         self._open_streams: list[StreamT] = []
-        self.dropped = 0
+        self.dropped_item_count = 0
         """The number of items that all streams so far have dropped because they were full."""
 
     def add_stream(self, stream: StreamT) -> None:

@@ -11,7 +11,7 @@ _TIMESTAMP_MAX = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-def timestamp(raw: int | bytes | None) -> datetime | None:
+def decode_timestamp(raw: int | bytes | None) -> datetime | None:
     """Return the time of a timestamp from the database: microseconds since 2000, as an integer or
     in the wire format.
 
@@ -21,20 +21,20 @@ def timestamp(raw: int | bytes | None) -> datetime | None:
     if raw is None:
         return None
     if isinstance(raw, bytes):
-        raw = wire_timestamp(raw)
+        raw = decode_wire_timestamp(raw)
     try:
         return PG_EPOCH + timedelta(microseconds=raw)
     except OverflowError:
         return _TIMESTAMP_MAX if raw > 0 else _TIMESTAMP_MIN
 
 
-def wire_timestamp(raw: bytes) -> int:
+def decode_wire_timestamp(raw: bytes) -> int:
     """Return a timestamp in the wire format as microseconds since 2000."""
     return int.from_bytes(raw, "big", signed=True)
 
 
-def raw_timestamp(value: datetime) -> int:
-    """Return a time as microseconds since 2000. This is the inverse of `timestamp`."""
+def encode_timestamp(value: datetime) -> int:
+    """Return a time as microseconds since 2000. This is the inverse of `decode_timestamp`."""
     return (value - PG_EPOCH) // _MICROSECOND
 
 

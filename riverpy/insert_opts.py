@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MAX_ATTEMPTS_DEFAULT = 25
 MAX_ATTEMPTS_MAX = 32_767
-LONGEST_TIME = timedelta(days=36_500)
+INSERT_DURATION_MAX = timedelta(days=36_500)
 """The largest value of `expires_in` and `max_wait`."""
 PRIORITY_DEFAULT = 1
 PRIORITY_MAX = 4

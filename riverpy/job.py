@@ -11,7 +11,7 @@ import msgspec
 
 from riverpy import _json
 from riverpy._attempt_errors import AttemptError, iterate_error_entries, parse_error_entry
-from riverpy._timestamps import PG_EPOCH, timestamp
+from riverpy._timestamps import PG_EPOCH, decode_timestamp
 from riverpy.errors import ArgsError, ClientStateError
 from riverpy.progress import decode_progress, make_progress
 from riverpy.steps import StepMethods, make_unavailable_error
@@ -133,7 +133,7 @@ class JobRow:
     @property
     def attempted_at(self) -> datetime | None:
         """The time of the last claim; None: the job was not claimed yet."""
-        return timestamp(self._row[JobColumn.ATTEMPTED_AT])
+        return decode_timestamp(self._row[JobColumn.ATTEMPTED_AT])
 
     @property
     def attempted_by(self) -> list[str]:
@@ -143,7 +143,7 @@ class JobRow:
     @property
     def created_at(self) -> datetime:
         """The time of the insert."""
-        return timestamp(self._row[JobColumn.CREATED_AT]) or PG_EPOCH
+        return decode_timestamp(self._row[JobColumn.CREATED_AT]) or PG_EPOCH
 
     @property
     def errors(self) -> list[AttemptError]:
@@ -167,7 +167,7 @@ class JobRow:
     def finalized_at(self) -> datetime | None:
         """The time at which the job was completed, cancelled or discarded; None: it has no final
         state yet."""
-        return timestamp(self._row[JobColumn.FINALIZED_AT])
+        return decode_timestamp(self._row[JobColumn.FINALIZED_AT])
 
     @property
     def kind(self) -> str:
@@ -217,7 +217,7 @@ class JobRow:
     @property
     def scheduled_at(self) -> datetime:
         """The time at which the job is due."""
-        return timestamp(self._row[JobColumn.SCHEDULED_AT]) or PG_EPOCH
+        return decode_timestamp(self._row[JobColumn.SCHEDULED_AT]) or PG_EPOCH
 
     @property
     def tags(self) -> list[str]:

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from riverpy.job import Job
     from riverpy.middleware import WorkInner
 
-LOG_KEY = "river:log"
+LOG_METADATA_KEY = "river:log"
 """The metadata key of the log. River uses the same key."""
-TOTAL_SIZE_MAX = 8 * 1024 * 1024
+JOB_LOG_SIZE_MAX = 8 * 1024 * 1024
 """The maximum number of bytes of all entries of a job. River has the same limit."""
 _LEVELS = logging.getLevelNamesMapping()
-_LEVEL_OF_METHOD = {"exception": logging.ERROR, "warn": logging.WARNING, "fatal": logging.CRITICAL}
+_LEVEL_BY_METHOD = {"exception": logging.ERROR, "warn": logging.WARNING, "fatal": logging.CRITICAL}
 
 
 class JobLog:
@@ -80,8 +80,8 @@ class JobLog:
         finally:
             text = log.close()
             if text:
-                entries = append_entry(job.metadata_text, job.attempt, text)
-                job.merge_metadata(LOG_KEY, entries)
+                entries = append_log_entry(job.metadata_text, job.attempt, text)
+                job.merge_metadata(LOG_METADATA_KEY, entries)
 
 
 class JobLogHandler(logging.Handler):
@@ -116,7 +116,7 @@ def record_event(
     `JobLogHandler` instead.
     """
     log = _find_running_log()
-    level = _LEVEL_OF_METHOD.get(method_name) or _LEVELS.get(method_name.upper(), logging.INFO)
+    level = _LEVEL_BY_METHOD.get(method_name) or _LEVELS.get(method_name.upper(), logging.INFO)
     if log is not None and level >= log.level:
         log.append(_format_event(logging.getLevelName(level), event_dict))
     return event_dict
@@ -157,27 +157,27 @@ def _format_trace(exc_info: Any) -> str:
     return traceback.format_exc()
 
 
-def append_entry(metadata_text: str, attempt: int, text: str) -> str:
+def append_log_entry(metadata_text: str, attempt: int, text: str) -> str:
     """Return the log in the metadata with a new entry, as JSON text. A value that is not a list is
-    replaced. The oldest entries are removed until all entries fit into `TOTAL_SIZE_MAX`."""
+    replaced. The oldest entries are removed until all entries fit into `JOB_LOG_SIZE_MAX`."""
     entry = msgspec.json.encode({"attempt": attempt, "log": text})
-    entries = [*read_entries(metadata_text), entry]
+    entries = [*decode_log_entries(metadata_text), entry]
     size = 2 + sum(len(one) + 1 for one in entries)
     first = 0
-    while size > TOTAL_SIZE_MAX and first < len(entries) - 1:
+    while size > JOB_LOG_SIZE_MAX and first < len(entries) - 1:
         size -= len(entries[first]) + 1
         first += 1
     return f"[{b','.join(entries[first:]).decode()}]"
 
 
-def read_entries(metadata_text: str) -> list[bytes]:
+def decode_log_entries(metadata_text: str) -> list[bytes]:
     """Return the entries of the log in the metadata of a job, each as JSON text; empty: there is no
     log, or it is not a list."""
-    if LOG_KEY not in metadata_text:
+    if LOG_METADATA_KEY not in metadata_text:
         return []
     try:
         members = msgspec.json.decode(metadata_text, type=dict[str, msgspec.Raw])
-        log = msgspec.json.decode(members.get(LOG_KEY, b"[]"), type=list[msgspec.Raw])
+        log = msgspec.json.decode(members.get(LOG_METADATA_KEY, b"[]"), type=list[msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):
         return []
     return [bytes(entry) for entry in log]

@@ -53,12 +53,12 @@ __all__ = [
 
 LOCK_TIMEOUT_DEFAULT = timedelta(seconds=4)
 STATEMENT_TIMEOUT_DEFAULT = timedelta(minutes=1)
-_SQL_HEADER = """\
+_SQL_OUTPUT_HEADER = """\
 -- Do not run these migrations in one transaction: version 4 of line main adds a value to an enum,
 -- and PostgreSQL does not allow its use before the commit. Commit after each version.
 """
 
-_TIMEOUT_MAX = timedelta(days=24)
+_SERVER_TIMEOUT_MAX = timedelta(days=24)
 """The longest timeout. It is a little below the longest timeout that PostgreSQL accepts."""
 
 
@@ -165,8 +165,8 @@ class Migrator:
         self._migrations = load_migrations(line)
         self._step_runner = MigrationRunner(
             line,
-            lock_timeout=_checked_timeout("lock_timeout", lock_timeout),
-            statement_timeout=_checked_timeout("statement_timeout", statement_timeout),
+            lock_timeout=_check_timeout("lock_timeout", lock_timeout),
+            statement_timeout=_check_timeout("statement_timeout", statement_timeout),
         )
 
     async def up(
@@ -189,7 +189,7 @@ class Migrator:
             ServerVersionError: PostgreSQL is older than 13.
             OSError, TimeoutError, asyncpg.PostgresError: the database cannot be reached.
         """
-        return await self._migrate(Direction.UP, target, max_steps, dry_run=dry_run)
+        return await self._run_migrations(Direction.UP, target, max_steps, dry_run=dry_run)
 
     async def down(
         self, *, target: int | None = None, max_steps: int | None = None, dry_run: bool = False
@@ -211,7 +211,7 @@ class Migrator:
         """
         if target is None and max_steps is None:
             max_steps = 1
-        return await self._migrate(Direction.DOWN, target, max_steps, dry_run=dry_run)
+        return await self._run_migrations(Direction.DOWN, target, max_steps, dry_run=dry_run)
 
     async def list(self) -> Sequence[MigrationStatus]:
         """Return the versions of the migration line, lowest first, with the times when they were
@@ -223,7 +223,7 @@ class Migrator:
                 `up`.
         """
         async with self._acquire_connection() as connection:
-            state = await self._read_state(connection)
+            state = await self._read_schema_state(connection)
         if state.are_migrations_unrecorded():
             raise MigrationError(state.make_unrecorded_message())
         applied = state.applied_at_by_line.get(self._migration_line, {})
@@ -247,7 +247,7 @@ class Migrator:
         """
         _expect_known_version(self._migration_line, target)
         async with self._acquire_connection() as connection:
-            state = await self._read_state(connection)
+            state = await self._read_schema_state(connection)
         missing = [
             version
             for version in state.missing_versions(self._migration_line)
@@ -295,7 +295,7 @@ class Migrator:
         for version in versions or ():
             _expect_known_version(line, version)
         up = direction is Direction.UP
-        texts = [_SQL_HEADER] if line == MAIN_MIGRATION_LINE else []
+        texts = [_SQL_OUTPUT_HEADER] if line == MAIN_MIGRATION_LINE else []
         for version in sorted(versions or load_migrations(line), reverse=not up):
             migration = load_migrations(line)[version]
             body = migration.up_sql if up else migration.down_sql
@@ -305,7 +305,7 @@ class Migrator:
             )
         return "\n".join(texts)
 
-    async def _migrate(
+    async def _run_migrations(
         self, direction: Direction, target: int | None, max_steps: int | None, *, dry_run: bool
     ) -> MigrateResult:
         if max_steps is not None and max_steps < 0:
@@ -317,7 +317,7 @@ class Migrator:
                     "a later one uses an enum value that an earlier one adds. Commit or roll back "
                     "first, or pass a URL"
                 )
-            state = await self._read_state(connection)
+            state = await self._read_schema_state(connection)
             if state.are_migrations_unrecorded():
                 raise MigrationError(state.make_unrecorded_message())
             notices = state.make_notices(self._migration_line)
@@ -416,7 +416,7 @@ class Migrator:
         else:
             yield database
 
-    async def _read_state(self, connection: Transaction) -> SchemaState:
+    async def _read_schema_state(self, connection: Transaction) -> SchemaState:
         async with transaction_with_timeouts(connection):
             return await read_schema_state(connection, self._schema)
 
@@ -453,11 +453,11 @@ async def migrate_all(
     ]
 
 
-def _expect_known_version(line: str, version: int | None) -> None:
-    known = load_migrations(line)
+def _expect_known_version(migration_line: str, version: int | None) -> None:
+    known = load_migrations(migration_line)
     if version is not None and version not in known:
         raise MigrationError(
-            f"line {line!r} has no version {version}: riverpy knows 1 to {max(known)}"
+            f"line {migration_line!r} has no version {version}: riverpy knows 1 to {max(known)}"
         )
 
 
@@ -468,7 +468,7 @@ def _invalid_index_message(state: SchemaState, index: str) -> str:
     )
 
 
-def _checked_timeout(name: str, limit: timedelta) -> timedelta:
-    if not timedelta(milliseconds=1) <= limit <= _TIMEOUT_MAX:
-        raise ConfigError(f"{name} is 1 ms to {_TIMEOUT_MAX.days} days, got {limit}")
+def _check_timeout(name: str, limit: timedelta) -> timedelta:
+    if not timedelta(milliseconds=1) <= limit <= _SERVER_TIMEOUT_MAX:
+        raise ConfigError(f"{name} is 1 ms to {_SERVER_TIMEOUT_MAX.days} days, got {limit}")
     return limit

@@ -58,9 +58,9 @@ _INSERT_ATTRIBUTES, _CLAIM_ATTRIBUTES, _WORK_ATTRIBUTES = (
 )
 _QUEUE_KEY, _ERROR_TYPE_KEY = "messaging.destination.name", "error.type"
 _KIND_KEY, _OUTCOME_KEY = "river.job.kind", "river.job.outcome"
-_BUCKET_LIMITS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_BUCKET_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """The limits of the histogram buckets in OpenTelemetry's conventions, in seconds."""
-_LONG_BUCKET_LIMITS = (*_BUCKET_LIMITS, 30.0, 60.0, 300.0, 1800.0, 3600.0)
+_LONG_BUCKET_SECONDS = (*_BUCKET_SECONDS, 30.0, 60.0, 300.0, 1800.0, 3600.0)
 _trace_propagator = TraceContextTextMapPropagator()
 
 
@@ -107,15 +107,15 @@ class OpenTelemetryPlugin:
         self._operation_duration = create_histogram(
             "messaging.client.operation.duration",
             "How long an insert or a claim took.",
-            _BUCKET_LIMITS,
+            _BUCKET_SECONDS,
         )
         self._attempt_duration = create_histogram(
-            "messaging.process.duration", "How long an attempt took.", _LONG_BUCKET_LIMITS
+            "messaging.process.duration", "How long an attempt took.", _LONG_BUCKET_SECONDS
         )
         self._queue_wait_duration = create_histogram(
             "river.job.queue_wait.duration",
             "How long a job waited from its due time to its claim.",
-            _LONG_BUCKET_LIMITS,
+            _LONG_BUCKET_SECONDS,
         )
         self._inserted_job_counter = meter.create_counter(
             "messaging.client.sent.messages", "{message}", "Inserted jobs."
@@ -123,9 +123,9 @@ class OpenTelemetryPlugin:
         self._claimed_job_counter = meter.create_counter(
             "messaging.client.consumed.messages", "{message}", "Claimed jobs."
         )
-        self._queue_names = _LabelLimiter(METRIC_LABELS_MAX)
-        self._kind_names = _LabelLimiter(METRIC_LABELS_MAX)
-        self._error_type_labels: dict[str, _LabelLimiter] = {}
+        self._queue_labels = _LabelLimiter(METRIC_LABELS_MAX)
+        self._kind_labels = _LabelLimiter(METRIC_LABELS_MAX)
+        self._error_labels_by_kind: dict[str, _LabelLimiter] = {}
         """The types of errors by job kind. The key `""` has the types of insert errors."""
 
     async def insert_many(
@@ -197,7 +197,7 @@ class OpenTelemetryPlugin:
 
     def metric_emit(self, metric: Metric, /) -> None:
         """Record the duration of a claim, or the number of jobs that a claim returned."""
-        attributes = {**_CLAIM_ATTRIBUTES, _QUEUE_KEY: self._queue_names(metric.queue)}
+        attributes = {**_CLAIM_ATTRIBUTES, _QUEUE_KEY: self._queue_labels(metric.queue)}
         if not isinstance(metric, JobGetAvailableCount):
             self._operation_duration.record(metric.duration.total_seconds(), attributes)
         elif metric.count:
@@ -215,15 +215,19 @@ class OpenTelemetryPlugin:
         attributes: dict[str, AttributeValue] = dict(_INSERT_ATTRIBUTES)
         if error is not None:
             attributes[_ERROR_TYPE_KEY] = self._limit_error_type("", error)
-        for queue, count in Counter(self._queue_names(job.queue) for job in inserted_jobs).items():
+        for queue, count in Counter(self._queue_labels(job.queue) for job in inserted_jobs).items():
             self._inserted_job_counter.add(count, {**attributes, _QUEUE_KEY: queue})
         if len(queues) == 1:
-            attributes[_QUEUE_KEY] = self._queue_names(queues[0])
+            attributes[_QUEUE_KEY] = self._queue_labels(queues[0])
         self._operation_duration.record(seconds, attributes)
 
     def _record_attempt(self, job: Job[Any], seconds: float, error: BaseException | None) -> None:
-        kind = self._kind_names(job.kind)
-        attributes = {**_WORK_ATTRIBUTES, _QUEUE_KEY: self._queue_names(job.queue), _KIND_KEY: kind}
+        kind = self._kind_labels(job.kind)
+        attributes = {
+            **_WORK_ATTRIBUTES,
+            _QUEUE_KEY: self._queue_labels(job.queue),
+            _KIND_KEY: kind,
+        }
         if (claimed_at := job.attempted_at) is not None:
             wait = (claimed_at - max(job.scheduled_at, job.created_at)).total_seconds()
             self._queue_wait_duration.record(max(wait, 0.0), attributes)
@@ -233,7 +237,7 @@ class OpenTelemetryPlugin:
         self._attempt_duration.record(seconds, attributes)
 
     def _limit_error_type(self, kind: str, error: BaseException) -> str:
-        labels = self._error_type_labels.setdefault(kind, _LabelLimiter(KIND_ERROR_TYPES_MAX))
+        labels = self._error_labels_by_kind.setdefault(kind, _LabelLimiter(KIND_ERROR_TYPES_MAX))
         return labels(_get_type_name(error))
 
 

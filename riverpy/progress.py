@@ -11,7 +11,7 @@ import msgspec
 from riverpy import _json
 from riverpy.errors import ArgsError
 
-PROGRESS_KEY = "riverpy:progress"
+PROGRESS_METADATA_KEY = "riverpy:progress"
 """The metadata key of the progress of a job."""
 PROGRESS_TEXT_LENGTH_MAX = 1_000
 """The maximum number of characters of the text of a progress."""
@@ -76,10 +76,12 @@ def _check_number(name: str, value: object) -> int | float:
 def decode_progress(metadata_text: str) -> JobProgress | None:
     """Return the progress in the metadata of a job, given as JSON text; None: there is none, or it
     has an unexpected form."""
-    if PROGRESS_KEY not in metadata_text:
+    if PROGRESS_METADATA_KEY not in metadata_text:
         return None
     try:
         members = msgspec.json.decode(metadata_text, type=dict[str, msgspec.Raw])
-        return msgspec.json.decode(members.get(PROGRESS_KEY, b"null"), type=JobProgress | None)
+        return msgspec.json.decode(
+            members.get(PROGRESS_METADATA_KEY, b"null"), type=JobProgress | None
+        )
     except (msgspec.DecodeError, RecursionError):
         return None

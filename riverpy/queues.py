@@ -91,7 +91,7 @@ class ClientQueues(Mapping[str, QueueConfig]):
         Raises:
             ConfigError: a name or a value is not allowed, or the client has no workers.
         """
-        self._check(queues)
+        self._check_queues(queues)
         configs = dict(queues)
         self.configs.clear()
         self.configs.update(configs)
@@ -114,7 +114,7 @@ class ClientQueues(Mapping[str, QueueConfig]):
             Exception: the database cannot be reached.
         """
         config = QueueConfig() if config is None else config
-        self._check({name: config})
+        self._check_queues({name: config})
         if name in self.configs:
             raise QueueAlreadyAddedError(name)
         running = self._get_running_queues()
@@ -176,7 +176,7 @@ class ClientQueues(Mapping[str, QueueConfig]):
         else:
             running.resize_queue(name, config)
 
-    def _check(self, queues: Mapping[str, QueueConfig]) -> None:
+    def _check_queues(self, queues: Mapping[str, QueueConfig]) -> None:
         check_queues(queues)
         if queues and not self._has_workers:
             raise ConfigError("a client with queues needs workers: Client(…, workers=…)")

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from riverpy.middleware import InsertInner, WorkInner
 
 _SPAN_ORIGIN = "auto.queue.riverpy"
-_PERIODIC_JOB_ID_KEY = "river:periodic_job_id"
+_PERIODIC_JOB_ID_METADATA_KEY = "river:periodic_job_id"
 _TRACE_HEADER_NAMES = ("sentry-trace", "baggage")
-_STATUS_OF_ENDING: dict[AttemptEnding, str] = {
+_SPAN_STATUS_BY_ENDING: dict[AttemptEnding, str] = {
     "completed": "ok",
     "snoozed": "ok",
     "cancelled": "cancelled",
@@ -100,7 +100,7 @@ class SentryPlugin:
                     # Do not let the error leave the span: Sentry would mark the span as failed.
                     error = raised
                 end = classify_attempt_ending(error)
-                trace.set_status(_STATUS_OF_ENDING[end])
+                trace.set_status(_SPAN_STATUS_BY_ENDING[end])
                 if error is not None and end == "failed":
                     self._report_error(job, error)
             try:
@@ -142,7 +142,7 @@ class SentryPlugin:
 def _start_trace_if_periodic(params: Sequence[JobInsertParams]) -> Generator[None]:
     """Start a new trace if the jobs are periodic. Otherwise all periodic jobs of a process would be
     in one trace."""
-    if not all(_PERIODIC_JOB_ID_KEY in job.metadata for job in params):
+    if not all(_PERIODIC_JOB_ID_METADATA_KEY in job.metadata for job in params):
         yield
         return
     with sentry_sdk.isolation_scope() as scope:

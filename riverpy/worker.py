@@ -30,7 +30,7 @@ from msgspec import UNSET, UnsetType
 from riverpy._json_decoder import make_decoder
 from riverpy._names import validate_kind
 from riverpy._plugins import check_worker_middleware
-from riverpy._process_functions import check_other_function, check_process_function
+from riverpy._process_functions import check_process_function, check_replacing_function
 from riverpy.errors import ConfigError
 from riverpy.job import Job
 
@@ -382,7 +382,7 @@ class Workers:
         if worker.executor == "process":
             for other in self.units():
                 if other.executor == "process" and other.kind != worker.kind:
-                    check_other_function(worker.work, other.work)
+                    check_replacing_function(worker.work, other.work)
         names = (worker.kind, *worker.aliases)
         for name in names:
             registered = self._worker_by_kind.get(name)

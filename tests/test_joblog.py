@@ -23,7 +23,7 @@ from riverpy import (
     JobCancel,
     JobSnooze,
 )
-from riverpy.joblog import JobLog, JobLogHandler, append_entry, record_event
+from riverpy.joblog import JobLog, JobLogHandler, append_log_entry, record_event
 from tests._database import connected
 from tests.work.rig import Rig, Task, metadata_of
 
@@ -171,12 +171,12 @@ def test_limits() -> None:
     log.append("late")
     assert log.close().startswith("… 5 more")
     old = [{"attempt": n, "log": "x" * 3_000_000} for n in (1, 2, 3)]
-    kept = json.loads(append_entry(json.dumps({LOG: old}), 4, "y" * 2_000_000))
+    kept = json.loads(append_log_entry(json.dumps({LOG: old}), 4, "y" * 2_000_000))
     assert [entry["attempt"] for entry in kept] == [2, 3, 4]
-    (newest,) = json.loads(append_entry("{}", 5, "\0" * 2_000_000))
+    (newest,) = json.loads(append_log_entry("{}", 5, "\0" * 2_000_000))
     assert newest["attempt"] == 5
     for odd in ('{"river:log": 5}', '["river:log"]', '{"mine": "river:log"}'):
-        assert json.loads(append_entry(odd, 1, "a")) == [{"attempt": 1, "log": "a"}]
+        assert json.loads(append_log_entry(odd, 1, "a")) == [{"attempt": 1, "log": "a"}]
 
 
 @pytest.mark.parametrize(

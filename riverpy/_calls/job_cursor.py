@@ -15,7 +15,7 @@ import msgspec
 
 from riverpy._attempt_errors import format_json_time
 from riverpy._json import encode_string
-from riverpy._timestamps import raw_timestamp, timestamp
+from riverpy._timestamps import decode_timestamp, encode_timestamp
 from riverpy.errors import ConfigError
 from riverpy.job_list import JobOrder
 
@@ -121,8 +121,8 @@ def _make_cursor_error(text: str, reason: str) -> ConfigError:
 def _format_cursor_time(microseconds: int) -> str:
     """Return a time for a cursor. A time that RFC 3339 cannot have is in PostgreSQL's format; River
     in Go cannot read the row of such a job either."""
-    time = timestamp(microseconds)
-    if time is None or raw_timestamp(time) != microseconds:
+    time = decode_timestamp(microseconds)
+    if time is None or encode_timestamp(time) != microseconds:
         return format_postgres_time(microseconds)
     text = format_json_time(time)
     return format_postgres_time(microseconds) if text == GO_ZERO_TIME_TEXT else text
@@ -152,7 +152,7 @@ def _parse_cursor_time(text: str) -> str | None:
         offset = timedelta(hours=int(hours or 0), minutes=int(minutes or 0))
         if offset >= timedelta(days=1):
             return None
-        raw = raw_timestamp(time) + int((fraction or "0")[:6].ljust(6, "0"))
+        raw = encode_timestamp(time) + int((fraction or "0")[:6].ljust(6, "0"))
     except ValueError:
         return None
     shift = offset // timedelta(microseconds=1)

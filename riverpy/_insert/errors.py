@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from riverpy._names import SCHEMA_TOO_LONG_ERROR
+from riverpy._names import SCHEMA_NAME_TOO_LONG_TEXT
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     describe_error,
@@ -80,7 +80,7 @@ def translate_notify_channel_error() -> Generator[None]:
 
 def _make_channel_name_error(error: Exception, suffix: str = "") -> ConfigError:
     return ConfigError(
-        f"{SCHEMA_TOO_LONG_ERROR}: nothing was stored ({describe_error(error)}){suffix}"
+        f"{SCHEMA_NAME_TOO_LONG_TEXT}: nothing was stored ({describe_error(error)}){suffix}"
     )
 
 

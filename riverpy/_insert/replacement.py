@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from riverpy.errors import InsertError
-from riverpy.insert_opts import LONGEST_TIME, ReplaceOpts
+from riverpy.insert_opts import INSERT_DURATION_MAX, ReplaceOpts
 from riverpy.job import JobState
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ def encode_expires_in(value: object) -> str | None:
 def _to_microseconds(name: str, value: object) -> int:
     if not isinstance(value, timedelta):
         raise InsertError(f"{name} must be timedelta, got {type(value).__name__}")
-    if not timedelta(0) < value <= LONGEST_TIME:
+    if not timedelta(0) < value <= INSERT_DURATION_MAX:
         raise InsertError(
-            f"{name} must be more than 0 and at most {LONGEST_TIME.days:,} days, got {value}"
+            f"{name} must be more than 0 and at most {INSERT_DURATION_MAX.days:,} days, got {value}"
         )
     return value // _MICROSECOND
 

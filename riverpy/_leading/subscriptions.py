@@ -36,9 +36,9 @@ class LeadershipSubscription(Stream[LeadershipChange]):
     def put(self, change: LeadershipChange) -> None:
         """Add a change. Drop the oldest one if the queue is full."""
         if self._is_full:
-            self._drop(LEADERSHIP_CHANGES_DROPPED)
+            self._count_dropped_item(LEADERSHIP_CHANGES_DROPPED)
             self._waiting_items.popleft()
-        self._append(change)
+        self._append_item(change)
 
 
 class LeadershipPublisher(StreamGroup[LeadershipSubscription]):

@@ -19,7 +19,7 @@ import asyncpg
 import asyncpg.pool
 
 from riverpy._dsn import (
-    UNKNOWN_USER,
+    UNKNOWN_USER_TEXT,
     Server,
     adapt_url_for_asyncpg,
     environment_url,
@@ -32,7 +32,7 @@ from riverpy._dsn import (
 from riverpy._error_text import error_text
 from riverpy._log import get_logger
 from riverpy._log_events import DATABASE_URL_PARAMETERS_IGNORED, DATABASE_VARIABLES_IGNORED
-from riverpy._timestamps import raw_timestamp
+from riverpy._timestamps import encode_timestamp
 from riverpy.errors import ConfigError, RiverError, ServerVersionError
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ class _ConnectionTarget(NamedTuple):
         url, limit, parameters = adapt_url_for_asyncpg(url)
         _warn_of_ignored_settings(parameters, variables)
         server = server_from_url(url)
-        if server.user == UNKNOWN_USER:
+        if server.user == UNKNOWN_USER_TEXT:
             raise ConfigError(
                 "the database URL has no user, and the user of this process has no name: write "
                 "postgres://USER@…, or set PGUSER"
@@ -454,7 +454,7 @@ async def use_raw_timestamps(connection: Connection) -> None:
 
 
 def _encode_timestamp(value: int | datetime) -> tuple[int]:
-    return (value if isinstance(value, int) else raw_timestamp(value),)
+    return (value if isinstance(value, int) else encode_timestamp(value),)
 
 
 async def close_connection(connection: Connection) -> None:

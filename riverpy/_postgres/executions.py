@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._postgres.driver import is_in_transaction
 from riverpy._postgres.sql_files import get_query
-from riverpy._timestamps import timestamp
+from riverpy._timestamps import decode_timestamp
 from riverpy.errors import TransactionError
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ async def execution_get(
     if row is None:
         return None
     claimed_by, digits, *flags = row
-    claimed_at = None if digits is None else timestamp(bytes.fromhex(digits))
+    claimed_at = None if digits is None else decode_timestamp(bytes.fromhex(digits))
     return ExecutionRow(claimed_by, claimed_at, *(flag == "t" for flag in flags))
 
 

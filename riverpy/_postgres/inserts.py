@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from riverpy._names import EXPIRES_AT_METADATA_KEY
 from riverpy._postgres.sql_files import get_query
-from riverpy._timestamps import PG_EPOCH, format_microseconds, wire_timestamp
+from riverpy._timestamps import PG_EPOCH, decode_wire_timestamp, format_microseconds
 from riverpy.insert_opts import InsertResult
 from riverpy.job import JobColumn, JobRow, JobState
 
@@ -155,7 +155,7 @@ async def job_insert_with_copy(
     now = None
     if any(row.scheduled_at or row.expires_in for row in rows):
         digits = await get_query(_SQL_FILE, "insert_now", None).fetchval(connection)
-        now = wire_timestamp(bytes.fromhex(digits))
+        now = decode_wire_timestamp(bytes.fromhex(digits))
     else:
         columns = columns[:-1]
     await connection.copy_to_table(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from riverpy._postgres.sql_files import fetch_for_queues, get_query
-from riverpy._timestamps import timestamp
+from riverpy._timestamps import decode_timestamp
 from riverpy.queue import Queue
 
 if TYPE_CHECKING:
@@ -141,12 +141,12 @@ def _queue_from_row(row: Record) -> Queue:
         name=name,
         created_at=_decode_required_timestamp(created_at),
         metadata=members,
-        paused_at=timestamp(paused_at),
+        paused_at=decode_timestamp(paused_at),
         updated_at=_decode_required_timestamp(updated_at),
     )
 
 
 def _decode_required_timestamp(raw: bytes) -> datetime:
-    moment = timestamp(raw)
+    moment = decode_timestamp(raw)
     assert moment is not None  # noqa: S101 (the column is not null)
     return moment

@@ -13,7 +13,7 @@ from riverpy._work.attempt_store import encode_json_object
 from riverpy._work.steps import STEP_METADATA_KEY_PREFIX, AttemptStepRunner
 from riverpy.events import EventKind
 from riverpy.job import ERRORS_PER_JOB_MAX, Job, JobColumn, JobRow, JobState
-from riverpy.progress import PROGRESS_KEY
+from riverpy.progress import PROGRESS_METADATA_KEY
 from riverpy.steps import is_in_event_loop, make_unavailable_error
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class Attempt(Job[Any]):
         thread."""
         if self.ended_at:  # code of the job has reported after the end of the attempt
             return
-        self._record_metadata(PROGRESS_KEY, text)
+        self._record_metadata(PROGRESS_METADATA_KEY, text)
         self.attempt_store.progress_reports.add_report(self.claim_key, text)
 
     # -- steps and completion by the code of the job

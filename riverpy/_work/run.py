@@ -361,7 +361,7 @@ class ClientRun:
             backlog=len(self._completer.unstored_attempts),
             results_set_aside=tuple(entry.row.id for entry in self._completer.skipped_results),
             results_refused=counters.refused_result_count,
-            dropped_events=client.subscriptions.dropped,
+            dropped_events=client.subscriptions.dropped_item_count,
             heartbeat_age=self._heartbeat.seconds_since_last_heartbeat,
             lease_renewals=leases.renewal_count if leases else 0,
             lease_renewal_failures=leases.renewal_failure_count if leases else 0,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from riverpy._log import get_logger
 from riverpy._log_events import EVENT_DROPPED, SUBSCRIBER_EVENTS_DROPPED
 from riverpy._stream import Stream, StreamGroup
-from riverpy._timestamps import raw_timestamp, timestamp
+from riverpy._timestamps import decode_timestamp, encode_timestamp
 from riverpy.errors import ConfigError
 from riverpy.events import Event, EventKind, JobStatistics, LeaseEventKind
 from riverpy.job import JobColumn, JobRow, JobState
@@ -53,9 +53,9 @@ class Subscription(Stream[Event]):
     def put(self, event: Event) -> None:
         """Add an event, or drop it if there is no room."""
         if self._is_full:
-            self._drop(SUBSCRIBER_EVENTS_DROPPED)
+            self._count_dropped_item(SUBSCRIBER_EVENTS_DROPPED)
         else:
-            self._append(event)
+            self._append_item(event)
 
 
 class SubscriptionManager(StreamGroup[Subscription]):
@@ -119,7 +119,7 @@ def _make_job_event(attempt: Attempt, kind: EventKind) -> Event:
     else:
         row = list(attempt.columns())
         _apply_outcome_to_row(row, attempt)
-    attempted_at = timestamp(row[JobColumn.ATTEMPTED_AT])
+    attempted_at = decode_timestamp(row[JobColumn.ATTEMPTED_AT])
     due = max(attempt.scheduled_at, attempt.created_at)
     started = attempt.started_at or attempt.ended_at  # 0 if the job was released before its start
     wait = timedelta(0)
@@ -139,7 +139,7 @@ def _apply_outcome_to_row(row: list[Any], attempt: Attempt) -> None:
     outcome = attempt.outcome
     state = attempt.stored_state or attempt.target_state
     row[JobColumn.STATE] = state
-    claimed = raw_timestamp(attempt.attempted_at) if attempt.attempted_at else 0
+    claimed = encode_timestamp(attempt.attempted_at) if attempt.attempted_at else 0
     is_target_state = state == attempt.target_state
     if state in {JobState.COMPLETED, JobState.CANCELLED, JobState.DISCARDED}:
         at = attempt.ended_at if is_target_state else attempt.stored_at

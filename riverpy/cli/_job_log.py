@@ -9,7 +9,7 @@ import msgspec
 from riverpy._tools.text import format_count
 from riverpy.cli._output import make_printable, print_note, print_text
 from riverpy.job import JobColumn
-from riverpy.joblog import LOG_KEY, read_entries
+from riverpy.joblog import LOG_METADATA_KEY, decode_log_entries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ class _LogEntry(msgspec.Struct):
 
 def read_log_entries(job: JobRow) -> list[msgspec.Raw]:
     """Return the entries of the log of a job, the oldest first."""
-    return [msgspec.Raw(entry) for entry in read_entries(job.columns()[JobColumn.METADATA])]
+    return [msgspec.Raw(entry) for entry in decode_log_entries(job.columns()[JobColumn.METADATA])]
 
 
 def print_log(job_id: int, entries: Sequence[msgspec.Raw]) -> None:
@@ -47,10 +47,10 @@ def print_log(job_id: int, entries: Sequence[msgspec.Raw]) -> None:
 def without_log(metadata: msgspec.Raw) -> msgspec.Raw:
     """Return the metadata of a job, with a short text in place of a log."""
     text = bytes(metadata).decode()
-    entries = read_entries(text)
+    entries = decode_log_entries(text)
     if not entries:
         return metadata
     members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     note = f"{format_count(len(entries), 'entry', plural='entries')}: show them with --log"
-    members[LOG_KEY] = msgspec.Raw(msgspec.json.encode(note))
+    members[LOG_METADATA_KEY] = msgspec.Raw(msgspec.json.encode(note))
     return msgspec.Raw(msgspec.json.encode(members))

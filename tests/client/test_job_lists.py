@@ -24,7 +24,7 @@ from riverpy._calls.job_cursor import (
     encode_cursor,
     format_postgres_time,
 )
-from riverpy._timestamps import raw_timestamp
+from riverpy._timestamps import encode_timestamp
 from tests.kit.damaged_rows import DAMAGE, damage
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ GO_CURSORS = {
         115,
         "a<>&~~~",
         "default",
-        raw_timestamp(datetime(2026, 2, 3, 4, 5, 6, 70_000, tzinfo=UTC)),
+        encode_timestamp(datetime(2026, 2, 3, 4, 5, 6, 70_000, tzinfo=UTC)),
     ),
 }
 

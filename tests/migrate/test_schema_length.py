@@ -20,7 +20,7 @@ from riverpy import (
     RawArgs,
     Workers,
 )
-from riverpy._names import SCHEMA_TOO_LONG_ERROR, validate_client_id
+from riverpy._names import SCHEMA_NAME_TOO_LONG_TEXT, validate_client_id
 from riverpy.cli import main
 from riverpy.config import SETTING_DURATION_MAX
 from riverpy.migrate import Migrator, migrate_all
@@ -52,7 +52,7 @@ async def test_migration(fresh_database_url: str, name: str) -> None:
     async with connected(fresh_database_url) as connection:
         await connection.execute(f'CREATE SCHEMA "{name}"')
         await connection.execute(f'SET search_path = "{name}"')
-        with pytest.raises(ConfigError, match=SCHEMA_TOO_LONG_ERROR):
+        with pytest.raises(ConfigError, match=SCHEMA_NAME_TOO_LONG_TEXT):
             await migrate_all(connection)
         assert not await connection.fetchval("SELECT to_regclass('river_job') IS NOT NULL")
 
@@ -62,19 +62,19 @@ async def test_first_use(long_url: str) -> None:
     the same text; and the tables can be removed."""
     with pytest.raises(ConfigError) as given:
         Config(schema=LONG)
-    assert SCHEMA_TOO_LONG_ERROR in str(given.value)
+    assert SCHEMA_NAME_TOO_LONG_TEXT in str(given.value)
     async with connected(long_url) as tx, Client(long_url) as client:
-        with pytest.raises(ConfigError, match=SCHEMA_TOO_LONG_ERROR):
+        with pytest.raises(ConfigError, match=SCHEMA_NAME_TOO_LONG_TEXT):
             await client.insert(JOB)
         async with tx.transaction():
-            with pytest.raises(ConfigError, match=SCHEMA_TOO_LONG_ERROR):
+            with pytest.raises(ConfigError, match=SCHEMA_NAME_TOO_LONG_TEXT):
                 await client.insert(JOB, tx=tx)
         job_id = await tx.fetchval(
             "INSERT INTO river_job (kind, args, max_attempts) VALUES ('k', '{}', 1) RETURNING id"
         )
-        with pytest.raises(ConfigError, match=SCHEMA_TOO_LONG_ERROR):
+        with pytest.raises(ConfigError, match=SCHEMA_NAME_TOO_LONG_TEXT):
             await client.job_cancel(job_id)
-        with pytest.raises(ConfigError, match=SCHEMA_TOO_LONG_ERROR):
+        with pytest.raises(ConfigError, match=SCHEMA_NAME_TOO_LONG_TEXT):
             await client.queue_pause("*")
     workers = Workers()
 
@@ -85,18 +85,18 @@ async def test_first_use(long_url: str) -> None:
     workers.job(work)
 
     worker = Client(long_url, workers=workers, queues={"default": QueueConfig()})
-    with anyio.fail_after(30), pytest.raises(ConfigError, match=SCHEMA_TOO_LONG_ERROR):
+    with anyio.fail_after(30), pytest.raises(ConfigError, match=SCHEMA_NAME_TOO_LONG_TEXT):
         await worker.run()
-    with pytest.raises(ConfigError, match=SCHEMA_TOO_LONG_ERROR):
+    with pytest.raises(ConfigError, match=SCHEMA_NAME_TOO_LONG_TEXT):
         async with LeaseManager(long_url) as leases:
             await leases.try_acquire("one")
     for command in (["job", "list"], ["insert", "task", "{}"], ["migrate", "up"]):
         args = [*command, "--database-url", long_url]
         result = await asyncio.to_thread(CliRunner().invoke, main, args)
         assert result.exit_code != 0
-        assert SCHEMA_TOO_LONG_ERROR in result.stderr
+        assert SCHEMA_NAME_TOO_LONG_TEXT in result.stderr
     assert (
-        SCHEMA_TOO_LONG_ERROR
+        SCHEMA_NAME_TOO_LONG_TEXT
         in (await run_doctor("--database-url", long_url)).one("schema", "fail")["text"]
     )
     await Migrator(long_url, line="riverpy").down(target=0)

@@ -20,7 +20,7 @@ from riverpy._log_events import (
     QUEUE_RENEWAL_FAILED,
 )
 from riverpy._postgres.jobs import ClaimKey
-from riverpy._timestamps import raw_timestamp
+from riverpy._timestamps import encode_timestamp
 from tests.work.rig import PATIENCE, Rig, Task
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ async def test_last_release_beside_rows_that_fail(rig: Rig) -> None:
     await rig.insert_rows(100)
     await rig.schema.execute("UPDATE river_job SET state = 'running', attempt = 1")
     await rig.schema.execute("UPDATE river_job SET attempted_at = '2026-01-01 00:00:00Z'")
-    at = raw_timestamp(datetime(2026, 1, 1, tzinfo=UTC))
+    at = encode_timestamp(datetime(2026, 1, 1, tzinfo=UTC))
     fail = (
         "IF OLD.id = 7 THEN RAISE 'not this one'; END IF;"
         " IF OLD.id = 80 THEN PERFORM pg_sleep(15); END IF;"

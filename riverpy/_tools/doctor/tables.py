@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from riverpy._names import SCHEMA_LENGTH_MAX, SCHEMA_TOO_LONG_ERROR
+from riverpy._names import SCHEMA_NAME_LENGTH_MAX, SCHEMA_NAME_TOO_LONG_TEXT
 from riverpy._postgres.schema import (
     FEATURES_BY_MIGRATION,
     MAIN_MIGRATION_LINE,
@@ -58,9 +58,9 @@ def _check_river_migrations(state: SchemaState, command: str) -> Finding:
     newest = max(load_migrations(MAIN_MIGRATION_LINE))
     found = state.applied_versions(MAIN_MIGRATION_LINE)
     data = _migration_line_data(state, MAIN_MIGRATION_LINE)
-    if len(state.schema.encode()) > SCHEMA_LENGTH_MAX:
+    if len(state.schema.encode()) > SCHEMA_NAME_LENGTH_MAX:
         return fail(
-            SCHEMA_TOO_LONG_ERROR, "give it a shorter name: ALTER SCHEMA … RENAME TO …", **data
+            SCHEMA_NAME_TOO_LONG_TEXT, "give it a shorter name: ALTER SCHEMA … RENAME TO …", **data
         )
     if state.are_migrations_unrecorded() or state.skipped_versions(MAIN_MIGRATION_LINE):
         is_unrecorded = state.are_migrations_unrecorded()

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from riverpy import ClientStats, Histogram, QueueStats
-from riverpy._lifecycle import PROGRESS_DELAY_MAX, ServiceGroup, StopScope
+from riverpy._lifecycle import SERVICE_PROGRESS_DELAY_MAX, ServiceGroup, StopScope
 from riverpy._tools.health.probes import check_liveness, check_queue_lags, check_readiness
 
 NONE = Histogram((), (0,), 0.0)
@@ -132,9 +132,9 @@ async def test_services_that_do_not_turn() -> None:
         await group.start(Looping(None))
         await group.start(Looping(3600.0))
         assert group.stuck_service_names() == []
-        await group.start(Looping(-PROGRESS_DELAY_MAX - 5))
+        await group.start(Looping(-SERVICE_PROGRESS_DELAY_MAX - 5))
         assert group.stuck_service_names() == ["looping"]
         group.extend_progress_deadlines(10)
         assert group.stuck_service_names() == []
-        await group.start(Looping(-PROGRESS_DELAY_MAX - 1))
+        await group.start(Looping(-SERVICE_PROGRESS_DELAY_MAX - 1))
     assert group.stuck_service_names() == []
