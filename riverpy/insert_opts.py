@@ -92,7 +92,7 @@ class InsertOpts(msgspec.Struct, frozen=True, kw_only=True):
     expires_in: timedelta | None = None
     """The time after the insert from which no attempt of the job starts. The job is then cancelled
     with the error `JobCancelError: expired`. A running attempt continues. More than 0, at most 100
-    years. Default None: the job does not expire."""
+    years, and longer than the time until `scheduled_at`. Default None: the job does not expire."""
     max_attempts: int | None = None
     """How many attempts the job has: 1 to 32,767. Default 25."""
     metadata: dict[str, Any] | None = None

@@ -131,7 +131,7 @@ class ClientQueues(Mapping[str, QueueConfig]):
 
         The method waits until these jobs have ended and their results are stored. After the timeout
         the queue is removed too. Its jobs keep running, and the result names them. The same is true
-        if the call is cancelled.
+        if the call is cancelled. A job that removes its own queue does not wait for itself.
 
         Args:
             name: the name of the queue.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -52,6 +52,25 @@ def encode_expires_in(value: object) -> str | None:
         InsertError: the time is not allowed.
     """
     return None if value is None else str(_to_microseconds("expires_in", value))
+
+
+def check_expiry_after_due_time(
+    expires_in: timedelta | None, scheduled_at: datetime | None, now: datetime
+) -> None:
+    """Check that a job does not expire before it is due. Both times count from the same clock, so
+    it does not matter whether this clock is right.
+
+    Raises:
+        InsertError: the job would never run.
+    """
+    if expires_in is None or scheduled_at is None:
+        return
+    delay = scheduled_at - now
+    if delay >= expires_in:
+        raise InsertError(
+            f"expires_in ({expires_in}) must be longer than the time until scheduled_at ({delay}): "
+            "it counts from the insert, so the job would expire before it is due"
+        )
 
 
 def _to_microseconds(name: str, value: object) -> int:

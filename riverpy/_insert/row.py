@@ -11,6 +11,7 @@ import msgspec
 from riverpy import _json
 from riverpy._insert.json_text import compact_json_object, encode_args, encode_job_metadata
 from riverpy._insert.replacement import (
+    check_expiry_after_due_time,
     check_replacing_row,
     encode_expires_in,
     encode_replace_opts,
@@ -114,6 +115,7 @@ def prepare_row(
     time = _first_not_none(call_opts.scheduled_at, class_opts.scheduled_at, None)
     scheduled_at = _check_scheduled_at(time)
     state = JobState.AVAILABLE if scheduled_at is None else JobState.SCHEDULED
+    expires_in = _first_not_none(call_opts.expires_in, class_opts.expires_in, None)
     row = _make_checked_row(
         args=text,
         kind=kind,
@@ -126,11 +128,10 @@ def prepare_row(
         state=JobState.PENDING if _expect_type("pending", call_opts.pending, bool) else state,
         tags=_first_not_none(call_opts.tags, class_opts.tags, ()),
         scheduled_at=scheduled_at and scheduled_at.isoformat(),
-        expires_in=encode_expires_in(
-            _first_not_none(call_opts.expires_in, class_opts.expires_in, None)
-        ),
+        expires_in=encode_expires_in(expires_in),
         replace=encode_replace_opts(_first_not_none(call_opts.replace, class_opts.replace, None)),
     )
+    check_expiry_after_due_time(expires_in, scheduled_at, now)
     unique = _choose_unique_opts(call_opts, class_opts)
     warn_of_ignored_fields(unique, kind=kind, args_class=type(args))
     if unique is None:

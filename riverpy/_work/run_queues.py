@@ -12,6 +12,7 @@ from riverpy._lifecycle import StopCause, run_despite_cancellation
 from riverpy._log import get_logger
 from riverpy._log_events import QUEUE_ADDED, QUEUE_REMOVED, QUEUE_RESIZED
 from riverpy._postgres.jobs import job_is_any_available
+from riverpy.context import running_job
 from riverpy.errors import ClientStateError, QueueAlreadyAddedError, QueueNotFoundError
 
 if TYPE_CHECKING:
@@ -208,10 +209,14 @@ class RunQueueManager:
 
     async def _wait_until_jobs_stored(self, producer: Producer) -> None:
         """Wait until all jobs of a stopped producer have ended and their results are stored, or
-        until the run has ended."""
+        until the run has ended. A job that removes its own queue does not wait for itself."""
+        caller = running_job.get()
+        waiting_count = sum(
+            attempt is caller and attempt.queue == producer.queue for attempt in self._running
+        )
         self._draining_producers.add(producer)
         try:
-            while producer.running_job_count and not self._has_run_ended:
+            while producer.running_job_count > waiting_count and not self._has_run_ended:
                 producer.slot_freed.clear()
                 await producer.slot_freed.wait()
             while self._find_unfinished_work(producer.queue)[1] and not self._has_run_ended:

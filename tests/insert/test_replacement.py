@@ -181,6 +181,7 @@ async def test_batches(inserter: Inserter, schema: Schema) -> None:
 
 async def test_refusals(inserter: Inserter, schema: Schema) -> None:
     """What is not allowed is refused before anything is stored."""
+    soon = datetime.now(UTC) + HOUR
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"replace": ReplaceOpts()}, "replace requires unique_opts"),
         ({"replace": ReplaceOpts(args=False, scheduled_at=False)}, "at least one of args"),
@@ -192,6 +193,7 @@ async def test_refusals(inserter: Inserter, schema: Schema) -> None:
         ({"expires_in": timedelta(0)}, "expires_in must be more than 0"),
         ({"expires_in": timedelta(days=36_501)}, "at most 36,500 days"),
         ({"expires_in": 5}, "expires_in must be timedelta, got int"),
+        ({"expires_in": HOUR / 2, "scheduled_at": soon}, "it counts from the insert, so the job"),
     ]
     for values, text in wrong:
         with pytest.raises(InsertError, match=text):

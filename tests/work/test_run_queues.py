@@ -203,6 +203,33 @@ async def test_change_from_a_job(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> N
         assert list(client.queues) == list(run.producers) == ["default"]
 
 
+async def test_removal_by_a_job_of_the_queue(rig: Rig) -> None:
+    """A job that removes its own queue does not wait for itself, but for the other jobs of the
+    queue. The result names the job."""
+    removals: list[QueueRemoval] = []
+    started, may_end = asyncio.Event(), asyncio.Event()
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        if job.args.n:
+            started.set()
+            await may_end.wait()
+            return
+        await started.wait()
+        removal = asyncio.create_task(current_client().queues.remove("extra", timeout=None))
+        await rig.until("SELECT queues = '{default}' FROM riverpy_client")
+        assert not removal.done()
+        may_end.set()
+        removals.append(await removal)
+
+    async with rig.working() as client:
+        await client.queues.add("extra")
+        other, own = [(await client.insert(Task(n), EXTRA)).job.id for n in (1, 0)]
+        ended = [event.job.id for event in await rig.take(2)]
+    assert removals == [QueueRemoval(queue="extra", running_job_ids=(own,))]
+    assert ended == [other, own]
+
+
 @pytest.mark.parametrize("policy", ["error", "warn"])
 async def test_queue_of_a_leader_domain(rig: Rig, blocked: Blocked, policy: Any) -> None:
     """A client of a leader domain claims an added queue for its domain. If another domain owns the
