@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -44,12 +45,15 @@ def send_log_to_stderr() -> None:
     )
 
 
-def configure_logging(log_format: str, lowest_level: str) -> LogStream:
+def configure_logging(
+    log_format: str, lowest_level: str, *, process_number: int | None = None
+) -> LogStream:
     """Send structlog's and the standard library's log to stderr.
 
     Args:
         log_format: `console` for text, `json` for one object per line.
         lowest_level: the lowest level that is written: debug, info, warning or error.
+        process_number: the value of the key `process` of each line; None: there is no such key.
 
     Returns:
         The stream of log lines. The caller can set `on_reader_ended` of the stream.
@@ -61,6 +65,8 @@ def configure_logging(log_format: str, lowest_level: str) -> LogStream:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    if process_number is not None:
+        shared.append(partial(_add_process_number, process_number))
     last = _make_rendering_processors(log_format)
     structlog.configure(
         processors=[*shared, *last],
@@ -80,6 +86,11 @@ def configure_logging(log_format: str, lowest_level: str) -> LogStream:
     sys.unraisablehook = _log_unraisable_error
     threading.excepthook = _log_thread_error
     return stream
+
+
+def _add_process_number(number: int, _logger: object, _method: str, event: EventDict) -> EventDict:
+    event.setdefault("process", number)
+    return event
 
 
 def _log_unraisable_error(unraisable: sys.UnraisableHookArgs) -> None:

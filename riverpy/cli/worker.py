@@ -184,15 +184,17 @@ def worker(
         ]
         print_table(("SETTING", "VALUE", "SOURCE"), rows)
         return
+    supervision = get_supervision()
     stream = configure_logging(
         settings[_settings.LOG].or_none() or "console",
         settings[_settings.LOG_LEVEL].or_none() or "info",
+        process_number=None if supervision is None else supervision.number,
     )
     skip_main_module()
     process_count = settings[_settings.PROCESSES].or_none() or 1
     with raise_on_stop_signals():
         try:
-            if process_count > 1 and get_supervision() is None:
+            if process_count > 1 and supervision is None:
                 health = settings[_settings.HEALTH].or_none()
                 code = run_worker_processes(
                     process_count, stream, health=health, should_drain=drain

@@ -134,6 +134,7 @@ async def test_workers_stop_together(schema: Schema, tmp_path: Path) -> None:
         worker = supervisor.worker
         started = await supervisor.until_logged(WORKER_STARTED, 2)
         assert len({entry["client_id"] for entry in started}) == 2
+        assert [entry["process"] for entry in started] == [1, 2]
         await supervisor.until(lambda: worker.printed == ["job wait"] * 2, "two jobs")
         assert await supervisor.probe("/livez") == (200, {f"process {n}": "alive" for n in (1, 2)})
         assert await supervisor.probe("/readyz?max_lag=1h") == (
@@ -277,6 +278,36 @@ def test_wrong_number(number: str) -> None:
     result = CliRunner().invoke(main, ["worker", "jobs", f"--processes={number}"])
     assert result.exit_code == 2
     assert "'--processes'" in result.stderr
+
+
+ORPHANS = """
+import os
+from riverpy._tools.processes.orphans import collect_ended_orphans
+
+def start_and_end():
+    if (pid := os.fork()) == 0:
+        os._exit(7)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return pid
+
+collect_ended_orphans(set())  # there is none
+orphan = start_and_end()
+collect_ended_orphans(set())
+try:
+    os.waitpid(orphan, 0)
+except ChildProcessError:
+    print("collected")
+own = start_and_end()
+collect_ended_orphans({own})
+print(os.waitstatus_to_exitcode(os.waitpid(own, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="a system without containers")
+def test_orphans() -> None:
+    """The exit codes of orphans are collected, and those of workers are left to the supervisor."""
+    done = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("collected\n7\n", "")
 
 
 def test_development() -> None:

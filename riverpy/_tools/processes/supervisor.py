@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from riverpy._tools.processes.health_pages import SupervisorHealth
+from riverpy._tools.processes.orphans import collect_orphans
 from riverpy._tools.processes.slot import ProcessSlot, SharedState
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class WorkerSupervisor:
             await tasks.start(self._handle_stop_signals)
             tasks.start_soon(self._notify_systemd)
             tasks.start_soon(self._kill_all_when_forced, tasks.cancel_scope)
+            tasks.start_soon(collect_orphans, self._list_process_ids)
             await self._run_slots()
             tasks.cancel_scope.cancel()
         return self._choose_exit_code()
@@ -134,6 +136,9 @@ class WorkerSupervisor:
                 else:
                     self._forced_exit_code = 128 + number
                     self._forced_exit_event.set()
+
+    def _list_process_ids(self) -> set[int]:
+        return {slot.process.pid for slot in self._slots if slot.process is not None}
 
     async def _kill_all_when_forced(self, scope: anyio.CancelScope) -> None:
         await self._forced_exit_event.wait()

@@ -1,0 +1,40 @@
+"""Collect the exit codes of orphans, in a supervisor that is process 1 of a container.
+
+When a worker ends, the system makes process 1 the parent of the programs that its jobs started and
+that still run. Without a parent that collects their exit codes, they stay in the table of processes
+after their end.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+
+COLLECT_INTERVAL = 1.0
+"""Seconds between two checks."""
+
+
+async def collect_orphans(list_own_processes: Callable[[], Container[int]]) -> None:
+    """Collect the exit codes of orphans, without end. If this process is not process 1, do nothing.
+    `list_own_processes` returns the ids of the processes whose exit codes other code collects."""
+    if os.getpid() != 1 or not hasattr(os, "waitid"):
+        return
+    while True:
+        collect_ended_orphans(list_own_processes())
+        await anyio.sleep(COLLECT_INTERVAL)
+
+
+def collect_ended_orphans(own_processes: Container[int]) -> None:
+    """Collect the exit codes of the orphans that have ended. Stop at a process of our own that has
+    ended, because its exit code is collected soon."""
+    with suppress(ChildProcessError):  # this process has no children
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid in own_processes:
+                return
+            os.waitpid(ended.si_pid, os.WNOHANG)
