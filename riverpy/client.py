@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Pool, Transaction
     from riverpy._postgres.jobs import ClaimKey
+    from riverpy._postgres.sessions.protocols import CallerTransaction
     from riverpy._work.stop import StopReport
     from riverpy.config import QueueConfig
     from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
@@ -305,7 +306,7 @@ class Client(
     @asynccontextmanager
     async def _transaction(
         self,
-        tx: Transaction | None,
+        tx: CallerTransaction | None,
         *,
         isolation: Literal["read_committed", "repeatable_read"] | None = "read_committed",
     ) -> AsyncGenerator[Transaction]:
@@ -357,7 +358,7 @@ class Client(
         args: JobArgs | RawArgs,
         opts: InsertOpts | None = None,
         *,
-        tx: Transaction | None = None,
+        tx: CallerTransaction | None = None,
     ) -> InsertResult:
         """Insert a job.
 
@@ -376,7 +377,7 @@ class Client(
         return await self._inserter.insert(args, opts, tx=tx)
 
     async def insert_many(
-        self, params: Sequence[InsertManyParams], *, tx: Transaction | None = None
+        self, params: Sequence[InsertManyParams], *, tx: CallerTransaction | None = None
     ) -> list[InsertResult]:
         """Insert jobs in one statement, all or none. The results are in the order of the jobs.
 
@@ -387,7 +388,7 @@ class Client(
         return await self._inserter.insert_many(params, tx=tx)
 
     async def insert_many_fast(
-        self, params: Sequence[InsertManyParams], *, tx: Transaction | None = None
+        self, params: Sequence[InsertManyParams], *, tx: CallerTransaction | None = None
     ) -> int:
         """Insert jobs by COPY, all or none. This is the fastest way. Returns the number of jobs.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from datetime import datetime
 
-    from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.sessions.protocols import CallerTransaction
     from riverpy.attempt_log import AttemptLog
     from riverpy.progress import JobProgress
 
@@ -402,7 +402,7 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
         _json.encode(key)
         self._record_metadata(key, encode_metadata_value(value))
 
-    def complete_tx(self, tx: Transaction) -> Coroutine[object, None, JobRow]:
+    def complete_tx(self, tx: CallerTransaction) -> Coroutine[object, None, JobRow]:
         """Complete this job in your transaction, with the recorded output and metadata. Returns the
         completed job.
 
@@ -411,7 +411,7 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
         as usual.
 
         Args:
-            tx: an asyncpg connection in a transaction.
+            tx: your connection or session, in a transaction.
 
         Raises:
             AttemptLostError: the attempt no longer belongs to this client, or the job is completed

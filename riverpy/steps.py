@@ -14,7 +14,7 @@ from riverpy.errors import ClientStateError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.sessions.protocols import CallerTransaction
 
 ArgsT = TypeVarTuple("ArgsT")
 CursorT = TypeVar("CursorT")
@@ -42,7 +42,9 @@ class StepRunner(Protocol):
     def set_cursor(self, value: object) -> None:
         """Set the cursor of the running step."""
 
-    def checkpoint(self, tx: Transaction | None, *, now: bool) -> Coroutine[object, None, bool]:
+    def checkpoint(
+        self, tx: CallerTransaction | None, *, now: bool
+    ) -> Coroutine[object, None, bool]:
         """Store the progress, as `StepMethods.checkpoint`."""
         ...
 
@@ -166,7 +168,7 @@ class StepMethods:
         self._get_step_runner("job.set_cursor").set_cursor(value)
 
     def checkpoint(
-        self, tx: Transaction | None = None, *, now: bool = False
+        self, tx: CallerTransaction | None = None, *, now: bool = False
     ) -> Coroutine[object, None, bool]:
         """Store the completed steps and the cursors now, so that a killed process does not lose
         them. Returns whether they were stored.

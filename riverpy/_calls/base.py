@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from riverpy._postgres.driver import Pool, Transaction
+    from riverpy._postgres.sessions.protocols import CallerTransaction
     from riverpy.config import Config
 
 
@@ -46,7 +47,7 @@ class ClientMethods(ABC):
     @abstractmethod
     def _transaction(
         self,
-        tx: Transaction | None,
+        tx: CallerTransaction | None,
         *,
         isolation: Literal["read_committed", "repeatable_read"] | None = "read_committed",
     ) -> AbstractAsyncContextManager[Transaction]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from riverpy._calls.job_filters import CheckedFilters
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.job_lists import BatchChangeResult
+    from riverpy._postgres.sessions.protocols import CallerTransaction
 
 JOBS_PER_BATCH = 1_000
 """The number of jobs that one statement changes."""
@@ -72,7 +73,7 @@ class JobBatchStatement(Protocol):
 class TransactionOpener(Protocol):
     """Opens a transaction of a client, or a savepoint in `tx`."""
 
-    def __call__(self, tx: Transaction | None) -> AbstractAsyncContextManager[Transaction]:
+    def __call__(self, tx: CallerTransaction | None) -> AbstractAsyncContextManager[Transaction]:
         """Open it."""
         ...
 
@@ -87,7 +88,7 @@ class BatchedJobChange:
         statement: JobBatchStatement,
         filters: CheckedFilters,
         limit: int | None,
-        tx: Transaction | None,
+        tx: CallerTransaction | None,
     ) -> None:
         """Prepare the change of the first `limit` jobs (None: of all). `tx` is the caller's
         transaction; None: each batch is a transaction of its own."""

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
     from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.sessions.protocols import CallerTransaction
 
 KEY_RETENTION_DEFAULT = timedelta(days=30)
 """The default time for which a key is stored."""
@@ -96,7 +97,7 @@ class ExecutionMethods(ClientMethods):
         *,
         kept: timedelta | None = KEY_RETENTION_DEFAULT,
         wait: timedelta = KEY_WAIT_TIMEOUT_DEFAULT,
-        tx: Transaction | None = None,
+        tx: CallerTransaction | None = None,
     ) -> Execution[ResultT]:
         """Run an effect on the database once for this key. The writes of `await fn(connection)` and
         the record of the key are stored in one transaction.
@@ -143,7 +144,7 @@ class ExecutionMethods(ClientMethods):
         key: str,
         fn: Callable[[Transaction], Awaitable[ResultT]],
         kept: timedelta | None,
-        tx: Transaction | None,
+        tx: CallerTransaction | None,
         wait: float,
     ) -> Execution[ResultT]:
         schema = self._config.schema

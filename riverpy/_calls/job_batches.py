@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from riverpy._calls.batched_change import JobBatchStatement
-    from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.sessions.protocols import CallerTransaction
     from riverpy.job_list import JobChanges, JobFilters
 
 
@@ -32,7 +32,7 @@ class BatchCall(NamedTuple):
 class JobBatchMethods(ClientMethods):
     """The methods that delete jobs, and that retry or cancel many jobs in batches."""
 
-    async def job_delete(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
+    async def job_delete(self, job_id: int, *, tx: CallerTransaction | None = None) -> JobRow:
         """Delete a job. Returns the job as it was.
 
         Raises:
@@ -58,7 +58,7 @@ class JobBatchMethods(ClientMethods):
         *,
         limit: int = JOB_LIMIT_DEFAULT,
         unsafe_all: bool = False,
-        tx: Transaction | None = None,
+        tx: CallerTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> list[JobRow]:
         """Delete the first jobs, by id, that pass all filters. Returns the jobs as they were, in
@@ -102,7 +102,7 @@ class JobBatchMethods(ClientMethods):
         *,
         limit: int | None = None,
         on_progress: Callable[[JobChanges], object] | None = None,
-        tx: Transaction | None = None,
+        tx: CallerTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobChanges:
         """Make all jobs that pass all filters available now, each as `job_retry` does. Returns what
@@ -136,7 +136,7 @@ class JobBatchMethods(ClientMethods):
         *,
         limit: int | None = None,
         on_progress: Callable[[JobChanges], object] | None = None,
-        tx: Transaction | None = None,
+        tx: CallerTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobChanges:
         """Cancel all jobs that pass all filters, each as `job_cancel` does. Returns what was done.
@@ -155,7 +155,7 @@ class JobBatchMethods(ClientMethods):
         *,
         limit: int | None = None,
         on_progress: Callable[[JobChanges], object] | None = None,
-        tx: Transaction | None = None,
+        tx: CallerTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobChanges:
         """Delete all jobs that pass all filters, without reading them. Returns what was done.
@@ -175,7 +175,7 @@ class JobBatchMethods(ClientMethods):
         filters: JobFilters,
         limit: int | None,
         on_progress: Callable[[JobChanges], object] | None,
-        tx: Transaction | None,
+        tx: CallerTransaction | None,
     ) -> JobChanges:
         schema, statement = self._config.schema, call.statement
         checked = check_filters(filters)

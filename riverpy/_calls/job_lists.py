@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from riverpy._calls.job_page import PagePlan
-    from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.sessions.protocols import CallerTransaction
     from riverpy.job_list import JobFilters, JobOrder
 
 PAGE_SIZE_DEFAULT = 1_000
@@ -38,7 +38,7 @@ class JobListMethods(ClientMethods):
         descending: bool = False,
         limit: int = JOB_LIMIT_DEFAULT,
         after: str | JobRow | None = None,
-        tx: Transaction | None = None,
+        tx: CallerTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobPage:
         """Return one page of the jobs that pass all filters. Without a filter, all jobs pass.
@@ -73,7 +73,7 @@ class JobListMethods(ClientMethods):
         descending: bool = False,
         page_size: int = PAGE_SIZE_DEFAULT,
         after: str | JobRow | None = None,
-        tx: Transaction | None = None,
+        tx: CallerTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> AsyncGenerator[JobRow]:
         """Iterate over all jobs that pass all filters, as in `async for job in client.jobs(…)`.
@@ -106,7 +106,7 @@ class JobListMethods(ClientMethods):
         first: PagePlan,
         plan: Callable[[str | None], PagePlan],
         page_size: int,
-        tx: Transaction | None,
+        tx: CallerTransaction | None,
     ) -> AsyncGenerator[JobRow]:
         damaged: dict[int, str] = {}
         page = await self._read_page(first, tx)
@@ -123,7 +123,7 @@ class JobListMethods(ClientMethods):
             raise make_damaged_jobs_error(damaged)
 
     async def job_count(
-        self, *, tx: Transaction | None = None, **filters: Unpack[JobFilters]
+        self, *, tx: CallerTransaction | None = None, **filters: Unpack[JobFilters]
     ) -> int:
         """Return the number of jobs that pass all filters. The server reads all of them.
 
@@ -134,7 +134,7 @@ class JobListMethods(ClientMethods):
         async with self._transaction(tx) as connection:
             return await job_lists.job_count(connection, self._config.schema, checked.values)
 
-    async def _read_page(self, plan: PagePlan, tx: Transaction | None) -> JobPage:
+    async def _read_page(self, plan: PagePlan, tx: CallerTransaction | None) -> JobPage:
         schema = self._config.schema
         try:
             async with self._transaction(tx) as connection:
@@ -147,7 +147,7 @@ class JobListMethods(ClientMethods):
             [JobRow(tuple(row)) for row in rows], plan.make_row_cursor(rows[-1]) if rows else None
         )
 
-    async def _read_page_in_parts(self, plan: PagePlan, tx: Transaction | None) -> JobPage:
+    async def _read_page_in_parts(self, plan: PagePlan, tx: CallerTransaction | None) -> JobPage:
         """Read a page with a damaged job: first its ids, then the jobs in smaller and smaller
         parts."""
         schema = self._config.schema

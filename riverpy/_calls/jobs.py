@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.sessions.protocols import CallerTransaction
 
 
 class JobMethods(ClientMethods):
     """The methods for one job."""
 
-    async def job_get(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
+    async def job_get(self, job_id: int, *, tx: CallerTransaction | None = None) -> JobRow:
         """Return one job.
 
         Raises:
@@ -30,7 +31,7 @@ class JobMethods(ClientMethods):
         """
         return await self._execute_job_statement(jobs.job_get, job_id, tx)
 
-    async def job_cancel(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
+    async def job_cancel(self, job_id: int, *, tx: CallerTransaction | None = None) -> JobRow:
         """Cancel a job. Returns the job.
 
         If the job is running, its client receives the request and cancels the job's task. The state
@@ -42,7 +43,7 @@ class JobMethods(ClientMethods):
         """
         return await self._execute_job_statement(jobs.job_cancel, job_id, tx)
 
-    async def job_retry(self, job_id: int, *, tx: Transaction | None = None) -> JobRow:
+    async def job_retry(self, job_id: int, *, tx: CallerTransaction | None = None) -> JobRow:
         """Make a job available now, with one more attempt if it has none left. Returns the job. A
         running job does not change.
 
@@ -58,7 +59,7 @@ class JobMethods(ClientMethods):
             ) from None
 
     async def job_update(
-        self, job_id: int, *, output: object, tx: Transaction | None = None
+        self, job_id: int, *, output: object, tx: CallerTransaction | None = None
     ) -> JobRow:
         """Set the output of a job in any state (metadata key `output`). Returns the job.
 
@@ -77,7 +78,7 @@ class JobMethods(ClientMethods):
         self,
         statement: Callable[[Transaction, str | None, int], Awaitable[Any]],
         job_id: int,
-        tx: Transaction | None,
+        tx: CallerTransaction | None,
     ) -> JobRow:
         with translate_damage_error(job_id):
             async with self._transaction(tx) as connection:

@@ -10,13 +10,13 @@ from riverpy._postgres.leaders import leader_request_resign
 from riverpy._postgres.leases import lease_request_resign
 
 if TYPE_CHECKING:
-    from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.sessions.protocols import CallerTransaction
 
 
 class LeadershipMethods(ClientMethods):
     """The methods for the leader of the client's leader domain."""
 
-    async def request_resign(self, *, tx: Transaction | None = None) -> None:
+    async def request_resign(self, *, tx: CallerTransaction | None = None) -> None:
         """Request that the leader of this client's leader domain resigns, so that another client
         becomes leader. Leaders in Go receive the request too.
 

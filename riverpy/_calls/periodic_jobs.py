@@ -8,13 +8,13 @@ from riverpy._calls.base import ClientMethods
 from riverpy._postgres import periodic
 
 if TYPE_CHECKING:
-    from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.sessions.protocols import CallerTransaction
 
 
 class PeriodicJobMethods(ClientMethods):
     """The methods for one periodic job."""
 
-    async def periodic_pause(self, job_id: str, *, tx: Transaction | None = None) -> None:
+    async def periodic_pause(self, job_id: str, *, tx: CallerTransaction | None = None) -> None:
         """Stop inserting jobs of this periodic job until `periodic_resume`. The pause continues
         after a change of leader.
 
@@ -25,7 +25,7 @@ class PeriodicJobMethods(ClientMethods):
         async with self._transaction(tx) as connection:
             await periodic.periodic_pause(connection, self._config.schema, job_id)
 
-    async def periodic_resume(self, job_id: str, *, tx: Transaction | None = None) -> None:
+    async def periodic_resume(self, job_id: str, *, tx: CallerTransaction | None = None) -> None:
         """Resume a paused periodic job. Runs that were due during the pause are skipped.
 
         Raises:
@@ -34,7 +34,7 @@ class PeriodicJobMethods(ClientMethods):
         async with self._transaction(tx) as connection:
             await periodic.periodic_resume(connection, self._config.schema, job_id)
 
-    async def periodic_run(self, job_id: str, *, tx: Transaction | None = None) -> None:
+    async def periodic_run(self, job_id: str, *, tx: CallerTransaction | None = None) -> None:
         """Let the leader insert one job of this periodic job now, in addition to the schedule. This
         also works while the periodic job is paused.
 

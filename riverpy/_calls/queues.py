@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.sessions.protocols import CallerTransaction
     from riverpy.queue import Queue
 
 QUEUE_LIST_LIMIT_DEFAULT = 100
@@ -28,7 +29,7 @@ NOTIFICATION_PAYLOAD_SIZE_MAX = 7_999
 class QueueMethods(ClientMethods):
     """The methods for queues."""
 
-    async def queue_get(self, name: str, *, tx: Transaction | None = None) -> Queue:
+    async def queue_get(self, name: str, *, tx: CallerTransaction | None = None) -> Queue:
         """Return one queue.
 
         Raises:
@@ -41,7 +42,7 @@ class QueueMethods(ClientMethods):
         return found
 
     async def queue_list(
-        self, *, limit: int = QUEUE_LIST_LIMIT_DEFAULT, tx: Transaction | None = None
+        self, *, limit: int = QUEUE_LIST_LIMIT_DEFAULT, tx: CallerTransaction | None = None
     ) -> list[Queue]:
         """Return the queues in the table `river_queue`, sorted by name. A client writes the row of
         each queue that it works. The leader deletes a row that no client has updated for a day.
@@ -59,7 +60,7 @@ class QueueMethods(ClientMethods):
             return await queues.queue_list(connection, self._config.schema, limit)
 
     async def queue_lags(
-        self, names: Sequence[str], *, tx: Transaction | None = None
+        self, names: Sequence[str], *, tx: CallerTransaction | None = None
     ) -> dict[str, timedelta]:
         """Return how long the oldest due job of each queue has been waiting. Zero: no job waits.
 
@@ -74,7 +75,7 @@ class QueueMethods(ClientMethods):
             return await queues.queue_get_lags(connection, self._config.schema, list(names))
 
     async def queue_update(
-        self, name: str, *, metadata: Mapping[str, object], tx: Transaction | None = None
+        self, name: str, *, metadata: Mapping[str, object], tx: CallerTransaction | None = None
     ) -> Queue:
         """Replace the metadata of a queue, and notify all clients. Returns the queue.
 
@@ -100,7 +101,7 @@ class QueueMethods(ClientMethods):
             await queues.send_control_message(connection, self._config.schema, payload)
         return found
 
-    async def queue_pause(self, name: str, *, tx: Transaction | None = None) -> None:
+    async def queue_pause(self, name: str, *, tx: CallerTransaction | None = None) -> None:
         """Stop all clients from claiming jobs of a queue, or of all queues if the name is `*`.
         Running jobs continue.
 
@@ -109,7 +110,7 @@ class QueueMethods(ClientMethods):
         """
         await self._pause_or_resume_queue(queues.queue_pause, "pause", name, tx)
 
-    async def queue_resume(self, name: str, *, tx: Transaction | None = None) -> None:
+    async def queue_resume(self, name: str, *, tx: CallerTransaction | None = None) -> None:
         """Let all clients claim jobs of a paused queue again, or of all queues if the name is `*`.
 
         Raises:
@@ -122,7 +123,7 @@ class QueueMethods(ClientMethods):
         statement: Callable[[Transaction, str | None, str], Awaitable[list[str]]],
         action: str,
         name: str,
-        tx: Transaction | None,
+        tx: CallerTransaction | None,
     ) -> None:
         async with self._transaction(tx) as connection:
             found = await statement(connection, self._config.schema, name)

@@ -14,7 +14,7 @@ from riverpy._postgres.driver import (
     is_notification_queue_full,
     is_untranslatable_text_error,
 )
-from riverpy._postgres.transactions import TRANSACTION_ABORTED_ERROR_TEXT
+from riverpy._postgres.transactions import TRANSACTION_ABORTED_ERROR_TEXT, get_pooler_remedy
 from riverpy.errors import (
     ArgsError,
     ConfigError,
@@ -126,11 +126,7 @@ def _translate_connection_error(
     """Return riverpy's error for an error of the connection or the transaction, or None."""
     code = sqlstate(error)
     if code in _PREPARED_STATEMENT_SQLSTATES:
-        remedy = (
-            "set Config(pooler=True)"
-            if tx is None
-            else "make the connection given as tx with statement_cache_size=0"
-        )
+        remedy = "set Config(pooler=True)" if tx is None else get_pooler_remedy(tx)
         return ConfigError(
             "a prepared statement is missing on the server, so the database URL seems to lead to a "
             f"pooler in transaction mode: {remedy}{suffix}"

@@ -34,7 +34,7 @@ from riverpy._postgres.inserts import (
     job_insert,
     job_insert_with_copy,
 )
-from riverpy._postgres.transactions import expect_transaction, savepoint
+from riverpy._postgres.transactions import expect_copy, expect_transaction, savepoint
 from riverpy.errors import InsertError, TransactionError
 from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
 from riverpy.job import JobState, RawArgs
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from riverpy._clock import Clock
     from riverpy._plugins import PluginLists
     from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.sessions.protocols import CallerTransaction
     from riverpy.job import JobArgs
 
 T = TypeVar("T")
@@ -159,14 +160,14 @@ class Inserter:
         self._notification_queue_log = NotificationQueueLog()
 
     async def insert(
-        self, args: Args, opts: InsertOpts | None, *, tx: Transaction | None
+        self, args: Args, opts: InsertOpts | None, *, tx: CallerTransaction | None
     ) -> InsertResult:
         """Insert one job; see `insert_many`."""
         (result,) = await self.insert_many([InsertManyParams(args, opts)], tx=tx)
         return result
 
     async def insert_many(
-        self, params: Sequence[InsertManyParams], *, tx: Transaction | None
+        self, params: Sequence[InsertManyParams], *, tx: CallerTransaction | None
     ) -> list[InsertResult]:
         """Insert all jobs or none, in one statement. The results are in the order of `params`.
 
@@ -180,7 +181,7 @@ class Inserter:
                 raised it after `do_inner`.
             TransactionError: `tx` is closed, aborted or not in a transaction.
             SchemaMissingError: River's tables are missing.
-            TypeError: `tx` is not an asyncpg connection.
+            TypeError: riverpy does not know the type of `tx`.
             asyncpg.PostgresError, OSError, TimeoutError: the database failed. Without `tx`, the
                 jobs may be stored if the connection was lost.
         """
@@ -201,7 +202,7 @@ class Inserter:
         return PreparedJob(args, row)
 
     async def insert_prepared_jobs(
-        self, jobs: list[PreparedJob], *, tx: Transaction | None
+        self, jobs: list[PreparedJob], *, tx: CallerTransaction | None
     ) -> list[InsertResult]:
         """Insert jobs that `prepare_periodic_job` returned, in a transaction of riverpy; see
         `insert_many`.
@@ -238,7 +239,7 @@ class Inserter:
         )
 
     async def insert_many_fast(
-        self, params: Sequence[InsertManyParams], *, tx: Transaction | None
+        self, params: Sequence[InsertManyParams], *, tx: CallerTransaction | None
     ) -> int:
         """Insert all jobs or none with COPY. Return the number of jobs.
 
@@ -250,6 +251,8 @@ class Inserter:
         args, rows = self._make_rows(params)
         if any(row.replace is not None for row in rows):
             raise InsertError("insert_many_fast cannot replace jobs: use insert_many")
+        if tx is not None:
+            expect_copy(expect_transaction(tx))
         return await self._insert_rows(tx, args, rows, self._send_copy_statement)
 
     def _make_rows(self, params: Sequence[InsertManyParams]) -> tuple[list[Args], list[InsertRow]]:
@@ -261,7 +264,11 @@ class Inserter:
         return [job.args for job in jobs], rows
 
     async def _insert_rows(
-        self, tx: Transaction | None, args: Sequence[Args], rows: list[InsertRow], send: SendRows[T]
+        self,
+        tx: CallerTransaction | None,
+        args: Sequence[Args],
+        rows: list[InsertRow],
+        send: SendRows[T],
     ) -> T:
         all_plugins = [self._client_plugins, *map(_plugins_of, dict.fromkeys(map(type, args)))]
         if not any(plugins.has_insert_plugins for plugins in all_plugins):
@@ -307,7 +314,7 @@ class Inserter:
         return sent[0]
 
     async def _send_rows(
-        self, tx: Transaction | None, rows: list[InsertRow], send: SendRows[T]
+        self, tx: CallerTransaction | None, rows: list[InsertRow], send: SendRows[T]
     ) -> T:
         queues: list[str] = []
         if self._insert_settings.should_notify:
@@ -322,9 +329,9 @@ class Inserter:
             if not any(row.replace is not None for row in rows):
                 queues = self._notify_limiter.select_queues_to_notify(queues)
             return await self._send_with_retries(rows, queues, send)
-        expect_transaction(tx)
-        with translate_errors(tx):
-            return await send(tx, rows, queues)
+        connection = expect_transaction(tx)
+        with translate_errors(connection):
+            return await send(connection, rows, queues)
 
     # -- on the client's pool
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from riverpy._leases.lease import Lease
     from riverpy._postgres.connection import DedicatedConnection
     from riverpy._postgres.driver import Connection, Transaction
+    from riverpy._postgres.sessions.protocols import CallerTransaction
 
 FENCED_TRANSACTION_TIMEOUT = timedelta(seconds=5)
 """The timeout of one fenced transaction, which commits only during its term. The open transaction
@@ -65,7 +66,7 @@ class LeaderTerm:
         if not self.is_held:
             raise FencedOutError("this process is not the leader any more")
 
-    async def fence(self, connection: Transaction) -> None:
+    async def fence(self, connection: CallerTransaction) -> None:
         """Bind the transaction that is open on `connection` to this term: the transaction commits
         only while no other term can begin.
 
@@ -74,7 +75,7 @@ class LeaderTerm:
         longer than 5 seconds or `Config.leader_ttl`, whichever is shorter.
 
         Args:
-            connection: a connection of asyncpg in a transaction. In the domain `default` the
+            connection: your connection or session, in a transaction. In the domain `default` the
                 isolation level must be read committed.
 
         Raises:
@@ -84,21 +85,21 @@ class LeaderTerm:
                 `run_once(tx=…)`.
             Exception: one of DATABASE_ERRORS.
         """
-        expect_fenceable(connection)
+        transaction = expect_fenceable(connection)
         self.expect_held()
         is_rivers_row = self.lease.name == DEFAULT_DOMAIN
         if is_rivers_row:
-            await expect_read_committed(connection)
+            await expect_read_committed(transaction)
         with anyio.fail_after(
             TRANSACTION_CHECK_TIMEOUT, reason="passing the fence of a leader term took long"
         ):
-            is_held = await self._try_to_fence_transaction(connection)
+            is_held = await self._try_to_fence_transaction(transaction)
         if not is_held:
             if await self.lease.renew_in_store():
-                raise await make_wrong_database_error(connection, "this leader term")
+                raise await make_wrong_database_error(transaction, "this leader term")
             raise self._end_fenced_out_term()
         if is_rivers_row:
-            await expect_outermost(connection)
+            await expect_outermost(transaction)
 
     async def _try_to_fence_transaction(self, connection: Transaction) -> bool:
         """Bind a transaction to the term. Returns False if the term has ended, or if the connection

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from riverpy._leases.memory import MemoryTransaction
     from riverpy._leases.store import LeaseStore
     from riverpy._leases.timing import LeaseTiming
-    from riverpy._postgres.driver import Transaction
     from riverpy._postgres.leases import LeaseAcquireResult
+    from riverpy._postgres.sessions.protocols import CallerTransaction
 
 LEASE_STORE_TIMEOUT = 5.0
 """The timeout of one call of the store, in seconds."""
@@ -143,7 +143,7 @@ class Lease:
         ago = max(self._timer.seconds_since_boot() - reported_at, 0.0)
         return LeaseLag(count=count, age=age, reported_ago=ago)
 
-    async def fence(self, connection: Transaction | MemoryTransaction) -> None:
+    async def fence(self, connection: CallerTransaction | MemoryTransaction) -> None:
         """Bind the transaction that is open on `connection` to this term: it commits only while no
         other term can begin.
 
@@ -154,7 +154,7 @@ class Lease:
         during the transaction.
 
         Args:
-            connection: an asyncpg connection in a transaction. For a lease in memory: a
+            connection: your connection or session, in a transaction. For a lease in memory: a
                 `MemoryTransaction`.
 
         Raises:

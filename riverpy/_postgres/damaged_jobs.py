@@ -16,12 +16,14 @@ from riverpy._postgres.batch_sender import split_batch
 from riverpy._postgres.driver import (
     PostgresError,
     describe_error,
+    is_asyncpg_connection,
     is_damaged_data_error,
     is_in_transaction,
     is_unreadable_value_error,
 )
 from riverpy._postgres.skipped_rows import SkippedRowReport
 from riverpy._postgres.sql_files import get_query
+from riverpy._postgres.transactions import savepoint
 from riverpy.errors import JobDamagedError
 
 if TYPE_CHECKING:
@@ -159,7 +161,9 @@ async def read_jobs_in_parts(
 def _savepoint_if_in_transaction(connection: Transaction) -> AbstractAsyncContextManager[object]:
     """If a transaction is open, run the `async with` block in a savepoint, so that the transaction
     stays usable after an error."""
-    return connection.transaction() if is_in_transaction(connection) else nullcontext()
+    if not is_in_transaction(connection):
+        return nullcontext()
+    return connection.transaction() if is_asyncpg_connection(connection) else savepoint(connection)
 
 
 class DamagedJobTracker:

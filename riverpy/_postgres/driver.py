@@ -96,6 +96,7 @@ SerializationError = asyncpg.SerializationError
 QueryCanceledError = asyncpg.QueryCanceledError
 InterfaceError = asyncpg.InterfaceError
 PostgresError = asyncpg.PostgresError
+ConnectionDoesNotExistError = asyncpg.ConnectionDoesNotExistError
 
 
 def _get_sqlstate_class(error: BaseException) -> str:

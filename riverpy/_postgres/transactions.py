@@ -4,7 +4,7 @@ fence lets a transaction commit only while a lease is held."""
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
@@ -17,8 +17,10 @@ from riverpy._postgres.driver import (
     is_closed_for_good,
     is_in_transaction,
 )
+from riverpy._postgres.sessions.adapter import ACCEPTED_TEXT, adapt_session, describe_wrong_type
+from riverpy._postgres.sessions.session import CallerSession, SessionState
 from riverpy._postgres.sql_files import get_query
-from riverpy.errors import TransactionError
+from riverpy.errors import InsertError, TransactionError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -37,26 +39,53 @@ TRANSACTION_ABORTED_ERROR_TEXT = (
 
 
 def expect_transaction(tx: object) -> Transaction:
-    """Check the argument `tx` of a caller, without a round trip.
+    """Check the argument `tx` of a caller, without a round trip. Return the connection, or an
+    adapter that has those methods of asyncpg's connection that statements use.
 
     Raises:
-        TypeError: `tx` is not a connection of asyncpg.
-        TransactionError: the connection is closed, or no transaction is open.
+        TypeError: riverpy does not know the type of `tx`.
+        TransactionError: the connection is closed, or its transaction is aborted, or none is open.
     """
-    if not is_asyncpg_connection(tx):
-        raise TypeError(
-            f"tx must be an asyncpg connection, from a pool or not, got {type(tx).__name__}"
-        )
-    if is_closed_for_good(tx):
+    connection = _adapt(tx)
+    if connection is None:
+        raise TypeError(f"tx must be {ACCEPTED_TEXT}, got {describe_wrong_type(tx)}")
+    if is_closed_for_good(connection):
         raise TransactionError(
             "the connection given as tx is closed or back in its pool: nothing was done"
         )
-    if not is_in_transaction(tx):
+    if not is_in_transaction(connection):
         raise TransactionError(
             "the connection given as tx is in no transaction, so the call would commit by itself: "
             "begin one, as with `async with connection.transaction():`, or leave tx out"
         )
-    return tx
+    if isinstance(connection, CallerSession) and connection.get_state() is SessionState.ABORTED:
+        raise TransactionError(TRANSACTION_ABORTED_ERROR_TEXT)
+    return connection
+
+
+def _adapt(tx: object) -> Transaction | None:
+    """Return the connection if it is asyncpg's, or else its adapter. None: riverpy does not know
+    its type."""
+    if is_asyncpg_connection(tx):
+        return tx
+    # The adapter has those methods of asyncpg's connection that statements use.
+    return cast("Transaction | None", adapt_session(tx))
+
+
+def get_pooler_remedy(connection: Transaction) -> str:
+    """Return what the caller has to set if its connection leads to a pooler in transaction mode."""
+    if isinstance(connection, CallerSession):
+        return connection.pooler_remedy
+    return "make the connection given as tx with statement_cache_size=0"
+
+
+def expect_copy(connection: Transaction) -> None:
+    """Raise InsertError if the caller's connection has no COPY."""
+    if isinstance(connection, CallerSession) and not connection.has_copy:
+        raise InsertError(
+            f"insert_many_fast uses COPY, which {connection.library} does not have: use "
+            "insert_many, or pass a connection of asyncpg or psycopg as tx"
+        )
 
 
 @asynccontextmanager
@@ -91,7 +120,7 @@ async def _roll_back_to_savepoint(connection: Transaction) -> Exception | None:
         with anyio.fail_after(ROLLBACK_TIMEOUT):
             await _run_statement(connection, "session_savepoint_rollback")
             await _run_statement(connection, "session_savepoint_release")
-    except DATABASE_ERRORS as error:
+    except (TransactionError, *DATABASE_ERRORS) as error:
         return error
     return None
 
@@ -101,19 +130,19 @@ async def _run_statement(connection: Transaction, statement_name: str) -> None:
 
 
 def expect_fenceable(connection: object) -> Transaction:
-    """Check the connection of a fence, without a round trip. Raise TransactionError if it is not a
-    connection of asyncpg, or has no open transaction."""
-    if not is_asyncpg_connection(connection):
+    """Check the connection of a fence, without a round trip, and return it or its adapter. Raise
+    TransactionError if riverpy does not know its type, or if it has no open transaction."""
+    adapted = _adapt(connection)
+    if adapted is None:
         raise TransactionError(
-            "a fence takes an asyncpg connection that is in a transaction, got "
-            f"{type(connection).__name__}"
+            f"a fence takes a transaction: {ACCEPTED_TEXT}, got {describe_wrong_type(connection)}"
         )
-    if not is_in_transaction(connection):
+    if not is_in_transaction(adapted):
         raise TransactionError(
             "a fence outside a transaction guards nothing: call it inside `async with "
             "connection.transaction():`, before the first write"
         )
-    return connection
+    return adapted
 
 
 def make_savepoint_error() -> TransactionError:

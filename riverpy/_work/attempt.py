@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from riverpy._lifecycle import StopCause
-    from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.sessions.protocols import CallerTransaction
     from riverpy._work.attempt_store import AttemptStore
     from riverpy.attempt_log import AttemptLog
     from riverpy.progress import JobProgress
@@ -251,7 +251,11 @@ class Attempt(Job[Any]):
             self._metadata_updates = self._metadata_updates or None
 
     async def store_metadata_now(
-        self, updates: Mapping[str, str], *, tx: Transaction | None = None, timeout: float = 0.0
+        self,
+        updates: Mapping[str, str],
+        *,
+        tx: CallerTransaction | None = None,
+        timeout: float = 0.0,
     ) -> None:
         """Merge keys and their values, as JSON texts, into the metadata of the row now.
 
@@ -264,12 +268,12 @@ class Attempt(Job[Any]):
         else:
             await self.attempt_store.merge_metadata(self.claim_key, updates, tx=tx)
 
-    def complete_tx(self, tx: Transaction) -> Coroutine[object, None, JobRow]:
+    def complete_tx(self, tx: CallerTransaction) -> Coroutine[object, None, JobRow]:
         if not is_in_event_loop():
             raise make_unavailable_error("job.complete_tx")
         return self._complete_in_transaction(tx)
 
-    async def _complete_in_transaction(self, tx: Transaction) -> JobRow:
+    async def _complete_in_transaction(self, tx: CallerTransaction) -> JobRow:
         job = await self.attempt_store.complete_job(self.claim_key, self.metadata_updates_json, tx)
         self.is_completed_in_transaction = True
         return job

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.jobs import ClaimKey
+    from riverpy._postgres.sessions.protocols import CallerTransaction
 
 MERGE_RETRY_DELAY_MIN = timedelta(milliseconds=50)
 MERGE_RETRY_DELAY_MAX = timedelta(seconds=2)
@@ -43,7 +44,7 @@ class AttemptStore:
 
     def __init__(
         self,
-        transaction: Callable[[Transaction | None], AbstractAsyncContextManager[Transaction]],
+        transaction: Callable[[CallerTransaction | None], AbstractAsyncContextManager[Transaction]],
         schema: str | None,
     ) -> None:
         """`transaction` opens a savepoint in a caller's transaction or, without one, a transaction
@@ -53,7 +54,11 @@ class AttemptStore:
         """The progress that the jobs have reported, until it is written."""
 
     async def merge_metadata(
-        self, claim_key: ClaimKey, updates: Mapping[str, str], *, tx: Transaction | None = None
+        self,
+        claim_key: ClaimKey,
+        updates: Mapping[str, str],
+        *,
+        tx: CallerTransaction | None = None,
     ) -> None:
         """Merge keys and their values, as JSON texts, into the metadata of a running job.
 
@@ -98,7 +103,7 @@ class AttemptStore:
             await anyio.sleep(backoff.next_delay())
 
     async def complete_job(
-        self, claim_key: ClaimKey, updates: str | None, tx: Transaction
+        self, claim_key: ClaimKey, updates: str | None, tx: CallerTransaction
     ) -> JobRow:
         """Complete a running job in the caller's transaction, and merge an object, as JSON text,
         into its metadata. Return the row.

@@ -25,7 +25,7 @@ from riverpy.errors import ArgsError, StepError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.sessions.protocols import CallerTransaction
 
 STEP_METADATA_KEY = "river:resumable_step"
 """The metadata key of the name of the last completed step."""
@@ -63,7 +63,11 @@ class StepAttempt(Protocol):
         """Do not store this key when the attempt ends."""
 
     async def store_metadata_now(
-        self, updates: Mapping[str, str], *, tx: Transaction | None = None, timeout: float = 0.0
+        self,
+        updates: Mapping[str, str],
+        *,
+        tx: CallerTransaction | None = None,
+        timeout: float = 0.0,
     ) -> None:
         """Merge keys into the metadata of the row now. `timeout` are the seconds in which a failed
         statement without `tx` is tried again."""
@@ -253,7 +257,7 @@ class AttemptStepRunner:
         self._cursors[running.name] = running.cursor
         self._has_had_cursors = self._has_new_progress = True
 
-    async def checkpoint(self, tx: Transaction | None, *, now: bool) -> bool:
+    async def checkpoint(self, tx: CallerTransaction | None, *, now: bool) -> bool:
         """Store the progress, as `StepMethods.checkpoint`."""
         if tx is not None:
             await self._store_in_transaction(tx)
@@ -280,7 +284,7 @@ class AttemptStepRunner:
             self._has_new_progress = True
             raise
 
-    async def _store_in_transaction(self, tx: Transaction) -> None:
+    async def _store_in_transaction(self, tx: CallerTransaction) -> None:
         """Store in the caller's transaction that the running step is completed or, if the step has
         a cursor, is at its cursor."""
         running = self._running_step

@@ -22,6 +22,9 @@ from riverpy.sentry import SentryPlugin
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    import psycopg
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+
 workers = riverpy.Workers()
 
 
@@ -109,6 +112,25 @@ async def complete(job: riverpy.Job[Resize]) -> None:
     connection = await asyncpg.connect()
     async with connection.transaction():
         assert_type(await job.complete_tx(connection), riverpy.JobRow)
+
+
+async def insert_in_transactions(
+    client: riverpy.Client,
+    pooled: asyncpg.pool.PoolConnectionProxy[asyncpg.Record],
+    connection: psycopg.AsyncConnection[dict[str, object]],
+    cursor: psycopg.AsyncCursor[Any],
+    session: AsyncSession,
+    scoped: async_scoped_session[AsyncSession],
+    core: AsyncConnection,
+) -> None:
+    """Each kind of transaction is accepted without a cast."""
+    await client.insert(Resize("/x"), tx=pooled)
+    await client.insert(Resize("/x"), tx=connection)
+    await client.insert(Resize("/x"), tx=cursor)
+    await client.insert(Resize("/x"), tx=session)
+    await client.insert(Resize("/x"), tx=scoped)
+    await client.queue_pause("mail", tx=core)
+    await client.job_cancel(1, tx=connection)
 
 
 class ResizeWorker(riverpy.Worker[Resize]):

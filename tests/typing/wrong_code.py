@@ -9,11 +9,18 @@ This is never imported.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
 import riverpy
+
+if TYPE_CHECKING:
+    import asyncpg
+    import psycopg
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+    from sqlalchemy.orm import Session
 
 workers = riverpy.Workers()
 client = riverpy.Client("postgres://localhost/app", workers=workers)
@@ -95,7 +102,14 @@ class NoMiddleware:
     async def work(self, job: riverpy.Job[Welcome]) -> None: ...
 
 
-async def main() -> None:
+async def main(
+    engine: AsyncEngine,
+    sessions: async_sessionmaker[AsyncSession],
+    blocking_engine: Engine,
+    blocking_session: Session,
+    blocking_connection: psycopg.Connection,
+    pool: asyncpg.Pool[asyncpg.Record],
+) -> None:
     """Make wrong calls."""
     riverpy.Config(middleware=[NoMiddleware()])  # pyright: ignore[reportArgumentType]
     riverpy.Config(hooks=[print])  # pyright: ignore[reportArgumentType]
@@ -105,6 +119,13 @@ async def main() -> None:
     await client.insert(Welcome(user_id="1"))  # pyright: ignore[reportArgumentType]
     await client.insert(Welcome(1), riverpy.InsertOpts(priority="high"))  # pyright: ignore[reportArgumentType]
     await client.insert(Welcome(1), tx="connection")  # pyright: ignore[reportArgumentType]
+    await client.insert(Welcome(1), tx=1)  # pyright: ignore[reportArgumentType]
+    await client.insert(Welcome(1), tx=engine)  # pyright: ignore[reportArgumentType]
+    await client.insert(Welcome(1), tx=sessions)  # pyright: ignore[reportArgumentType]
+    await client.insert(Welcome(1), tx=blocking_engine)  # pyright: ignore[reportArgumentType]
+    await client.insert(Welcome(1), tx=blocking_session)  # pyright: ignore[reportArgumentType]
+    await client.insert(Welcome(1), tx=blocking_connection)  # pyright: ignore[reportArgumentType]
+    await client.insert(Welcome(1), tx=pool)  # pyright: ignore[reportArgumentType]
     await client.insert_many([Welcome(1)])  # pyright: ignore[reportArgumentType]
     await client.job_list(order_by="kind")  # pyright: ignore[reportArgumentType]
     await client.job_list(priorities=["high"])  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,3 @@
+"""Connections and sessions of other libraries than asyncpg, as a caller's transaction."""
+
+from __future__ import annotations

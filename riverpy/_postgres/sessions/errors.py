@@ -1,0 +1,87 @@
+"""Errors of other libraries as errors of asyncpg, which the rest of riverpy handles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from riverpy._postgres.driver import (
+    DATABASE_ERRORS,
+    ConnectionDoesNotExistError,
+    InterfaceError,
+    PostgresError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_DIAGNOSTIC_FIELDS = {
+    "S": "severity",
+    "V": "severity_nonlocalized",
+    "C": "sqlstate",
+    "M": "message_primary",
+    "D": "message_detail",
+    "H": "message_hint",
+    "P": "statement_position",
+    "W": "context",
+    "s": "schema_name",
+    "t": "table_name",
+    "c": "column_name",
+    "d": "datatype_name",
+    "n": "constraint_name",
+    "F": "source_file",
+    "L": "source_line",
+    "R": "source_function",
+}
+"""The fields of an error in PostgreSQL's protocol, with their names in psycopg's `Diagnostic`."""
+_PROTOCOL_FIELDS = {
+    "C": "sqlstate",
+    "M": "message",
+    "D": "detail",
+    "H": "hint",
+    "s": "schema_name",
+    "t": "table_name",
+    "n": "constraint_name",
+    "F": "server_source_filename",
+    "R": "server_source_function",
+}
+"""The fields of an error in PostgreSQL's protocol, with their names in asyncpg's errors."""
+
+
+def make_asyncpg_error(error: BaseException, *, is_connection_closed: bool) -> Exception:
+    """Return asyncpg's error for an error of psycopg, or for one of SQLAlchemy's with either
+    driver. It has the same SQLSTATE, text, detail and constraint."""
+    for cause in _iterate_causes(error):
+        if isinstance(cause, PostgresError):
+            # Not this error itself: an error must not be a cause of its own cause.
+            return PostgresError.new(_read_fields(cause, _PROTOCOL_FIELDS))
+        diagnostic = getattr(cause, "diag", None)
+        if diagnostic is not None and getattr(diagnostic, "sqlstate", None):
+            return PostgresError.new(_read_fields(diagnostic, _DIAGNOSTIC_FIELDS))
+    original = next(_iterate_driver_errors(error), error)
+    text = " ".join(str(original).split()) or type(original).__name__
+    if is_connection_closed:
+        return ConnectionDoesNotExistError(text)
+    return InterfaceError(text)
+
+
+def _read_fields(source: object, names: dict[str, str]) -> dict[str, Any]:
+    fields = ((field, getattr(source, name, None)) for field, name in names.items())
+    return {field: value for field, value in fields if value is not None}
+
+
+def _iterate_driver_errors(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors of the driver that caused the error. SQLAlchemy's own text also shows the
+    statement and its values."""
+    for cause in _iterate_causes(error):
+        if isinstance(cause, DATABASE_ERRORS) or type(cause).__module__.startswith("psycopg"):
+            yield cause
+
+
+def _iterate_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error and its causes."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = getattr(cause, "orig", None) or cause.__cause__

@@ -1,0 +1,131 @@
+"""Connections and cursors of psycopg 3."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+import psycopg
+from psycopg import sql
+from psycopg.adapt import AdaptersMap
+from psycopg.postgres import register_default_adapters, types
+from psycopg.pq import PipelineStatus, TransactionStatus
+from psycopg.rows import tuple_row
+from psycopg.types.datetime import TimestamptzLoader
+from psycopg.types.string import StrDumperUnknown, TextLoader
+
+from riverpy._postgres.sessions.errors import make_asyncpg_error
+from riverpy._postgres.sessions.records import make_records
+from riverpy._postgres.sessions.session import CallerSession, SessionState
+from riverpy._postgres.sessions.text import encode_value
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, Sequence
+
+    from riverpy._postgres.sessions.records import Record
+
+_STATES = {
+    TransactionStatus.IDLE: SessionState.NO_TRANSACTION,
+    TransactionStatus.INERROR: SessionState.ABORTED,
+    TransactionStatus.UNKNOWN: SessionState.CLOSED,
+}
+
+
+def adapt(tx: object) -> CallerSession | None:
+    """Return the adapter of an async connection or cursor; None: it is something else."""
+    if isinstance(tx, psycopg.AsyncCursor):
+        return PsycopgSession(cast("psycopg.AsyncCursor[Any]", tx).connection)
+    if isinstance(tx, psycopg.AsyncConnection):
+        return PsycopgSession(cast("psycopg.AsyncConnection[Any]", tx))
+    return None
+
+
+class _UtcLoader(TimestamptzLoader):
+    """Reads timestamps in UTC, not in the time zone of the session."""
+
+    def load(self, data: Any) -> datetime:
+        return super().load(data).astimezone(UTC)
+
+
+def _make_adapters() -> AdaptersMap:
+    adapters = AdaptersMap(types=types)
+    register_default_adapters(adapters)
+    adapters.register_dumper(str, StrDumperUnknown)
+    for name in ("json", "jsonb"):
+        adapters.register_loader(name, TextLoader)
+    adapters.register_loader("timestamptz", _UtcLoader)
+    return adapters
+
+
+_ADAPTERS = _make_adapters()
+"""How values are sent and read. What the caller has registered, for the connection or for all
+connections, does not apply."""
+
+
+class _StatementCursor(psycopg.AsyncRawCursor[tuple[Any, ...]]):
+    """A cursor for one statement, with parameters like `$1`."""
+
+    @property
+    def adapters(self) -> AdaptersMap:
+        return _ADAPTERS
+
+
+class PsycopgSession(CallerSession):
+    """An async connection of psycopg."""
+
+    library = "psycopg"
+    has_copy = True
+    pooler_remedy = "make the connection given as tx with prepare_threshold=None"
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        self._connection = connection
+
+    def get_state(self) -> SessionState:
+        if self._connection.closed:
+            return SessionState.CLOSED
+        if self._is_pipelined():  # the server has not answered the statements before
+            return SessionState.USABLE
+        return _STATES.get(self._connection.info.transaction_status, SessionState.USABLE)
+
+    def _is_pipelined(self) -> bool:
+        return self._connection.pgconn.pipeline_status != PipelineStatus.OFF
+
+    async def fetch(self, statement: str, *values: object) -> list[Record]:
+        cursor = _StatementCursor(self._connection, row_factory=tuple_row)
+        try:
+            await cursor.execute(statement.encode(), [encode_value(value) for value in values])
+            columns = cursor.description
+            rows = await cursor.fetchall() if columns else []
+        except psycopg.Error as error:
+            raise self._translate(error) from error
+        return make_records([column.name for column in columns or ()], rows)
+
+    async def copy_to_table(
+        self,
+        table_name: str,
+        *,
+        schema_name: str | None,
+        columns: Sequence[str],
+        source: AsyncIterable[bytes],
+        format: str,  # noqa: A002
+        timeout: float,
+    ) -> None:
+        table = sql.Identifier(*filter(None, (schema_name, table_name)))
+        statement = sql.SQL("copy {} ({}) from stdin (format {}, encoding 'UTF8')").format(
+            table,
+            sql.SQL(", ").join(map(sql.Identifier, columns)),
+            sql.Identifier(format),
+        )
+        cursor = _StatementCursor(self._connection, row_factory=tuple_row)
+        reason = f"COPY took longer than {timeout:g} s"
+        try:
+            with anyio.fail_after(timeout, reason=reason):
+                async with cursor.copy(statement) as copy:
+                    async for lines in source:
+                        await copy.write(lines)
+        except psycopg.Error as error:
+            raise self._translate(error) from error
+
+    def _translate(self, error: psycopg.Error) -> Exception:
+        return make_asyncpg_error(error, is_connection_closed=self._connection.closed)

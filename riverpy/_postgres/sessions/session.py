@@ -1,0 +1,82 @@
+"""CallerSession: the base of the adapters of other libraries' connections and sessions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, Sequence
+
+    from riverpy._postgres.sessions.records import Record
+
+
+class SessionState(Enum):
+    """The state of a caller's transaction, as far as it is known without a round trip."""
+
+    USABLE = auto()
+    CLOSED = auto()
+    NO_TRANSACTION = auto()
+    ABORTED = auto()
+
+
+class CallerSession(ABC):
+    """A connection or session of another library than asyncpg, with the methods of asyncpg's
+    connection that riverpy's statements use.
+
+    Errors of the library are raised as asyncpg's errors with the same SQLSTATE. A statement is sent
+    only in the caller's transaction.
+    """
+
+    library: str
+    """The library's name, for error texts."""
+    has_copy = False
+    """Whether `copy_to_table` works."""
+    survives_cancellation = True
+    """Whether the connection is usable after a statement was cancelled."""
+    pooler_remedy: str
+    """What to set for a pooler in transaction mode."""
+
+    @abstractmethod
+    def get_state(self) -> SessionState:
+        """Return the state of the transaction. No statement is sent."""
+
+    @abstractmethod
+    async def fetch(self, statement: str, *values: object) -> list[Record]:
+        """Run a statement with the parameters `$1`, `$2`, … and return all rows."""
+
+    async def fetchrow(self, statement: str, *values: object) -> Record | None:
+        """Run a statement and return the first row."""
+        rows = await self.fetch(statement, *values)
+        return rows[0] if rows else None
+
+    async def fetchval(self, statement: str, *values: object) -> Any:
+        """Run a statement and return the first column of the first row."""
+        row = await self.fetchrow(statement, *values)
+        return None if row is None else row[0]
+
+    async def execute(self, statement: str, *values: object) -> None:
+        """Run a statement."""
+        await self.fetch(statement, *values)
+
+    async def copy_to_table(
+        self,
+        table_name: str,
+        *,
+        schema_name: str | None,
+        columns: Sequence[str],
+        source: AsyncIterable[bytes],
+        format: str,  # noqa: A002 (asyncpg's name)
+        timeout: float,
+    ) -> None:
+        """Insert rows with COPY. `source` yields them in UTF-8."""
+        raise NotImplementedError
+
+    def is_in_transaction(self) -> bool:
+        """Whether a transaction is open, aborted or not."""
+        return self.get_state() in (SessionState.USABLE, SessionState.ABORTED)
+
+    def is_closed(self) -> bool:
+        """Whether the connection is closed."""
+        return self.get_state() is SessionState.CLOSED

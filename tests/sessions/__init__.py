@@ -1,0 +1,3 @@
+"""Callers' transactions in other libraries than asyncpg."""
+
+from __future__ import annotations
