@@ -145,5 +145,6 @@ def _raise_faults(faults: Sequence[str]) -> None:
     if len(faults) == 1:
         raise SettingsError(faults[0])
     if faults:
-        listed = "; ".join(f"({number}) {text}" for number, text in enumerate(faults, start=1))
+        texts = (text.rstrip(".") for text in faults)
+        listed = "; ".join(f"({number}) {text}" for number, text in enumerate(texts, start=1))
         raise SettingsError(f"{len(faults)} settings are wrong: {listed}")

@@ -380,7 +380,7 @@ def test_settings_of_leaders_are_checked_together(
         "--dead-after: expected 100ms to 365000d, got '1ms'",
         "RIVERPY_LEADER_DOMAIN: a domain name must",
         "RIVERPY_ON_DOMAIN_CONFLICT: 'fight' is not one of 'error', 'warn', 'takeover'",
-        f"{file}: max-leases: 0 is not in the range",
+        f"{file}: max-leases: 0 is not in the range x>=1; ",
         f"leader-ttl (from --leader-ttl) must be at least 2.4 times elect-interval (from {file})",
         "at least 24s with 10s, got 2s",
     ):

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import termios
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from riverpy._log_events import (
     JOB_FAILED,
     JOBS_FAILED,
     JOBS_WORKED,
+    LEADER_ELECTED,
     PROCESS_EXIT_IGNORED,
     WORKER_STARTED,
     WORKER_STOPPED,
@@ -89,6 +91,25 @@ async def test_first_signal_stops(schema: Schema, tmp_path: Path, number: signal
         worker.send(number)
         assert await worker.exit_code() == 0
     assert worker.entries(WORKER_STOPPED)
+
+
+async def test_settings_of_leaders(schema: Schema, tmp_path: Path) -> None:
+    """A worker claims the queues of `domain-queues` for its leader domain, and takes its lease with
+    the TTL of `leader-ttl`. The settings come from flags, variables and the file."""
+    (tmp_path / "riverpy.toml").write_text("domain-queues = ['mail', 'reports']\n")
+    flags = ("-q", "default:1", "--leader-domain=office", "--leader-ttl=1h", "--dead-after=6s")
+    environ = {"RIVERPY_ELECT_INTERVAL": "1s", "RIVERPY_ON_DOMAIN_CONFLICT": "warn"}
+    async with worker_of(schema, tmp_path, "jobs", *flags, **environ) as worker:
+        await worker.until_logged(LEADER_ELECTED)
+        owned = "SELECT string_agg(queue, ' ' ORDER BY queue) FROM riverpy_queue_owner"
+        assert await schema.fetchval(f"{owned} WHERE domain = 'office'") == "mail reports"
+        ttl = "SELECT max(expires_at - now()) > interval '30 minutes' FROM riverpy_lease"
+        assert await schema.fetchval(ttl)
+        assert await schema.fetchval("SELECT dead_after FROM riverpy_client") == timedelta(
+            seconds=6
+        )
+        worker.send(TERM)
+        assert await worker.exit_code() == 0
 
 
 async def test_first_signal_lets_jobs_end(schema: Schema, tmp_path: Path) -> None:
