@@ -40,6 +40,7 @@ class StopCause(Enum):
     HARD_STOP = "hard stop"
     LEADERSHIP_LOST = "leadership lost"
     LEASE_LOST = "lease lost"
+    LEASE_HANDED_OVER = "lease handed over"
     QUEUE_REMOVED = "queue removed"
     JOB_CANCELLED = "job cancelled remotely"
     JOB_TIMEOUT = "job timeout"

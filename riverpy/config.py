@@ -136,6 +136,7 @@ class ConfigChanges(TypedDict, total=False):
     elect_interval: timedelta | UnsetType
     leader_ttl: timedelta | UnsetType
     max_leases: int | UnsetType | None
+    spread_leases: bool | UnsetType
     dead_after: timedelta | UnsetType
 
 
@@ -222,6 +223,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     (functions that run in one process at a time) count too. At the limit the client does not
     acquire another lease, and `client.lease` waits. Use this setting to spread leases over
     processes. Default None: no limit."""
+    spread_leases: bool = False
+    """Hand singletons over to clients that join later. If this client runs more singletons than its
+    share, and another client that waits for one of them runs at least two fewer, this client
+    cancels the function of one singleton, at most once in each `leader_ttl`, so that the other
+    client runs it. It needs the `riverpy` migration 8. Default False: a client keeps its
+    singletons."""
     leader_domain: str | None = None
     """The leader domain of this client. Each domain has its own leader, which maintains the queues
     that the domain claims. Default None: the domain `default`, to which clients of River in Go

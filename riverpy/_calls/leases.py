@@ -144,4 +144,5 @@ class LeaseMethods(EventMethods):
             max_held=config.max_leases,
             unfinished_leases=unfinished_leases,
             publish_event=self._subscriptions.publish,
+            should_spread=config.spread_leases,
         )

@@ -44,6 +44,7 @@ from riverpy._log_events import (
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.lease_reports import ReportedLag
 from riverpy._postgres.notifier import decode_notification
+from riverpy.config import ELECT_JITTER_FRACTION
 from riverpy.errors import ClientStateError
 from riverpy.events import LeaseUse
 
@@ -62,6 +63,9 @@ ACQUIRE_DELAY_PER_HELD_LEASE, ACQUIRE_DELAY_MAX = 0.02, 0.5
 """An attempt to acquire a lease is delayed by `ACQUIRE_DELAY_PER_HELD_LEASE` seconds for each lease
 that this process holds, but at most by `ACQUIRE_DELAY_MAX` seconds. So each process gets some of
 the leases."""
+SPREADING_ACQUIRE_DELAY_PER_HELD_LEASE, SPREADING_ACQUIRE_DELAY_MAX = 0.1, 1.0
+"""The same with `Config.spread_leases`. The delay for one lease is longer than
+`ACQUIRE_JITTER_MAX`, so a handed over lease goes to the process that holds the fewest."""
 BUSY_LEASE_RETRY_DELAY = 0.25
 """Seconds until the next attempt to acquire a lease, if another attempt or a fenced transaction was
 in progress."""
@@ -88,11 +92,14 @@ class LeaseEngine:
         max_held: int | None = None,
         unfinished_leases: Iterable[Lease] = (),
         publish_event: Callable[[Event], None] | None = None,
+        should_spread: bool = False,
     ) -> None:
         """Create the engine of the process that the store knows as `holder`. The engine holds at
         most `max_held` leases; None: no limit. It does not try to acquire the leases in
         `unfinished`, which an earlier engine has ended and whose work may still run.
-        `publish_event` sends the events of leases to subscribers, without waiting for them."""
+        `publish_event` sends the events of leases to subscribers, without waiting for them.
+        `should_spread`: whether an attempt to acquire a lease is delayed longer for each held
+        lease."""
         self._unfinished_leases = list(unfinished_leases)
         self._store, self.holder, self._max_held = store, holder, max_held
         self.timing, self.timer = timing, timer
@@ -103,6 +110,7 @@ class LeaseEngine:
         time for work."""
         self.renewer = LeaseRenewer(store, holder=holder, timing=timing, timer=timer)
         self.events = LeaseEventPublisher(publish_event)
+        self._should_spread = should_spread
         self._wake_events: dict[str, set[asyncio.Event]] = {}
         """The events that wake callers, by the name of the lease for which they wait."""
         self._acquire_paused_until: dict[str, float] = {}
@@ -341,9 +349,7 @@ class LeaseEngine:
         self._current_attempt_count += 1
         try:
             if before:
-                await self.timer.sleep(
-                    min(ACQUIRE_DELAY_PER_HELD_LEASE * before, ACQUIRE_DELAY_MAX)
-                )
+                await self.timer.sleep(self._acquire_delay(before))
             lease, pause = await self.try_acquire(name)
         except DATABASE_ERRORS as error:
             return None, self._log_failed_attempt(name, error, backoff)
@@ -355,6 +361,13 @@ class LeaseEngine:
             await self.release(lease)
             return None, 0.0
         return lease, pause
+
+    def _acquire_delay(self, held_or_attempted: int) -> float:
+        """Return the seconds by which an attempt to acquire a lease is delayed."""
+        if self._should_spread:
+            delay = SPREADING_ACQUIRE_DELAY_PER_HELD_LEASE * held_or_attempted
+            return min(delay, SPREADING_ACQUIRE_DELAY_MAX)
+        return min(ACQUIRE_DELAY_PER_HELD_LEASE * held_or_attempted, ACQUIRE_DELAY_MAX)
 
     def _log_failed_attempt(self, name: str, error: Exception, backoff: Backoff) -> float:
         """Log a failed attempt to acquire a lease. Returns the seconds until the next attempt."""
@@ -429,6 +442,19 @@ class LeaseEngine:
         self._acquire_paused_until[lease.name] = self.timer.seconds_since_boot() + pause
         return lease.end(reason)
 
+    def hand_over(self, lease: Lease, reason: str) -> bool:
+        """End a lease so that another process can acquire it. After the release, this process does
+        not try to acquire it until every process that waits for it has tried. Returns False if the
+        lease had ended."""
+        return lease.end(reason, cause=StopCause.LEASE_HANDED_OVER)
+
+    @property
+    def hand_over_pause(self) -> float:
+        """The seconds after the release of a handed over lease in which this process does not try
+        to acquire it. A process that gets no notifications tries once in this time."""
+        polled = self.timing.attempt_interval * (1 + ELECT_JITTER_FRACTION)
+        return polled + SPREADING_ACQUIRE_DELAY_MAX
+
     async def release(self, lease: Lease) -> bool:
         """Release a lease after the work under it. Returns False if the lease had ended before, or
         if the result is unknown. An unknown result is logged, and the lease expires."""
@@ -440,6 +466,9 @@ class LeaseEngine:
             )
         finally:
             lease.is_used = False
+            if lease.cause is StopCause.LEASE_HANDED_OVER:
+                paused_until = self.timer.seconds_since_boot() + self.hand_over_pause
+                self._acquire_paused_until[lease.name] = paused_until
             self.renewer.remove_lease(lease)
             self.events.publish_end(lease, is_released=is_freed, has_work_ended=has_work_ended)
             self._signal_state_change()

@@ -22,6 +22,7 @@ from riverpy._log_events import (
     SINGLETON_FAILED,
     SINGLETON_FAILED_FOR_GOOD,
     SINGLETON_FAILED_WHILE_STOPPING,
+    SINGLETON_HANDED_OVER,
     SINGLETON_LOST_ITS_LEASE,
 )
 from riverpy.errors import FencedOutError
@@ -29,7 +30,7 @@ from riverpy.events import LeaseUse
 from riverpy.stats import SingletonStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from anyio.abc import TaskStatus
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from riverpy._leases.client_leases import ClientLeaseEngine
     from riverpy._leases.engine import LeaseEngine
     from riverpy._leases.lease import Lease
+    from riverpy._lifecycle import Service
     from riverpy.singletons import Singleton, SingletonRegistry
 
 FUNCTION_RETRY_DELAY_MIN = timedelta(seconds=1)
@@ -80,6 +82,15 @@ class SingletonRunner:
             valid_for=None if held is None else held.valid_for,
             lag=None if held is None else held.lag,
         )
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease under which the function runs; None: the function does not run, or is
+        stopping."""
+        task = self._lease_task
+        if task is None or task.work_ended.is_set() or not task.lease.is_held:
+            return None
+        return task.lease
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Wait for the lease, and run the function under it. Start over until the service is
@@ -134,6 +145,9 @@ class SingletonRunner:
         """Log how the function ended, and wait after a failure. Returns whether this process waits
         for the lease again."""
         error, lease = task.error, task.lease
+        if task.was_stopped and lease.cause is StopCause.LEASE_HANDED_OVER:
+            self._log.info(SINGLETON_HANDED_OVER, epoch=lease.epoch)
+            return True
         if task.was_stopped or (task.was_lease_lost and isinstance(error, FencedOutError)):
             self._lease_loss_count += 1
             self._log.warning(SINGLETON_LOST_ITS_LEASE, epoch=lease.epoch)
@@ -158,14 +172,21 @@ class SingletonRunnerGroup:
     `candidate=True`."""
 
     def __init__(
-        self, singletons: SingletonRegistry, leases: ClientLeaseEngine, timer: Timer
+        self,
+        singletons: SingletonRegistry,
+        leases: ClientLeaseEngine,
+        timer: Timer,
+        make_spreader: Callable[[Sequence[SingletonRunner], LeaseEngine], Service | None],
     ) -> None:
-        """Create the singleton runners. This opens no connection."""
+        """Create the group. This opens no connection. `make_spreader` returns the service that
+        hands singletons over to other clients; None: there is no such service."""
         self._singletons, self._leases, self._timer = singletons, leases, timer
+        self._make_spreader = make_spreader
         self._runners: list[SingletonRunner] = []
+        self._spreader: Service | None = None
 
-    def __iter__(self) -> Iterator[SingletonRunner]:
-        return iter(self._runners)
+    def __iter__(self) -> Iterator[Service]:
+        return iter(self._runners if self._spreader is None else [*self._runners, self._spreader])
 
     @property
     def stats(self) -> dict[str, SingletonStats]:
@@ -186,6 +207,7 @@ class SingletonRunnerGroup:
         if candidates:
             engine = await self._leases.open()
             self._runners = [SingletonRunner(one, engine) for one in candidates]
+            self._spreader = self._make_spreader(self._runners, engine)
 
     async def close(self, timeout: float) -> tuple[str, ...]:
         """Wait for at most `timeout` seconds for functions that ignored their cancellation. Returns

@@ -82,6 +82,14 @@ class LeaseRow(NamedTuple):
     """Whether the lease has a holder. False: any process may acquire it."""
 
 
+class HeldTerm(NamedTuple):
+    """The current term of a held lease."""
+
+    name: str
+    holder: str
+    epoch: int
+
+
 async def lease_acquire(
     connection: Transaction,
     schema: str | None,
@@ -219,6 +227,14 @@ async def lease_get(connection: Transaction, schema: str | None, *, name: str) -
     """Return a lease, or None if no process has acquired it yet."""
     rows = await _read_leases(connection, schema, {"name": name})
     return rows[0] if rows else None
+
+
+async def lease_list_terms(
+    connection: Transaction, schema: str | None, *, names: Iterable[str]
+) -> list[HeldTerm]:
+    """Return the current terms of these leases. Leave out leases without a holder."""
+    rows = await get_query(_SQL_FILE, "lease_terms", schema).fetch(connection, name=list(names))
+    return [HeldTerm(*row) for row in rows]
 
 
 async def _read_leases(

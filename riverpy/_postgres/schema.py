@@ -58,7 +58,10 @@ FEATURES_BY_MIGRATION = {
         "the state of stopping clients, the rows that are set aside in riverpy doctor, and the "
         "quick start of a client under the configured id of a killed one"
     ),
-    LEASE_REPORTS_MIGRATION: "the standbys and the lag of leases in riverpy lease, top and doctor",
+    LEASE_REPORTS_MIGRATION: (
+        "the standbys and the lag of leases in riverpy lease, top and doctor, and "
+        "Config(spread_leases=True)"
+    ),
 }
 """For each version of line `riverpy`, the features that need it."""
 NEEDED_MAIN_VERSION = 7

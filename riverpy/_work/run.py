@@ -46,7 +46,6 @@ from riverpy._postgres.schema import (
     LEASE_REPORTS_MIGRATION,
     RIVERPY_MIGRATION_LINE,
     check_schema,
-    expect_migration_version,
     warn_of_missing_features,
 )
 from riverpy._postgres.skipped_rows import report_skipped_rows
@@ -143,7 +142,9 @@ class ClientRun:
             is_listening=self._is_listening,
             abandoned_claim_keys=abandoned_claim_keys,
         )
-        self._singleton_runners = SingletonRunnerGroup(client.singletons, client.leases, Timer())
+        self._singleton_runners = SingletonRunnerGroup(
+            client.singletons, client.leases, Timer(), context.make_lease_spreader
+        )
         self._domain_membership = self._make_domain_membership()
         self._election_manager = ElectionManager(context, Timer()) if config.candidate else None
         self._leader_watch = self._make_leader_watch()
@@ -428,8 +429,7 @@ class ClientRun:
         await reserved.open()
         async with reserved.acquire("checking the schema", CONNECT_TIMEOUT) as connection:
             state = await check_schema(connection, schema, url=url)
-        if self._domain_membership is not None:
-            expect_migration_version(state, DOMAINS_MIGRATION, schema, url=url)
+        self._run_context.expect_features(state)
         warn_of_missing_features(state, schema, url=url)
         self._riverpy_schema_versions = frozenset(state.applied_versions(RIVERPY_MIGRATION_LINE))
         await self._singleton_runners.prepare()

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from riverpy._names import PYPI_PACKAGE_NAME
+from riverpy._leases.spreading import HEARTBEAT_AGE_MAX_SHARE_OF_DEAD_AFTER, LeaseSpreader
+from riverpy._names import DEFAULT_DOMAIN, PYPI_PACKAGE_NAME
 from riverpy._postgres.clients import ClientRegistration
 from riverpy._postgres.connection import (
     ConnectionOutageTracker,
@@ -14,15 +15,23 @@ from riverpy._postgres.connection import (
     close_connections,
 )
 from riverpy._postgres.connector import Connector
+from riverpy._postgres.schema import (
+    DOMAINS_MIGRATION,
+    LEASE_REPORTS_MIGRATION,
+    expect_migration_version,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from riverpy._clients.heartbeat import HeartbeatWriter
     from riverpy._insert.inserter import Inserter
     from riverpy._leading.subscriptions import LeadershipPublisher
     from riverpy._leases.client_leases import ClientLeaseEngine
+    from riverpy._leases.engine import LeaseEngine
+    from riverpy._leases.singletons import SingletonRunner
     from riverpy._postgres.driver import Connection
+    from riverpy._postgres.schema import SchemaState
     from riverpy._work.attempt_store import AttemptStore
     from riverpy._work.child_process import ChildProcessPool
     from riverpy._work.counters import MetricEmitter, RunCounters
@@ -133,3 +142,32 @@ class RunContext:
     def schema(self) -> str | None:
         """The schema of River's tables; None: the first schema of the search path."""
         return self.client.config.schema
+
+    def expect_features(self, state: SchemaState) -> None:
+        """Check that the migrations that the settings need are applied.
+
+        Raises:
+            SchemaMissingError: a migration is missing; the text has the command that applies it.
+        """
+        for is_needed, needed_version in (
+            (self.config.domain != DEFAULT_DOMAIN, DOMAINS_MIGRATION),
+            (self.config.spread_leases, LEASE_REPORTS_MIGRATION),
+        ):
+            if is_needed:
+                expect_migration_version(state, needed_version, self.schema, url=self.client.url)
+
+    def make_lease_spreader(
+        self, runners: Sequence[SingletonRunner], engine: LeaseEngine
+    ) -> LeaseSpreader | None:
+        """Return the service that hands singletons over to other clients; None: the client keeps
+        its singletons."""
+        if not self.config.spread_leases:
+            return None
+        dead_after = self.config.dead_after.total_seconds()
+        return LeaseSpreader(
+            runners,
+            engine,
+            self.connections.reserved,
+            self.schema,
+            heartbeat_age_max=dead_after * HEARTBEAT_AGE_MAX_SHARE_OF_DEAD_AFTER,
+        )

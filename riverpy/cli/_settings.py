@@ -290,6 +290,12 @@ MAX_LEASES = Setting(
     metavar="NUMBER",
     default="the client's, else no limit",
 )
+SPREAD_LEASES = _make_boolean_setting(
+    "spread-leases",
+    "the client's, else false",
+    "Hand singletons over to workers that run fewer of them, at most one in each --leader-ttl."
+    " Default: the client's, else no.",
+)
 DEAD_AFTER = _make_leading_duration_setting(
     "dead-after",
     "1m",
@@ -333,6 +339,7 @@ LEADER_SETTINGS: tuple[Setting[Any], ...] = (
     ELECT_INTERVAL,
     LEADER_TTL,
     MAX_LEASES,
+    SPREAD_LEASES,
     DEAD_AFTER,
 )
 """The settings of leader election, leases and heartbeats. Each one has the name of its field in

@@ -345,6 +345,7 @@ class _WorkerProcess:
             elect_interval=settings[_settings.ELECT_INTERVAL].value,
             leader_ttl=settings[_settings.LEADER_TTL].value,
             max_leases=settings[_settings.MAX_LEASES].value,
+            spread_leases=settings[_settings.SPREAD_LEASES].value,
             dead_after=settings[_settings.DEAD_AFTER].value,
             queues=slots
             if slots is UNSET

@@ -168,6 +168,13 @@ order by name
 ;
 
 
+-- name: lease_terms
+-- The current terms of these leases. Leases without a holder are left out.
+select name, holder, epoch
+from /* schema */ riverpy_lease
+where name = any(@name::text[]) and expires_at >= now() and expires_at <= now() + 2 * ttl;
+
+
 -- name: lease_request_resign
 -- Notify the holder of a lease at the commit that it should release the lease. With an epoch, only the
 -- holder of this term is notified. Returns no row if the lease has no such holder.

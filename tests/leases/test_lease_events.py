@@ -14,7 +14,7 @@ from riverpy import Client, Config, EventKind, LeaseEventKind, LeaseLostError, L
 from riverpy._leases import singletons as singleton_runner
 from riverpy._postgres.leases import lease_request_resign
 from tests.kit.proxy import proxied
-from tests.leases.singletons.rig import INTERVAL, LONG, TTL, Task, make_client, running
+from tests.leases.singletons.rig import INTERVAL, LONG, TTL, Task, make_client, running, soon
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -50,9 +50,9 @@ async def rest(events: Subscription) -> list[tuple[str, Any]]:
 
 
 async def test_singleton_events(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function that raises gives FAILED with its error before RELEASED. A takeover gives LOST,
-    without RELEASED. A request and a stop give RELEASED, with their cause and reason. The events of
-    a term have its epoch, and no event comes twice."""
+    """A function that raises gives FAILED with its error before RELEASED. A takeover gives LOST at
+    once, without RELEASED. A request and a stop give RELEASED, with their cause and reason. The
+    events of a term have its epoch, and no event comes twice."""
     monkeypatch.setattr(singleton_runner, "FUNCTION_RETRY_DELAY_MIN", timedelta(milliseconds=50))
     task, client = Task(), make_client(schema, "one")
     task.error = LookupError("no such stream")
@@ -72,6 +72,7 @@ async def test_singleton_events(schema: Schema, monkeypatch: pytest.MonkeyPatch)
         task.error, task.may_end = None, anyio.Event()
         (second,) = await take(events, ACQUIRED)
         assert second.epoch > begun.epoch
+        task.is_deaf = True
         await schema.execute(
             "update riverpy_lease set epoch = epoch + 1, holder = 'rival', ttl = '300 ms',"
             " expires_at = now() + interval '300 ms' where name = 's:s'"
@@ -79,6 +80,12 @@ async def test_singleton_events(schema: Schema, monkeypatch: pytest.MonkeyPatch)
         (lost,) = await take(events, LOST)
         assert (lost.epoch, lost.cause) == (second.epoch, StopCause.LEASE_LOST)
         assert lost.reason == "another process may hold the lease"
+        assert task.ended.qsize() == 1, "LOST comes while the code still runs"
+        task.is_deaf = False
+        task.may_end.set()
+        await soon(task.ended)
+        await soon(task.ended)
+        task.may_end = anyio.Event()
         (third,) = await take(events, ACQUIRED)
         async with schema.connected() as connection:
             await lease_request_resign(connection, schema.name, name="s:s")

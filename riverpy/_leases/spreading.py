@@ -1,0 +1,224 @@
+"""LeaseSpreader: hands singletons of this client over to clients that run fewer of them.
+
+A hand-over ends the lease of one singleton. Its function is cancelled, the lease is released, and a
+client that waits for the lease acquires it. This client does not try to acquire it for a while. If
+no other client acquires it, this client runs the function again.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from riverpy._lifecycle import TestSignal
+from riverpy._log import get_logger
+from riverpy._log_events import LEASE_SPREADING_FAILED, SINGLETON_HAND_OVER_FAILED
+from riverpy._names import USER_LEASE_NAME_PREFIX
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
+from riverpy._postgres.lease_reports import client_list_lease_reports
+from riverpy._postgres.leases import lease_list_terms
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from anyio.abc import TaskStatus
+
+    from riverpy._leases.engine import LeaseEngine
+    from riverpy._leases.lease import Lease
+    from riverpy._leases.singletons import SingletonRunner
+    from riverpy._lifecycle import StopScope
+    from riverpy._postgres.connection import DedicatedConnection
+    from riverpy._postgres.lease_reports import ReportingClient
+    from riverpy._postgres.leases import HeldTerm
+
+CHECK_INTERVAL_SHARE_OF_TTL = 1.0
+"""The time between two checks, as a fraction of the time to live of a lease. A check hands over at
+most one singleton."""
+CHECK_JITTER_FRACTION = 0.1
+"""The largest random time that is added to this time, as a fraction of it, so that clients do not
+check at the same time."""
+CHECK_INTERVAL_MAX = 3600.0
+"""The time between two checks doubles after each hand-over that no client took, up to this number
+of seconds."""
+CHECK_TIMEOUT = 5.0
+HEARTBEAT_AGE_MAX_SHARE_OF_DEAD_AFTER = 0.5
+"""A client whose last heartbeat is older may have ended. No lease is handed over to it."""
+SINGLETONS_MIN = 2
+"""A client that runs fewer singletons hands none over, and sends no statement."""
+COUNT_DIFFERENCE_MIN = 2
+"""A client gets a singleton only if it runs fewer by this number. With a smaller difference, the
+two clients would only change places."""
+
+
+class HandOver(NamedTuple):
+    """A singleton that is handed over."""
+
+    name: str
+    """The name of its lease in the table."""
+    client_id: str
+    """The client that runs the fewest singletons of those that wait for the lease."""
+
+
+def choose_hand_over(
+    own_id: str,
+    own_names: Sequence[str],
+    *,
+    holders: Collection[str],
+    standby_by_client: Mapping[str, Collection[str]],
+) -> HandOver | None:
+    """Return the singleton to hand over, or None if this client runs no more than its share.
+
+    The share is the number of held leases, divided by the number of clients that hold one or wait
+    for one, rounded up.
+
+    Args:
+        own_id: the id of this client.
+        own_names: the leases that this client could hand over, the preferred one first.
+        holders: the holder of each held lease. A client that holds several is there several times.
+        standby_by_client: the leases for which each other client waits, by its id.
+    """
+    counts = Counter(holders)
+    clients = {own_id, *counts, *standby_by_client}
+    share = math.ceil(counts.total() / len(clients))
+    if counts[own_id] <= share:
+        return None
+    choices = [
+        (counts[client_id], client_id, position)
+        for client_id, names in standby_by_client.items()
+        if counts[own_id] - counts[client_id] >= COUNT_DIFFERENCE_MIN
+        for position, name in enumerate(own_names)
+        if name in names
+    ]
+    if not choices:
+        return None
+    _, client_id, position = min(choices)
+    return HandOver(own_names[position], client_id)
+
+
+class LeaseSpreader:
+    """Hands over one singleton at a time while this client runs more of them than its share, as a
+    service of a client."""
+
+    name = "lease spreader"
+
+    def __init__(
+        self,
+        runners: Sequence[SingletonRunner],
+        engine: LeaseEngine,
+        connection: DedicatedConnection,
+        schema: str | None,
+        *,
+        heartbeat_age_max: float,
+    ) -> None:
+        """Create the lease spreader. It sends no statement.
+
+        Args:
+            runners: the runners of the client's singletons.
+            engine: the engine that holds their leases.
+            connection: the connection for the statements, which other services use too.
+            schema: the schema of River's tables; None: the search path decides.
+            heartbeat_age_max: the largest age of the last heartbeat of a client that gets a
+                singleton, in seconds.
+        """
+        self._runners, self._engine = runners, engine
+        self._connection, self._schema = connection, schema
+        self._heartbeat_age_max = heartbeat_age_max
+        self._unsettled: tuple[HandOver, int] | None = None
+        """The last hand-over and the epoch of the term that it ended, until some client has
+        acquired the lease."""
+        self._failed_count = 0
+        """The number of consecutive hand-overs that no client took."""
+        self._log = get_logger(holder=engine.holder)
+        self.checked = TestSignal("LeaseSpreader.checked")
+
+    @property
+    def check_interval(self) -> float:
+        """The shortest time from now to the next check, in seconds."""
+        interval = self._engine.timing.ttl * CHECK_INTERVAL_SHARE_OF_TTL
+        longest = max(CHECK_INTERVAL_MAX, interval)
+        return min(interval * 2.0 ** min(self._failed_count, 30), longest)
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        """Check and hand over until the service is stopped."""
+        task_status.started()
+        while True:
+            jitter = random.uniform(0, CHECK_JITTER_FRACTION)  # noqa: S311 (no secret)
+            interval = self.check_interval * (1 + jitter)
+            scope.expect_progress(within=interval + CHECK_TIMEOUT)
+            await self._engine.timer.sleep(interval)
+            try:
+                await self._check()
+            except DATABASE_ERRORS as error:  # the next check is soon enough
+                self._log.debug(LEASE_SPREADING_FAILED, error=describe_error(error))
+            self.checked.emit()
+
+    async def _check(self) -> None:
+        leases = [runner.lease for runner in self._runners]
+        own = sorted((lease for lease in leases if lease is not None), key=_acquired_at)
+        if len(own) < SINGLETONS_MIN and self._unsettled is None:
+            return
+        names = [USER_LEASE_NAME_PREFIX + runner.singleton.name for runner in self._runners]
+        async with self._connection.acquire(
+            "reading which clients hold leases", CHECK_TIMEOUT
+        ) as connection:
+            terms = await lease_list_terms(connection, self._schema, names=names)
+            clients = await client_list_lease_reports(connection, self._schema)
+        if not self._is_last_hand_over_settled(terms):
+            return
+        # The singleton that started last has done the least work.
+        own_names = [USER_LEASE_NAME_PREFIX + lease.name for lease in reversed(own)]
+        choice = choose_hand_over(
+            self._engine.holder,
+            own_names,
+            holders=[term.holder for term in terms],
+            standby_by_client=self._find_standbys(clients, frozenset(names)),
+        )
+        if choice is not None:
+            lease = own[-1 - own_names.index(choice.name)]
+            reason = f"client {choice.client_id!r} runs fewer singletons"
+            if self._engine.hand_over(lease, reason):
+                self._unsettled = choice, lease.epoch
+
+    def _find_standbys(
+        self, clients: Sequence[ReportingClient], names: frozenset[str]
+    ) -> dict[str, frozenset[str]]:
+        """Return for which of these leases each other live client waits. Leave out clients that
+        wait for none."""
+        standby_by_client = {
+            client.client_id: names.intersection(client.report.standby)
+            for client in clients
+            if client.report is not None
+            and client.client_id != self._engine.holder
+            and not client.is_stopping
+            and client.seconds_since_heartbeat <= self._heartbeat_age_max
+        }
+        return {client_id: waits for client_id, waits in standby_by_client.items() if waits}
+
+    def _is_last_hand_over_settled(self, terms: Sequence[HeldTerm]) -> bool:
+        """Whether some client has acquired the lease that was handed over last. If it was this
+        client, wait longer before the next hand-over, because each one interrupts a function."""
+        if self._unsettled is None:
+            return True
+        (name, client_id), epoch = self._unsettled
+        term = next((term for term in terms if term.name == name and term.epoch > epoch), None)
+        if term is None:
+            return False
+        self._unsettled = None
+        if term.holder != self._engine.holder:
+            self._failed_count = 0
+            return True
+        self._failed_count += 1
+        self._log.warning(
+            SINGLETON_HAND_OVER_FAILED,
+            singleton=name.removeprefix(USER_LEASE_NAME_PREFIX),
+            client_id=client_id,
+            effect="the function runs in this process again",
+            seconds=round(self.check_interval, 1),
+        )
+        return False
+
+
+def _acquired_at(lease: Lease) -> float:
+    return lease.acquired_at.timestamp()
