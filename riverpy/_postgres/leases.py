@@ -14,7 +14,7 @@ from riverpy._postgres.sql_files import get_query, get_query_with_parts, to_mill
 from riverpy._postgres.transactions import make_savepoint_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from riverpy._postgres.driver import Transaction
 
@@ -213,14 +213,18 @@ async def lease_list(
     *,
     prefix: str | None = None,
     limit: int | None = None,
+    expired_within: timedelta | None = None,
 ) -> list[LeaseRow]:
     """Return leases, ordered by name.
 
     Args:
         prefix: return only the leases whose names start with it; None: all leases.
         limit: the maximum number of leases; None: no limit.
+        expired_within: return only leases that are held, or expired within this time; None: all. A
+            table may have millions of leases that were released.
     """
-    return await _read_leases(connection, schema, {"prefix": prefix, "limit": limit})
+    values = {"prefix": prefix, "limit": limit, "expired_within": expired_within}
+    return await _read_leases(connection, schema, values)
 
 
 async def lease_get(connection: Transaction, schema: str | None, *, name: str) -> LeaseRow | None:
@@ -238,7 +242,7 @@ async def lease_list_terms(
 
 
 async def _read_leases(
-    connection: Transaction, schema: str | None, conditions: dict[str, object]
+    connection: Transaction, schema: str | None, conditions: Mapping[str, object]
 ) -> list[LeaseRow]:
     """Return the leases for which the conditions that are not None are true."""
     values = {name: value for name, value in conditions.items() if value is not None}

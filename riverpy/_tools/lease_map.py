@@ -46,10 +46,10 @@ class LeaseMap:
         """Return the ids of the clients that stand by for a lease."""
         return [client.client_id for client in self.standby_clients(name, holder=holder)]
 
-    def lag(self, name: str, *, holder: str, epoch: int) -> LeaseLag | None:
+    def lag(self, name: str, *, holder: str | None, epoch: int) -> LeaseLag | None:
         """Return what the current holder of a lease last reported about its lag in this term; None:
-        nothing."""
-        client = self.clients_by_id.get(holder)
+        nothing, or there is no holder."""
+        client = None if holder is None else self.clients_by_id.get(holder)
         if client is None or client.report is None:
             return None
         lag = client.report.lags.get(name)

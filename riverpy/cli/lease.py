@@ -295,7 +295,7 @@ def _make_lease_output(row: LeaseRow, lease_map: LeaseMap | None) -> LeaseOutput
     standbys = lag = None
     if lease_map is not None:
         standbys = lease_map.standbys(row.name, holder=holder)
-        lag = holder and lease_map.lag(row.name, holder=holder, epoch=row.epoch)
+        lag = lease_map.lag(row.name, holder=holder, epoch=row.epoch)
     return LeaseOutput(
         name,
         scope,
@@ -306,7 +306,7 @@ def _make_lease_output(row: LeaseRow, lease_map: LeaseMap | None) -> LeaseOutput
         row.expires_at,
         None if seconds is None else round(seconds, 3),
         standbys,
-        lag or None,
+        lag,
     )
 
 

@@ -163,6 +163,7 @@ from /* schema */ riverpy_lease
 where true
 -- when name: and name = @name::text
 -- when prefix: and starts_with(name, @prefix::text)
+-- when expired_within: and expires_at > now() - @expired_within::interval
 order by name
 -- when limit: limit @limit::bigint
 ;

@@ -57,8 +57,9 @@ async def until_standby(schema: Schema, name: str) -> LeaseMap:
 
 
 def make_candidate(schema: Schema, client_id: str, **settings: Any) -> Client:
-    """A client that takes part in leader election."""
-    client = Client(schema.url, config=Config(schema=schema.name, id=client_id, **settings))
+    """A client that takes part in leader election. Only its early heartbeat is soon."""
+    config = Config(schema=schema.name, id=client_id, dead_after=timedelta(hours=1), **settings)
+    client = Client(schema.url, config=config)
     client.singleton(client_id, Task())
     return client
 
@@ -143,8 +144,9 @@ async def test_standby_of_an_engine() -> None:
 
 
 async def test_one_statement(schema: Schema) -> None:
-    """A heartbeat reports in the same statement, which changes its row in place. A client without
-    the column, and one with a report of an unknown form, are not known."""
+    """A heartbeat reports in the same statement, which changes its row in place, or inserts the row
+    again after it was deleted. A client without a report, and one with a report of an unknown form,
+    are not known."""
     lag = ReportedLag(7, 3, 1.5, 0.5)
     report = LeaseReport.make(["s:b", "s:a"], {"s:c": lag})
     async with schema.connected() as connection, connection.transaction():
@@ -158,6 +160,11 @@ async def test_one_statement(schema: Schema) -> None:
             "SELECT pg_stat_get_xact_tuples_hot_updated('riverpy_client'::regclass)"
         )
     assert updates == 10
+    await schema.execute("DELETE FROM riverpy_client")
+    async with schema.connected() as connection:
+        assert await clients.client_write_heartbeat(
+            connection, schema.name, REGISTRATION, registered_at=at, lease_report=report
+        )
     stored = await schema.fetchval("SELECT leases FROM riverpy_client")
     assert json.loads(stored)["standby"] == ["s:a", "s:b"]
     found = await read_map(schema)
@@ -229,11 +236,15 @@ async def test_lag(schema: Schema) -> None:
         assert (stored.count, stored.age) == (40, 120.0)
         async with running(other):
             run: Any = client._run
+            task.is_deaf = True  # the function still runs after the end of the lease
             run._client.leases._engine.handle_release_request("a", epoch=lease.epoch)
-            await soon(next_task.began)
-            assert client.stats().singletons["a"].lag is None
-            assert client.stats().leases.lags == {}
+            ended = client.stats()
             await next_heartbeat(client)
+            task.may_end.set()
+            assert ended.singletons["a"].running
+            assert ended.singletons["a"].lag is None
+            assert ended.leases.lags == {}
+            await soon(next_task.began)
             client_report = (await read_map(schema)).clients_by_id["one"].report
             assert client_report is not None
             assert client_report.lags == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._names import USER_LEASE_NAME_PREFIX
@@ -60,7 +61,12 @@ async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
     behind."""
     if not snapshot.has_migration(LEASES_MIGRATION):
         return [ok("off: their table is missing (see `schema`)", leases=None)]
-    rows = await snapshot.session.read(lease_list, snapshot.schema)
+    rows = await snapshot.session.read(
+        lease_list,
+        snapshot.schema,
+        prefix=USER_LEASE_NAME_PREFIX,
+        expired_within=timedelta(seconds=EXPIRED_LEASE_AGE_MAX),
+    )
     lease_map = await snapshot.lease_map()
     leases = [lease for row in rows if (lease := _make_lease(row, lease_map)) is not None]
     limit = snapshot.options.max_lag_age.total_seconds()
@@ -72,15 +78,14 @@ async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 def _make_lease(row: LeaseRow, lease_map: LeaseMap | None) -> _Lease | None:
-    """Return a lease; None: it is not one of user code, or was released."""
-    if not row.name.startswith(USER_LEASE_NAME_PREFIX) or row.seconds_until_expiry is None:
+    """Return a lease; None: it was released."""
+    if row.seconds_until_expiry is None:
         return None
     standbys = lag = None
     if lease_map is not None:
         holder = row.holder if row.seconds_until_expiry >= 0 else None
         standbys = lease_map.standbys(row.name, holder=holder)
-        if holder is not None:
-            lag = lease_map.lag(row.name, holder=holder, epoch=row.epoch)
+        lag = lease_map.lag(row.name, holder=holder, epoch=row.epoch)
     name = row.name.removeprefix(USER_LEASE_NAME_PREFIX)
     return _Lease(name, row, row.seconds_until_expiry, standbys, lag)
 

@@ -82,8 +82,7 @@ def _make_status(row: TopLeaseRow, lease_map: LeaseMap | None) -> LeaseStatus:
     standbys = lag = None
     if lease_map is not None:
         standbys = lease_map.standbys(row.name, holder=holder)
-        if holder is not None:
-            lag = lease_map.lag(row.name, holder=holder, epoch=row.epoch)
+        lag = lease_map.lag(row.name, holder=holder, epoch=row.epoch)
     return LeaseStatus(
         name=row.name.removeprefix(USER_LEASE_NAME_PREFIX),
         state="held" if row.is_held else "expired",

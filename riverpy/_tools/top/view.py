@@ -43,7 +43,7 @@ _JOB_STATES = (
 _LEFT_ALIGNED = frozenset(
     {"QUEUE", "WORKER", "STATE", "VERSION", "QUEUES", "CANDIDATE", "LEASE", "HOLDER"}
 )
-_COLUMNS_HIDDEN_IF_EMPTY = frozenset({"LATE", "STUCK", "ASIDE", "LAG", "REPORTED"})
+_COLUMNS_HIDDEN_IF_EMPTY = frozenset({"LATE", "STUCK", "ASIDE", "ITEMS", "LAG", "REPORTED"})
 """Columns that are shown only if they have a value."""
 _COLUMNS_DROPPED_IF_EMPTY = ("CANDIDATE", "SCHEDULED", "RETRYABLE", "DUE FOR", "FAIL/S", "VERSION")
 """Columns that a narrow screen drops first, if they have no value."""
