@@ -246,21 +246,25 @@ order by ended.queue;
 
 
 -- name: top_leases
--- Among the first @limit leases by name that start with @prefix: those that are held, and those that expired less than a
--- day ago. A released lease expired long ago. Whether they have a holder, by the rule of lease_acquire.
-select
-  first.name, first.holder, first.epoch, /* finite */ (first.acquired_at) as acquired_at,
-  extract(epoch from now() - /* finite */ (first.acquired_at))::float8 as held,
-  extract(epoch from /* finite */ (first.expires_at) - now())::float8 as remaining,
-  first.expires_at >= now() and first.expires_at <= now() + 2 * first.ttl as is_held
-from (
+-- Among the first @limit leases by name that start with @prefix: how many there are, those that are held, and those that
+-- expired less than a day ago. A released lease expired long ago. Whether they have a holder, by the rule of
+-- lease_acquire. One row without a lease if there is none.
+with first as materialized (
   select lease.*
   from /* schema */ riverpy_lease as lease
   where starts_with(lease.name, @prefix::text)
   order by lease.name
   limit @limit::bigint
-) as first
-where first.expires_at > now() - interval '1 day'
+), total as (
+  select count(*) as number from first
+)
+select
+  total.number, first.name, first.holder, first.epoch, /* finite */ (first.acquired_at) as acquired_at,
+  extract(epoch from now() - /* finite */ (first.acquired_at))::float8 as held,
+  extract(epoch from /* finite */ (first.expires_at) - now())::float8 as remaining,
+  first.expires_at >= now() and first.expires_at <= now() + 2 * first.ttl as is_held
+from total
+left join first on first.expires_at > now() - interval '1 day'
 order by first.name;
 
 

@@ -47,10 +47,12 @@ class LeaseStatus(msgspec.Struct, frozen=True):
 
 
 class ShownLeases(NamedTuple):
-    """The leases that are shown, and the number of the others."""
+    """The leases that are shown, and the number of the others that were read."""
 
     leases: list[LeaseStatus]
     left_out: int
+    is_partial: bool
+    """Whether the table may have more leases than were read."""
 
 
 async def read_lease_statuses(
@@ -65,16 +67,17 @@ async def read_lease_statuses(
     """
     try:
         async with connection.transaction():
-            rows = await read_leases(
+            rows, is_partial = await read_leases(
                 connection, schema, name_prefix=USER_LEASE_NAME_PREFIX, limit=READ_LEASES_MAX
             )
             lease_map = await read_lease_map(connection, schema) if has_reports and rows else None
     except DATABASE_ERRORS as error:
         if getattr(error, "sqlstate", None) != PRIVILEGE_MISSING:
             raise
-        return ShownLeases([], 0)
+        return ShownLeases([], 0, is_partial=False)
     found = sorted((_make_status(row, lease_map) for row in rows), key=_sort_key)
-    return ShownLeases(found[:SHOWN_LEASES_MAX], max(len(found) - SHOWN_LEASES_MAX, 0))
+    left_out = max(len(found) - SHOWN_LEASES_MAX, 0)
+    return ShownLeases(found[:SHOWN_LEASES_MAX], left_out, is_partial)
 
 
 def _make_status(row: TopLeaseRow, lease_map: LeaseMap | None) -> LeaseStatus:

@@ -189,10 +189,10 @@ async def count_jobs_by_state(
 
 async def read_leases(
     connection: Transaction, schema: str | None, *, name_prefix: str, limit: int
-) -> list[TopLeaseRow]:
+) -> tuple[list[TopLeaseRow], bool]:
     """Return the leases that are held or expired within a day, among the first `limit` leases whose
-    names start with a prefix."""
+    names start with a prefix. Also return whether there may be more leases than were read."""
     rows = await get_query("top", "top_leases", schema).fetch(
         connection, prefix=name_prefix, limit=limit
     )
-    return [TopLeaseRow(*row) for row in rows]
+    return [TopLeaseRow(*row[1:]) for row in rows if row[1] is not None], rows[0][0] >= limit

@@ -179,7 +179,9 @@ class FleetStatus(msgspec.Struct, frozen=True):
     leases: list[LeaseStatus] = []
     """Leases and singletons of user code: those that need attention first, at most 20."""
     leases_left_out: int = 0
-    """The number of leases that are not in the list."""
+    """The number of leases that were read and are not in the list."""
+    leases_partial: bool = False
+    """Whether only the first leases by name were read, because the table has many."""
     damaged: list[int] = []
     """The ids of jobs that the server cannot read. These jobs are counted, but their errors and
     their clients are not known."""
@@ -252,7 +254,7 @@ class StatusReader:
         domains = None
         if self._has_domains:
             domains = await read_domains_if_permitted(connection, schema)
-        leases = ShownLeases([], 0)
+        leases = ShownLeases([], 0, is_partial=False)
         if self._has_leases:
             leases = await read_lease_statuses(
                 connection, schema, has_reports=self._has_lease_reports
@@ -265,6 +267,7 @@ class StatusReader:
             kinds_without_worker=await self._read_kinds_without_worker(connection, names),
             leases=leases.leases,
             leases_left_out=leases.left_out,
+            leases_partial=leases.is_partial,
             damaged=sorted(self._damaged_job_errors),
             queues=queue_statuses(moment.read_at, rows, ended, clients),
             workers=worker_statuses(clients or [], running),

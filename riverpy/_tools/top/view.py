@@ -104,6 +104,9 @@ def status_lines(
         lines += _table_lines(_LEASE_COLUMNS, status.leases, _lease_style, width)
     if status.leases_left_out:
         lines.append(ScreenLine(f"and {status.leases_left_out:,} more: riverpy lease list"))
+    if status.leases_partial:
+        text = "there are many leases, and only the first by name were read: riverpy lease list"
+        lines.append(ScreenLine(text))
     lines.append(ScreenLine(""))
     lines += _table_lines(_WORKER_COLUMNS, status.workers, _worker_style, width)
     if status.candidates is None:

@@ -325,7 +325,9 @@ async def test_leases(
         """ "reported_ago": 2}, "s:a": {"epoch": 6, "count": 1, "age": 1, "reported_ago": 2}}}'"""
         """ ELSE '{"standby": ["s:a", "s:f"]}' END::jsonb"""
     )
-    leases = (await reader.read()).leases
+    status = await reader.read()
+    leases = status.leases
+    assert not status.leases_partial
     assert [(lease.name, lease.state, lease.standbys) for lease in leases] == [
         ("c", "expired", []),
         ("f", "expired", ["two"]),
@@ -341,6 +343,15 @@ async def test_leases(
     monkeypatch.setattr(lease_status, "SHOWN_LEASES_MAX", 3)
     status = await reader.read()
     assert ([lease.name for lease in status.leases], status.leases_left_out) == (["c", "f", "b"], 1)
+    monkeypatch.setattr(lease_status, "READ_LEASES_MAX", 3)
+    status = await reader.read()
+    assert ([lease.name for lease in status.leases], status.leases_partial) == (
+        ["c", "b", "a"],
+        True,
+    )
+    await schema.execute("UPDATE riverpy_lease SET expires_at = '-infinity'")
+    status = await reader.read()
+    assert (status.leases, status.leases_partial) == ([], True)
 
 
 async def test_only_river_tables(schema: Schema, reader: StatusReader) -> None:

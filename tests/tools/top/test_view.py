@@ -160,6 +160,8 @@ def test_leases() -> None:
     unknown = msgspec.structs.replace(ended, name="old", standbys=None)
     status = changed(leases=[LEASE, ended, unknown], leases_left_out=1_200)
     assert EXPECTED_LEASES in text_of(status)
+    assert "many leases" not in text_of(status)
+    assert "\nthere are many leases" in text_of(changed(leases_partial=True))
     assert not {"ITEMS", "LAG"} & set(text_of(changed(leases=[ended])).split())
     assert (style_of(status, "totals"), style_of(changed(leases=[ended]), "e-mail  none")) == (
         "",
