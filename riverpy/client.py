@@ -6,7 +6,7 @@ import asyncio
 import os
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Final, Literal, Self, Unpack
 
 import anyio
 import msgspec
@@ -34,6 +34,7 @@ from riverpy._main_import import refuse_during_main_import
 from riverpy._names import make_unique_id
 from riverpy._plugins import PluginLists
 from riverpy._postgres.driver import close_pool, create_pool, is_pool
+from riverpy._postgres.passwords import make_password_source
 from riverpy._postgres.transactions import expect_transaction, savepoint
 from riverpy._work.attempt_store import AttemptStore
 from riverpy._work.child_process import ChildProcessPool
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Pool, Transaction
     from riverpy._postgres.jobs import ClaimKey
+    from riverpy._postgres.passwords import PasswordFunction, PasswordSource
     from riverpy._postgres.sessions.protocols import CallerTransaction
     from riverpy._work.stop import StopReport
     from riverpy.config import QueueConfig
@@ -93,6 +95,7 @@ class Client(
         queues: Mapping[str, QueueConfig] | None = None,
         periodic_jobs: Iterable[PeriodicJob] = (),
         config: Config | None = None,
+        password: PasswordFunction | None = None,
     ) -> None:
         """Create a client. It opens no connection.
 
@@ -105,6 +108,10 @@ class Client(
             queues: the queues to work, by name.
             periodic_jobs: the periodic jobs that this client inserts while it is the leader.
             config: all other settings.
+            password: a function, `async` or not, that returns the password. It is called for each
+                new connection to the URL and to `Config.listen_url`, which have no password then. A
+                function that is not async runs in a thread. Default None: the URL, or the
+                environment, has the password.
 
         Raises:
             ConfigError: a name or a value is not allowed.
@@ -123,6 +130,9 @@ class Client(
         self._queues = ClientQueues(lambda: self._run and self._run.queues, has_workers=has_workers)
         self._config = config or Config()
         self._database: str | Pool | None = None
+        self._password: PasswordSource | None = None
+        self.password: Final = password
+        """The function that returns the password for new connections."""
         self._pool: Pool | None = None
         self._opened_in: ProcessAndLoop | None = None
         self._run: ClientRun | None = None
@@ -237,6 +247,7 @@ class Client(
             raise ConfigError(
                 f"the database is a URL or an asyncpg pool, got {type(database).__name__}"
             )
+        self._password = make_password_source(self.password, database, self._config.listen_url)
         self._queues.replace_all(queues)
         self._database = database
 
@@ -273,6 +284,7 @@ class Client(
             max_size=self._config.pool_size,
             through_pooler=self._config.pooler,
             command_timeout=POOL_STATEMENT_TIMEOUT,
+            password=self._password,
         )
 
     async def __aexit__(
@@ -466,6 +478,7 @@ class Client(
         parts = ClientParts(
             id=self.id,
             url=self._get_url_for_run(),
+            password=self._password,
             config=self._config,
             workers=workers,
             queues=self._queues.configs,
@@ -558,7 +571,11 @@ class Client(
         working = await self._child_processes.kill_children(claim_keys)
         ended = [claim_key for claim_key in claim_keys if claim_key not in working]
         return await release_claims(
-            self._get_url_for_run(), self._config.schema, ended, pooled=self._config.pooler
+            self._get_url_for_run(),
+            self._config.schema,
+            ended,
+            pooled=self._config.pooler,
+            password=self._password,
         )
 
     def _get_url_for_run(self) -> str | None:

@@ -21,6 +21,7 @@ from riverpy._leases.store import UserLeaseTable
 from riverpy._leases.timing import LeaseTiming, validate_wait
 from riverpy._lifecycle import StopCause
 from riverpy._names import make_unique_id, validate_client_id, validate_lease_name, validate_schema
+from riverpy._postgres.passwords import make_password_source
 from riverpy.config import ELECT_JITTER_FRACTION, LEASE_TTL_MAX
 from riverpy.errors import ClientStateError, ConfigError
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from riverpy._leases.store import LeaseStore
     from riverpy._postgres.driver import Pool, Transaction
+    from riverpy._postgres.passwords import PasswordFunction
 
 __all__ = ["Lease", "LeaseManager", "MemoryLeases", "MemoryTransaction"]
 
@@ -55,6 +57,7 @@ class LeaseManager:
         renew_interval: timedelta = timedelta(seconds=5),
         max_held: int | None = None,
         pooler: bool = False,
+        password: PasswordFunction | None = None,
     ) -> None:
         """Create the lease manager. It opens no connection.
 
@@ -71,6 +74,7 @@ class LeaseManager:
                 must be at least 2.4 times as long, so that one renewal may fail.
             max_held: the largest number of leases that `hold` keeps at once; None: no limit.
             pooler: whether the URL leads to a pooler in transaction mode.
+            password: a function that returns the password for each connection, as for `Client`.
 
         Raises:
             ConfigError: a name or a value is not allowed.
@@ -86,11 +90,14 @@ class LeaseManager:
             validate_client_id(holder, "a holder")
         if isinstance(database, str):
             validate_url(database)
+        source = make_password_source(password, database)
         self._holder = make_unique_id(None) if holder is None else holder
         store: LeaseStore = (
             database
             if isinstance(database, MemoryLeases)
-            else UserLeaseTable(database, schema=schema, holder=self._holder, pooler=pooler)
+            else UserLeaseTable(
+                database, schema=schema, holder=self._holder, pooler=pooler, password=source
+            )
         )
         self._engine = LeaseEngine(
             store, holder=self._holder, timing=timing, timer=Timer(), max_held=max_held

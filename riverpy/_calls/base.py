@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from riverpy._postgres.driver import Pool, Transaction
+    from riverpy._postgres.passwords import PasswordSource
     from riverpy._postgres.sessions.protocols import CallerTransaction
     from riverpy.config import Config
 
@@ -23,6 +24,7 @@ class ClientMethods(ABC):
 
     _config: Config
     _database: str | Pool | None
+    _password: PasswordSource | None
 
     @property
     @abstractmethod

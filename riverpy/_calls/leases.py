@@ -136,7 +136,11 @@ class LeaseMethods(EventMethods):
             )
         return LeaseEngine(
             UserLeaseTable(
-                self._database, schema=config.schema, holder=holder, pooler=config.pooler
+                self._database,
+                schema=config.schema,
+                holder=holder,
+                pooler=config.pooler,
+                password=self._password,
             ),
             holder=holder,
             timing=LeaseTiming.from_config(config),

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Connection, Pool, Transaction
     from riverpy._postgres.leases import LeaseAcquireResult
+    from riverpy._postgres.passwords import PasswordSource
 
 LEASE_STATEMENT_TIMEOUT = timedelta(seconds=12)
 """The server's `statement_timeout` on connections that riverpy opens for leases."""
@@ -257,12 +258,14 @@ class UserLeaseTable(LeaseTable):
         schema: str | None,
         holder: str,
         pooler: bool = False,
+        password: PasswordSource | None = None,
     ) -> None:
         """Create the user lease table. It opens no connection.
 
         Args:
             database, schema, pooler: as for `LeaseManager`.
             holder: the holder of the leases, for log lines about the connections.
+            password: returns the password for each connection to a URL.
 
         Raises:
             ConfigError: `database` has another type.
@@ -276,7 +279,9 @@ class UserLeaseTable(LeaseTable):
         if isinstance(database, str):
             self._url = database
             renewals, others = self._own_connections = [
-                DedicatedConnection(name, partial(_connect, database, name, pooler), self.outage)
+                DedicatedConnection(
+                    name, partial(_connect, database, name, pooler, password), self.outage
+                )
                 for name in ("leases", "lease requests")
             ]
         elif is_pool(database) or is_asyncpg_connection(database):
@@ -312,9 +317,15 @@ class UserLeaseTable(LeaseTable):
         await close_connections(self._own_connections)
 
 
-async def _connect(url: str, name: str, pooled: bool) -> Connection:
+async def _connect(
+    url: str, name: str, pooled: bool, password: PasswordSource | None
+) -> Connection:
     return await connect_with_statement_timeout(
-        url, f"riverpy {name}", statement_timeout=LEASE_STATEMENT_TIMEOUT, through_pooler=pooled
+        url,
+        f"riverpy {name}",
+        statement_timeout=LEASE_STATEMENT_TIMEOUT,
+        through_pooler=pooled,
+        password=password,
     )
 
 

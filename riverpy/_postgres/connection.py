@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from riverpy._postgres.driver import Connection, Pool, Transaction
+    from riverpy._postgres.passwords import PasswordSource
 
 RECONNECT_DELAY_MIN = timedelta(milliseconds=50)
 RECONNECT_DELAY_MAX = timedelta(seconds=2)
@@ -84,6 +85,7 @@ async def connect_with_statement_timeout(
     statement_timeout: timedelta,
     through_pooler: bool,
     session_settings: Mapping[str, str] | None = None,
+    password: PasswordSource | None = None,
 ) -> Connection:
     """Make a connection on which the server ends statements after `statement_timeout`.
     `application_name` is shown in `pg_stat_activity`. A connection through a pooler has no limit
@@ -93,6 +95,7 @@ async def connect_with_statement_timeout(
         application_name=application_name,
         session_settings=session_settings,
         through_pooler=through_pooler,
+        password=password,
     )
     if not through_pooler:
         with terminate_on_error(connection):
@@ -101,7 +104,11 @@ async def connect_with_statement_timeout(
 
 
 async def connect_for_maintenance(
-    url: str | None, application_name: str, *, through_pooler: bool
+    url: str | None,
+    application_name: str,
+    *,
+    through_pooler: bool,
+    password: PasswordSource | None = None,
 ) -> Connection:
     """Make a connection for maintenance. It sets no `lock_timeout`: each transaction does."""
     # The planner overestimates the cost of these statements. JIT compilation would take longer than
@@ -112,6 +119,7 @@ async def connect_for_maintenance(
         statement_timeout=MAINTENANCE_STATEMENT_TIMEOUT,
         through_pooler=through_pooler,
         session_settings={"jit": "off"},
+        password=password,
     )
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from riverpy._postgres.driver import Connection
+    from riverpy._postgres.passwords import PasswordSource
     from riverpy.config import Config
 
 RESULT_LOCK_TIMEOUT = "100ms"
@@ -31,9 +32,12 @@ class Connector:
     """Makes the connections of a run. Each method raises ConfigError or one of DATABASE_ERRORS if
     it cannot connect."""
 
-    def __init__(self, url: str | None, config: Config) -> None:
-        """Make no connection yet. A `url` of None means the `PG*` variables."""
-        self._url, self._config = url, config
+    def __init__(
+        self, url: str | None, config: Config, password: PasswordSource | None = None
+    ) -> None:
+        """Make no connection yet. A `url` of None means the `PG*` variables. `password` returns the
+        password for each connection."""
+        self._url, self._config, self._password = url, config, password
 
     async def connect_for_claims(self) -> Connection:
         """Return a connection for claims. With `durable_claims` False, the commit of a claim is not
@@ -55,19 +59,33 @@ class Connector:
             "riverpy reserved",
             statement_timeout=JOB_STATEMENT_TIMEOUT,
             through_pooler=self._config.pooler,
+            password=self._password,
         )
 
     async def connect_for_notifications(self) -> Connection:
         """Return a connection for LISTEN, to `listen_url` if that is set."""
         name, listen_url = "riverpy listener", self._config.listen_url
         if listen_url is not None:
-            return await connect(listen_url, application_name=name, url_setting_name="listen_url")
-        return await connect(self._url, application_name=name, through_pooler=self._config.pooler)
+            return await connect(
+                listen_url,
+                application_name=name,
+                url_setting_name="listen_url",
+                password=self._password,
+            )
+        return await connect(
+            self._url,
+            application_name=name,
+            through_pooler=self._config.pooler,
+            password=self._password,
+        )
 
     async def connect_for_maintenance(self, application_name: str) -> Connection:
         """Return a connection for the maintenance by the leader."""
         return await connect_for_maintenance(
-            self._url, application_name, through_pooler=self._config.pooler
+            self._url,
+            application_name,
+            through_pooler=self._config.pooler,
+            password=self._password,
         )
 
     @property
@@ -84,6 +102,7 @@ class Connector:
             "riverpy reindex",
             statement_timeout=limit,
             through_pooler=False,
+            password=self._password,
         )
 
     async def _connect_for_jobs(
@@ -95,6 +114,7 @@ class Connector:
             statement_timeout=JOB_STATEMENT_TIMEOUT,
             through_pooler=self._config.pooler,
             session_settings={"plan_cache_mode": "force_custom_plan", **session_settings},
+            password=self._password,
         )
         with terminate_on_error(connection):
             await use_raw_timestamps(connection)

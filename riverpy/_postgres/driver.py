@@ -32,6 +32,8 @@ from riverpy._dsn import (
 from riverpy._error_text import error_text
 from riverpy._log import get_logger
 from riverpy._log_events import DATABASE_URL_PARAMETERS_IGNORED, DATABASE_VARIABLES_IGNORED
+from riverpy._postgres.array_types import ARRAY_TYPES
+from riverpy._postgres.passwords import PasswordError
 from riverpy._timestamps import encode_timestamp
 from riverpy.errors import ConfigError, RiverError, ServerVersionError
 
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeIs
 
+    from riverpy._postgres.passwords import PasswordSource
+
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
     PoolConnection: TypeAlias = asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
     Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
@@ -50,6 +54,9 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = 10.0
 """The timeout for making a connection, in seconds."""
+PASSWORD_TIMEOUT_FRACTION = 0.8
+"""The part of the timeout for making a connection that the user's function for the password may
+take."""
 NEXT_HOST_DELAY = 0.5
 """Seconds to wait for an answer of one host of a URL before the next host is tried too."""
 CONNECTION_CLOSE_TIMEOUT = 0.5
@@ -192,35 +199,6 @@ def describe_error(error: BaseException) -> str:
     return mask_passwords(" ".join(text.split()))
 
 
-def _array_type_row(oid: int, element_type: str, element_oid: int) -> dict[str, object]:
-    """Return the row that asyncpg would read for a built-in array type of PostgreSQL."""
-    return {
-        "oid": oid,
-        "ns": "pg_catalog",
-        "name": f"_{element_type}",
-        "kind": b"b",
-        "elemtype": element_oid,
-        "elemtype_name": element_type,
-        "elemdelim": ",",
-        **dict.fromkeys(("attrtypoids", "attrnames", "basetype", "range_subtype")),
-    }
-
-
-_ARRAY_TYPES = {
-    1000: _array_type_row(1000, "bool", 16),
-    1001: _array_type_row(1001, "bytea", 17),
-    1005: _array_type_row(1005, "int2", 21),
-    1007: _array_type_row(1007, "int4", 23),
-    1015: _array_type_row(1015, "varchar", 1043),
-    1016: _array_type_row(1016, "int8", 20),
-    1022: _array_type_row(1022, "float8", 701),
-    1185: _array_type_row(1185, "timestamptz", 1184),
-    1187: _array_type_row(1187, "interval", 1186),
-    3807: _array_type_row(3807, "jsonb", 3802),
-}
-"""The array types in riverpy's statements, by oid. The oids of built-in types never change."""
-
-
 class _Connection(asyncpg.Connection):
     """A connection that knows the array types in riverpy's statements. asyncpg would query each
     type in every session, which takes longer than the statement itself."""
@@ -229,22 +207,23 @@ class _Connection(asyncpg.Connection):
         self, typeoids: Iterable[int], timeout: float | None
     ) -> tuple[Sequence[Mapping[str, object]], object]:
         oids = set(typeoids)
-        if oids <= _ARRAY_TYPES.keys():
+        if oids <= ARRAY_TYPES.keys():
             no_statement = SimpleNamespace(name="none")  # no query was sent to the server
-            return [_ARRAY_TYPES[oid] for oid in oids], no_statement
+            return [ARRAY_TYPES[oid] for oid in oids], no_statement
         parent: Any = super()
         return await parent._introspect_types(oids, timeout)  # noqa: SLF001 (the only way)
 
 
 class _ConnectionTarget(NamedTuple):
-    """A valid URL, its server and its timeout."""
+    """A valid URL, its server, its timeout and, if the user gave a function, its password."""
 
     url: str
     server: Server
     connect_timeout: float | None
+    password: PasswordSource | None = None
 
     @classmethod
-    def from_url(cls, url: str | None) -> _ConnectionTarget:
+    def from_url(cls, url: str | None, password: PasswordSource | None) -> _ConnectionTarget:
         url = environment_url() if url is None else url
         validate_url(url)
         variables = ignored_pg_variables(url)
@@ -256,7 +235,14 @@ class _ConnectionTarget(NamedTuple):
                 "the database URL has no user, and the user of this process has no name: write "
                 "postgres://USER@…, or set PGUSER"
             )
-        return cls(url, server, limit)
+        return cls(url, server, limit, password)
+
+    async def fetch_login(self, connect_timeout: float) -> dict[str, str]:
+        """Return the password of the user's function as an option of asyncpg."""
+        if self.password is None:
+            return {}
+        timeout = connect_timeout * PASSWORD_TIMEOUT_FRACTION
+        return {"password": await self.password.fetch_password(timeout)}
 
 
 @cache
@@ -277,6 +263,7 @@ async def connect(
     through_pooler: bool = False,
     timeout: float = CONNECT_TIMEOUT,
     url_setting_name: str = _DEFAULT_URL_SETTING_NAME,
+    password: PasswordSource | None = None,
 ) -> Connection:
     """Open one connection.
 
@@ -288,6 +275,7 @@ async def connect(
             has no settings and caches no statements.
         timeout: the timeout in seconds. A shorter `connect_timeout` of the URL applies instead.
         url_setting_name: the name of the setting with the URL, for error texts.
+        password: returns the password. None: the URL or the environment has it.
 
     Raises:
         ConfigError: the URL is not valid, or leads to a pooler although `through_pooler` is False.
@@ -295,16 +283,18 @@ async def connect(
         OSError, TimeoutError, PostgresError: the server does not answer, or refuses the connection.
             The text names the server.
     """
-    target = _ConnectionTarget.from_url(url)
+    target = _ConnectionTarget.from_url(url, password)
     timeout = min(timeout, target.connect_timeout or timeout)
     own_settings = {"application_name": application_name, **(session_settings or {})}
     with _translate_connect_errors(
         target, url_setting_name, timeout, through_pooler=through_pooler
     ):
+        login = await target.fetch_login(timeout)
         with anyio.fail_after(timeout):
             connection = await _connect_to_first_host(
                 target,
                 timeout=timeout,
+                **login,
                 connection_class=_Connection,
                 statement_cache_size=0 if through_pooler else 512,
                 server_settings=None if through_pooler else own_settings,
@@ -353,6 +343,8 @@ def _translate_connect_errors(
             f"{describe_error(error)}. riverpy sends unknown parameters as settings of the "
             "session: correct or remove it"
         ) from error
+    except PasswordError as error:
+        raise PasswordError(f"cannot connect to {target.server.hosts}: {error}") from None
     except OSError as error:
         raise _make_unreachable_error(error, target, url_setting_name, timeout) from error
 
@@ -479,15 +471,21 @@ class _ConnectionWithoutReset(_Connection):
 
 
 async def create_pool(
-    url: str | None, *, max_size: int, through_pooler: bool, command_timeout: float
+    url: str | None,
+    *,
+    max_size: int,
+    through_pooler: bool,
+    command_timeout: float,
+    password: PasswordSource | None = None,
 ) -> Pool:
     """Open a pool of up to `max_size` connections. It makes one connection as a test. It raises
     what `connect` raises."""
-    await close_connection(await connect(url, through_pooler=through_pooler))
-    target = _ConnectionTarget.from_url(url)
+    await close_connection(await connect(url, through_pooler=through_pooler, password=password))
+    target = _ConnectionTarget.from_url(url, password)
 
-    async def connect_to_first_host(_url: str, **options: Any) -> Connection:
-        return await _connect_to_first_host(target, **options)
+    async def connect_to_first_host(_url: str, *, timeout: float, **options: Any) -> Connection:
+        login = await target.fetch_login(timeout)
+        return await _connect_to_first_host(target, timeout=timeout, **options, **login)
 
     connecting: Any = (
         connect_to_first_host  # asyncpg passes fewer arguments than its type stubs declare

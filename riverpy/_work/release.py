@@ -14,6 +14,8 @@ from riverpy._postgres.skipped_rows import SkippedRows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from riverpy._postgres.passwords import PasswordSource
+
 RELEASE_TIMEOUT = 2.0
 """Seconds for opening the connection and for all statements."""
 STATEMENT_TIMEOUT = "500ms"
@@ -22,11 +24,16 @@ other rows."""
 
 
 async def release_claims(
-    url: str | None, schema: str | None, claim_keys: Sequence[ClaimKey], *, pooled: bool
+    url: str | None,
+    schema: str | None,
+    claim_keys: Sequence[ClaimKey],
+    *,
+    pooled: bool,
+    password: PasswordSource | None = None,
 ) -> int:
     """Make claimed jobs available again. Returns the number of released jobs. The attempts do not
     count. A slow or refused row does not prevent the release of the other rows. `pooled`: whether
-    `url` leads to a pooler.
+    `url` leads to a pooler. `password` returns the password.
 
     Raises:
         Exception: one of DATABASE_ERRORS, if no job was released.
@@ -53,6 +60,7 @@ async def release_claims(
                 session_settings={"lock_timeout": "500ms", "statement_timeout": STATEMENT_TIMEOUT},
                 through_pooler=pooled,
                 timeout=RELEASE_TIMEOUT,
+                password=password,
             )
             try:
                 await use_raw_timestamps(connection)

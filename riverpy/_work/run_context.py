@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from riverpy._leases.engine import LeaseEngine
     from riverpy._leases.singletons import SingletonRunner
     from riverpy._postgres.driver import Connection
+    from riverpy._postgres.passwords import PasswordSource
     from riverpy._postgres.schema import SchemaState
     from riverpy._work.attempt_store import AttemptStore
     from riverpy._work.child_process import ChildProcessPool
@@ -48,6 +49,7 @@ class ClientParts:
 
     id: str
     url: str | None
+    password: PasswordSource | None
     config: Config
     workers: Workers
     queues: dict[str, QueueConfig]
@@ -84,7 +86,7 @@ class RunConnections:
     claims or for results was lost and opened again."""
 
     def __init__(self, client: ClientParts, on_reconnect: Callable[[], None]) -> None:
-        self.connector = connector = Connector(client.url, client.config)
+        self.connector = connector = Connector(client.url, client.config, client.password)
         self.outage_tracker = ConnectionOutageTracker(client_id=client.id)
         self._config = client.config
         self.claims = self._make_connection("claims", connector.connect_for_claims, on_reconnect)

@@ -32,6 +32,7 @@ from riverpy._main_import import skip_main_module
 from riverpy._names import PYPI_PACKAGE_NAME
 from riverpy._postgres.connection import expect_writable
 from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS, close_connection, connect
+from riverpy._postgres.passwords import make_password_source
 from riverpy._tools.bench.process_cost import reduce_garbage_collection
 from riverpy._tools.health.probes import check_liveness
 from riverpy._tools.health.systemd import SystemdNotifier
@@ -297,7 +298,7 @@ class _WorkerProcess:
             self._client = client
             if self._health_server is not None:
                 self._health_server.client = client
-            await _wait_for_writable_database(client.database_url, pooled=client.config.pooler)
+            await _wait_for_writable_database(client)
             self._signal_handler.set_stop_plan(
                 StopPlan(
                     soft_stop=self._stop_client,
@@ -431,7 +432,7 @@ def _describe_job_limits(unit: RegisteredWorker, client: Client) -> str:
     return f"timeout {text}{default}, {client.config.max_attempts} attempts"
 
 
-async def _wait_for_writable_database(url: str | None, *, pooled: bool) -> None:
+async def _wait_for_writable_database(client: Client) -> None:
     """Wait until the database accepts connections and writes.
 
     Raises:
@@ -442,7 +443,7 @@ async def _wait_for_writable_database(url: str | None, *, pooled: bool) -> None:
     failures = RepeatedFailureLog(get_logger())
     while True:
         try:
-            await _check_database_writable(url, pooled=pooled)
+            await _check_database_writable(client)
         except DATABASE_ERRORS as error:
             if not _is_temporary_error(error) or time.monotonic() >= give_up_at:
                 raise CommandError(
@@ -459,9 +460,14 @@ async def _wait_for_writable_database(url: str | None, *, pooled: bool) -> None:
             return
 
 
-async def _check_database_writable(url: str | None, *, pooled: bool) -> None:
+async def _check_database_writable(client: Client) -> None:
     """Raise one of DATABASE_ERRORS if the database does not accept writes now."""
-    connection = await connect(url, application_name="riverpy start", through_pooler=pooled)
+    connection = await connect(
+        client.database_url,
+        application_name="riverpy start",
+        through_pooler=client.config.pooler,
+        password=make_password_source(client.password, client.database_url),
+    )
     try:
         with anyio.fail_after(CONNECT_TIMEOUT):
             await expect_writable(connection)

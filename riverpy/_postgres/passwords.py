@@ -1,0 +1,177 @@
+"""PasswordSource: calls the user's function that returns the password for a new connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import parse_qs, urlsplit
+
+import anyio
+
+from riverpy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    PasswordFunction: TypeAlias = Callable[[], str | Awaitable[str]]
+    """Returns the password for one new connection."""
+
+HANGING_CALLS_MAX = 20
+"""The number of calls of a function that is not async, after which no further call is made until
+one of them returns. Each call has a thread."""
+
+
+class PasswordError(ConnectionError):
+    """The user's function returned no password. The text never has the password, nor the text of
+    the function's error, which may have it."""
+
+
+class PasswordSource:
+    """Calls the user's function for each new connection. It stores no password."""
+
+    def __init__(self, function: PasswordFunction) -> None:
+        """Store the function.
+
+        Raises:
+            ConfigError: it is no function.
+        """
+        if not callable(function):
+            kind = type(function).__name__
+            raise ConfigError(
+                f"password must be a function that returns the password, got {kind}: write a fixed "
+                "password into the URL, or set PGPASSWORD"
+            )
+        self._function = function
+        self._is_async = any(
+            map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None)))  # noqa: B004 (an object with an async __call__)
+        )
+        self._running_calls = 0
+        """The number of threads in which the function runs."""
+
+    async def fetch_password(self, timeout: float) -> str:
+        """Call the function, and return its password. A function that is not async runs in a
+        thread, because it may block.
+
+        Raises:
+            PasswordError: the function failed, did not return within `timeout` seconds, or returned
+                something that is no password.
+        """
+        error_type: type[BaseException] | None = None
+        password: object = None
+        with anyio.move_on_after(timeout) as scope:
+            try:
+                password = await self._call_function()
+            except PasswordError:
+                raise
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                error_type = type(error)  # no caller cancelled this task: it is a failed call
+            except Exception as error:
+                error_type = type(error)
+        if scope.cancelled_caught:
+            raise PasswordError(f"the password function did not return within {timeout:g} s")
+        # Raised outside the `except` block, so that the error of the function, whose text may have
+        # the password, is not logged as its context.
+        if error_type is not None:
+            raise PasswordError(f"the password function raised {error_type.__qualname__}")
+        if not isinstance(password, str):
+            kind = type(password).__name__
+            raise PasswordError(f"the password function must return a str, got {kind}")
+        if problem := _password_problem(password):
+            raise PasswordError(f"the password function returned {problem}")
+        return password
+
+    async def _call_function(self) -> object:
+        result = self._function() if self._is_async else await self._call_in_thread()
+        return await result if inspect.isawaitable(result) else result
+
+    async def _call_in_thread(self) -> object:
+        """Call the function in a daemon thread, which does not keep the process alive if the
+        function hangs."""
+        if self._running_calls >= HANGING_CALLS_MAX:
+            raise PasswordError(
+                f"{HANGING_CALLS_MAX} calls of the password function have not returned"
+            )
+        loop, future = asyncio.get_running_loop(), asyncio.Future[object]()
+        context = contextvars.copy_context()
+
+        def end_call(result: object, error: Exception | None) -> None:
+            self._running_calls -= 1
+            if future.done():  # the caller did not wait for it
+                return
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        def run_in_thread() -> None:
+            result, error = _call(context, self._function)
+            with suppress(RuntimeError):  # the event loop has ended
+                loop.call_soon_threadsafe(end_call, result, error)
+
+        self._running_calls += 1
+        threading.Thread(target=run_in_thread, name="riverpy password", daemon=True).start()
+        return await future
+
+
+def _call(
+    context: contextvars.Context, function: Callable[[], object]
+) -> tuple[object, Exception | None]:
+    """Call the function. Return its result, or an error that a future can store."""
+    try:
+        return context.run(function), None
+    except StopIteration:
+        return None, RuntimeError("StopIteration")
+    except Exception as error:
+        return None, error
+    except BaseException as error:  # an exit would end only this thread
+        return None, RuntimeError(type(error).__name__)
+
+
+def _password_problem(password: str) -> str | None:
+    if not password:
+        return "an empty text"
+    if "\0" in password:
+        return "a text with a NUL character"
+    try:
+        password.encode()
+    except UnicodeEncodeError:
+        return "a text that is not valid Unicode"
+    return None
+
+
+def make_password_source(
+    function: PasswordFunction | None, database: object, listen_url: str | None = None
+) -> PasswordSource | None:
+    """Return the source for this function; None: there is no function.
+
+    Raises:
+        ConfigError: it is no function, or `database` is not a URL, or a URL has a password too.
+    """
+    if function is None:
+        return None
+    source = PasswordSource(function)
+    if not isinstance(database, str | None):
+        raise ConfigError(
+            f"password= needs a database URL, got {type(database).__name__}: a pool has the "
+            "argument itself, as in asyncpg.create_pool(url, password=…)"
+        )
+    for url in (database, listen_url):
+        if url is not None and _has_password(url):
+            raise ConfigError(
+                "a URL has a password, and password= is given too: remove one of them (password= "
+                "is used for the database URL and for listen_url)"
+            )
+    return source
+
+
+def _has_password(url: str) -> bool:
+    parts = urlsplit(url)
+    login, _, _ = parts.netloc.rpartition("@")
+    return ":" in login or "password" in parse_qs(parts.query, keep_blank_values=True)
