@@ -141,7 +141,7 @@ def list_(database: DatabaseSettings, *, with_internal: bool, limit: int, as_jso
 @json_option
 @database_options
 def show(database: DatabaseSettings, *, name: str, as_json: bool) -> None:
-    """Show one lease or singleton: its holder, epoch, times, lag and standbys.
+    """Show a lease or singleton: holder, epoch, times, lag and standbys.
 
     Standbys are the running clients that would acquire the lease if it was free, as they reported
     with their last heartbeat (by default every 10 seconds). A LeaseManager reports nothing. Times
