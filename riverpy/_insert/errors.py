@@ -47,7 +47,9 @@ def sqlstate(error: BaseException) -> str | None:
 
 
 @contextmanager
-def translate_errors(tx: Transaction | None, *, in_savepoint: bool = False) -> Generator[None]:
+def translate_insert_errors(
+    tx: Transaction | None, *, in_savepoint: bool = False
+) -> Generator[None]:
     """Replace a database error that has a known cause with an error of riverpy.
 
     Args:

@@ -12,7 +12,7 @@ import anyio
 
 from riverpy._clock import Backoff
 from riverpy._error_text import error_text
-from riverpy._insert.errors import sqlstate, translate_errors
+from riverpy._insert.errors import sqlstate, translate_insert_errors
 from riverpy._insert.json_text import utf8_size
 from riverpy._insert.replacement import merge_replacing_row
 from riverpy._insert.row import (
@@ -330,7 +330,7 @@ class Inserter:
                 queues = self._notify_limiter.select_queues_to_notify(queues)
             return await self._send_with_retries(rows, queues, send)
         connection = expect_transaction(tx)
-        with translate_errors(connection):
+        with translate_insert_errors(connection):
             return await send(connection, rows, queues)
 
     # -- on the client's pool
@@ -358,7 +358,7 @@ class Inserter:
         pooled: AbstractAsyncContextManager[Transaction] | None = None
         reason = NO_CONNECTION_ERROR_TEXT
         try:
-            with anyio.CancelScope() as scope, translate_errors(None):
+            with anyio.CancelScope() as scope, translate_insert_errors(None):
                 scope.deadline = anyio.current_time() + ACQUIRE_CONNECTION_TIMEOUT
                 pooled, connection = await self._acquire_pool_connection()
                 reason = f"inserting jobs took longer than {INSERT_STATEMENT_TIMEOUT:g} s"
@@ -433,7 +433,7 @@ class Inserter:
     ) -> int:
         rows = sorted(rows, key=_get_row_sort_key)
         is_in_transaction = connection.is_in_transaction()
-        with translate_errors(connection if is_in_transaction else None, in_savepoint=True):
+        with translate_insert_errors(connection if is_in_transaction else None, in_savepoint=True):
             async with savepoint(connection) if is_in_transaction else connection.transaction():
                 await job_insert_with_copy(
                     connection, self._schema, rows, timeout=INSERT_STATEMENT_TIMEOUT

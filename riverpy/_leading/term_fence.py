@@ -14,8 +14,8 @@ from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.transactions import (
     TRANSACTION_CHECK_TIMEOUT,
-    expect_fenceable,
-    expect_outermost,
+    expect_no_savepoint,
+    expect_open_transaction,
     expect_read_committed,
     make_wrong_database_error,
 )
@@ -85,7 +85,7 @@ class LeaderTerm:
                 `run_once(tx=…)`.
             Exception: one of DATABASE_ERRORS.
         """
-        transaction = expect_fenceable(connection)
+        transaction = expect_open_transaction(connection)
         self.expect_held()
         is_rivers_row = self.lease.name == DEFAULT_DOMAIN
         if is_rivers_row:
@@ -99,7 +99,7 @@ class LeaderTerm:
                 raise await make_wrong_database_error(transaction, "this leader term")
             raise self._end_fenced_out_term()
         if is_rivers_row:
-            await expect_outermost(transaction)
+            await expect_no_savepoint(transaction)
 
     async def _try_to_fence_transaction(self, connection: Transaction) -> bool:
         """Bind a transaction to the term. Returns False if the term has ended, or if the connection

@@ -34,7 +34,7 @@ from riverpy._postgres.leases import (
     lease_renew,
 )
 from riverpy._postgres.schema import LEASES_MIGRATION, expect_migration_version, read_schema_state
-from riverpy._postgres.transactions import expect_fenceable, make_wrong_database_error
+from riverpy._postgres.transactions import expect_open_transaction, make_wrong_database_error
 from riverpy.errors import ConfigError, TransactionError
 
 if TYPE_CHECKING:
@@ -132,7 +132,9 @@ class LeaseStore(ABC):
     async def wrong_database_error(self, transaction: object, name: str) -> TransactionError:
         """Return the error for a transaction in another database or schema than the row of the held
         lease."""
-        return await make_wrong_database_error(expect_fenceable(transaction), f"lease {name!r}")
+        return await make_wrong_database_error(
+            expect_open_transaction(transaction), f"lease {name!r}"
+        )
 
     def fence_statement(self, name: str, epoch: int, *, timeout: timedelta) -> str:
         """Return the SQL statement of `fence`, without parameters.
@@ -229,7 +231,7 @@ class LeaseTable(LeaseStore):
         lock_timeout: timedelta,
     ) -> bool:
         return await lease_fence_transaction(
-            expect_fenceable(transaction),
+            expect_open_transaction(transaction),
             self._schema,
             name=self.lease_name_prefix + name,
             epoch=epoch,

@@ -20,7 +20,7 @@ RETRY_DELAY_MAX = 60.0
 """The default limits of the delay between two tries for a row, in seconds."""
 LOCKED_ROW_RETRY_DELAY_MAX = 2.0
 """The longest delay for a locked row, in seconds. Most locks end soon."""
-RETRY_PAUSE_FACTOR = 4
+PAUSE_PER_RETRY_SECOND = 4
 """After a failed retry, retries pause for this multiple of the time that the retry took. With 4,
 retries of slow rows take at most a fifth of the time."""
 
@@ -113,7 +113,7 @@ class SkippedRows(Generic[Row]):
         )
         delay = min(self._retry_delay_min * 2.0 ** min(tries - 1, 30), longest)
         if known is not None:
-            self._retries_paused_until = now + RETRY_PAUSE_FACTOR * statement_seconds
+            self._retries_paused_until = now + PAUSE_PER_RETRY_SECOND * statement_seconds
         entry = self._rows_by_key[key] = SkippedRow(
             row, describe_error(error), since, tries, now + delay
         )
@@ -122,7 +122,9 @@ class SkippedRows(Generic[Row]):
     def seconds_until_retry(self, key: Hashable) -> float:
         """Return the seconds until a row is due. 0 if it is due or not set aside."""
         entry = self._rows_by_key.get(key)
-        return 0.0 if entry is None else max(self._retry_time(entry) - self._current_time(), 0.0)
+        return (
+            0.0 if entry is None else max(self._get_retry_time(entry) - self._current_time(), 0.0)
+        )
 
     def remove_row(self, key: Hashable) -> None:
         """Remove a row, because it was sent or no longer exists."""
@@ -136,19 +138,19 @@ class SkippedRows(Generic[Row]):
 
     def first_due_row(self) -> SkippedRow[Row] | None:
         """Return the row that has been due for longest, if one is due."""
-        first = min(self._rows_by_key.values(), key=self._retry_time, default=None)
-        is_due = first is not None and self._retry_time(first) <= self._current_time()
+        first = min(self._rows_by_key.values(), key=self._get_retry_time, default=None)
+        is_due = first is not None and self._get_retry_time(first) <= self._current_time()
         return first if is_due else None
 
     @property
     def next_retry_at(self) -> float:
         """When the next row is due, in monotonic seconds. Infinity: there is no row."""
-        return min(map(self._retry_time, self._rows_by_key.values()), default=math.inf)
+        return min(map(self._get_retry_time, self._rows_by_key.values()), default=math.inf)
 
     def _current_time(self) -> float:
         return time.monotonic() if self._read_clock is None else self._read_clock()
 
-    def _retry_time(self, row: SkippedRow[Row]) -> float:
+    def _get_retry_time(self, row: SkippedRow[Row]) -> float:
         paused_until = 0.0 if row.failure_count == 1 else self._retries_paused_until
         return max(row.next_retry_at, paused_until)
 

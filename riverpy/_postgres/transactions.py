@@ -129,7 +129,7 @@ async def _run_statement(connection: Transaction, statement_name: str) -> None:
     await get_query("session", statement_name, None).execute(connection)
 
 
-def expect_fenceable(connection: object) -> Transaction:
+def expect_open_transaction(connection: object) -> Transaction:
     """Check the connection of a fence, without a round trip, and return it or its adapter. Raise
     TransactionError if riverpy does not know its type, or if it has no open transaction."""
     adapted = _adapt(connection)
@@ -155,7 +155,7 @@ def make_savepoint_error() -> TransactionError:
     )
 
 
-async def expect_outermost(connection: Transaction) -> None:
+async def expect_no_savepoint(connection: Transaction) -> None:
     """Raise TransactionError if a savepoint is open in which a row was locked or written. The
     caller checks this after a fence on River's leader row."""
     if await _fetch_value(connection, "session_in_savepoint"):

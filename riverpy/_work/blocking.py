@@ -17,8 +17,8 @@ from riverpy._work.child_process import (
     PROCESS_START_TIMEOUT,
     JobInChild,
     count_usable_cores,
-    pack_function,
-    pack_job,
+    pickle_function,
+    pickle_job,
 )
 from riverpy.errors import ConfigError
 
@@ -97,7 +97,7 @@ class BlockingJobRunner:
         self, function: Callable[[Job[Any]], object], attempt: Attempt
     ) -> str | None:
         claim_key = attempt.claim_key
-        packed = pack_job(function, attempt)
+        packed = pickle_job(function, attempt)
         job = JobInChild(attempt.id, attempt.kind, packed, lambda: None, attempt.add_progress)
         child = self._child_processes.assign_child(claim_key)
         loop = asyncio.get_running_loop()
@@ -151,7 +151,7 @@ class BlockingJobRunner:
         Raises:
             ConfigError: a function is not found, or the main module cannot be imported.
         """
-        packed = [pack_function(unit) for unit in workers]
+        packed = [pickle_function(unit) for unit in workers]
         if not describe_main_module():
             return
         child = self._child_processes.take_child()

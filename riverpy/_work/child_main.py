@@ -278,23 +278,23 @@ def _import_main_module(main_module: dict[str, str]) -> str | None:
     return None
 
 
-def _find_import_error(packed_function: bytes) -> str | None:
+def _find_import_error(pickled_function: bytes) -> str | None:
     """Return why this process cannot import a function, or None."""
     try:
-        pickle.loads(packed_function)  # noqa: S301 (our own worker's)
+        pickle.loads(pickled_function)  # noqa: S301 (our own worker's)
     except BaseException as error:
         return make_storable_error_text(error)
     return None
 
 
-def _run_job(packed_job: bytes, worker: _WorkerConnection) -> None:
+def _run_job(pickled_job: bytes, worker: _WorkerConnection) -> None:
     """Run a job, and send the type name of the returned value and the error. The traceback is added
     as a note to the error, because a traceback cannot be pickled."""
     returned: str | None = None
     error_to_send: BaseException | None = None
     try:
         # This imports user code, so it runs in the main thread and before the job starts.
-        function, row, args = pickle.loads(packed_job)  # noqa: S301 (our own worker's)
+        function, row, args = pickle.loads(pickled_job)  # noqa: S301 (our own worker's)
         job = _ChildJob(row, args, worker)
         worker.start_job(job)
         returned = contextvars.copy_context().run(_call_function, function, job)

@@ -72,7 +72,7 @@ class JobInChild:
 
     id: int
     kind: str
-    packed_job: bytes
+    pickled_job: bytes
     """The function, the row and the args, pickled."""
     on_start: Callable[[], None]
     """Called in the thread of `run_job` when the function is about to be called."""
@@ -128,7 +128,7 @@ class ChildProcess:
         self._output_log.add_job(job.id, job.kind)
         try:
             self._wait_until_ready()
-            send_message(self._pipe_to_child, RUN_JOB, job.packed_job)
+            send_message(self._pipe_to_child, RUN_JOB, job.pickled_job)
             kind, content = receive_message(self._pipe_from_child)
             while kind != JOB_ENDED:
                 self._handle_message(job, kind, content)
@@ -333,7 +333,7 @@ def _describe_exit(exit_code: int) -> str:
     return f"the process of the job was killed by signal {name}{cause}"
 
 
-def pack_function(worker: RegisteredWorker) -> bytes:
+def pickle_function(worker: RegisteredWorker) -> bytes:
     """Return the function and the args class of a work unit, pickled.
 
     Raises:
@@ -351,7 +351,7 @@ def pack_function(worker: RegisteredWorker) -> bytes:
         ) from None
 
 
-def pack_job(function: Callable[[Job[Any]], object], attempt: Attempt) -> bytes:
+def pickle_job(function: Callable[[Job[Any]], object], attempt: Attempt) -> bytes:
     """Return the function, the row and the args of an attempt, pickled.
 
     Raises:

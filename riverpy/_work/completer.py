@@ -368,7 +368,7 @@ class Completer:
             error=describe_error(error),
         )
 
-    def _keep_locked_results(self, attempts: list[Attempt]) -> None:
+    def _retry_locked_results_later(self, attempts: list[Attempt]) -> None:
         """Keep the results of locked rows. Results that have waited for `LOCKED_ROW_LOG_DELAY` are
         logged once."""
         now = time.monotonic()
@@ -518,7 +518,7 @@ class Completer:
                 self._log_refused_result(attempt, outcome.state)
         if late:
             locked += await self._merge_metadata_of_ended_jobs(connection, late)
-        self._keep_locked_results(locked)
+        self._retry_locked_results_later(locked)
         return stored
 
     def _log_refused_result(self, attempt: Attempt, state: str) -> None:

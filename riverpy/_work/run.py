@@ -52,8 +52,8 @@ from riverpy._postgres.skipped_rows import report_skipped_rows
 from riverpy._work.client_status import ClientStatusReporter
 from riverpy._work.completer import Completer
 from riverpy._work.counters import MetricEmitter, RunCounters
+from riverpy._work.elections import ElectionManager
 from riverpy._work.executor import JobExecutor
-from riverpy._work.leader_setup import ElectionManager
 from riverpy._work.loop_watch import LoopWatch
 from riverpy._work.producer import Producer
 from riverpy._work.progress_writer import ProgressWriter

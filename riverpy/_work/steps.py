@@ -141,7 +141,7 @@ class AttemptStepRunner:
             text = _encode_value(returned, f"the result of step {name!r}")
             value = _decode_value(text, decode)
             self._complete_step(running)
-            await self._keep_result(name, text)
+            await self._store_kept_result(name, text)
             return value
         except BaseException as error:
             self._step_error = error
@@ -226,7 +226,7 @@ class AttemptStepRunner:
             self._cursors.pop(running.name, None)
         self._step_in_transaction, self._has_new_progress = None, True
 
-    async def _keep_result(self, name: str, text: str) -> None:
+    async def _store_kept_result(self, name: str, text: str) -> None:
         """Store the result of a completed step. If it cannot be stored now, it is stored when the
         attempt ends."""
         size = len(text) + sum(map(len, self._kept_results.values()))

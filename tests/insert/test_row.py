@@ -14,7 +14,7 @@ import pytest
 
 from riverpy import _json
 from riverpy._insert import inserter as _insert
-from riverpy._insert.errors import translate_errors
+from riverpy._insert.errors import translate_insert_errors
 from riverpy._insert.row import InsertSettings, prepare_row
 from riverpy._json_decoder import make_decoder
 from riverpy.errors import (
@@ -420,7 +420,7 @@ def test_args_too_large_for_postgresql(error: Exception) -> None:
     """Args that PostgreSQL finds too large raise ArgsError (BI-07)."""
     with (
         pytest.raises(ArgsError, match="the args or metadata are too large for PostgreSQL"),
-        translate_errors(None),
+        translate_insert_errors(None),
     ):
         raise error
 

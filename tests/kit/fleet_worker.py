@@ -24,7 +24,7 @@ from riverpy import _log
 from riverpy._clock import Clock
 from riverpy._maintenance import base
 from riverpy._postgres.driver import DATABASE_ERRORS
-from riverpy._work import leader_setup as candidacy
+from riverpy._work import elections as candidacy
 from riverpy.periodic import PeriodicJob
 from riverpy.schedules import every
 from tests.kit.fleet import SETTINGS_VARIABLE, WorkerSettings, end_with_the_fleet

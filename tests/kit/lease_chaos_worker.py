@@ -26,7 +26,7 @@ import riverpy
 from riverpy._leases.timing import LeaseTiming
 from riverpy._maintenance import base
 from riverpy._postgres.driver import DATABASE_ERRORS
-from riverpy._work import leader_setup as candidacy
+from riverpy._work import elections as candidacy
 from tests.kit.fleet import SETTINGS_VARIABLE, end_with_the_fleet
 from tests.kit.lease_chaos import DisabledProtection, LeaseChaosSettings
 from tests.kit.lease_history import STATEMENTS, Note

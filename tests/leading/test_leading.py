@@ -316,7 +316,7 @@ class ReplacedServices:
 def replaced(monkeypatch: pytest.MonkeyPatch) -> ReplacedServices:
     """Each term has one service, which records its stop cause."""
     replaced = ReplacedServices()
-    monkeypatch.setattr("riverpy._work.leader_setup.make_domain_services", replaced.services)
+    monkeypatch.setattr("riverpy._work.elections.make_domain_services", replaced.services)
     return replaced
 
 

@@ -225,7 +225,7 @@ async def test_end_of_leadership(schema: Schema, monkeypatch: pytest.MonkeyPatch
         def fail(*_args: object) -> None:
             raise LookupError("no services")
 
-        monkeypatch.setattr("riverpy._work.leader_setup.make_domain_services", fail)
+        monkeypatch.setattr("riverpy._work.elections.make_domain_services", fail)
         monkeypatch.setattr("riverpy._leading.term_runner.FAILURES_MAX", 1)
     async with leading(schema, None) as (client, events, changes):
         assert (await anext(changes)).event is ACQUIRED

@@ -91,8 +91,10 @@ async def own(rig: Rig, domain: str, queue: str, silent: str) -> None:
 def services_of(one: Member, slot: int = 0) -> dict[str, Any]:
     """Return the services of a client's last term as leader of its domain (slot 0) or of the schema
     (slot 1)."""
-    leader_setup: Any = one.client._run._election_manager  # type: ignore[union-attr]
-    return {service.name: service for service in leader_setup.maintenance_elections[slot]._services}
+    election_manager: Any = one.client._run._election_manager  # type: ignore[union-attr]
+    return {
+        service.name: service for service in election_manager.maintenance_elections[slot]._services
+    }
 
 
 async def passed(one: Member, slot: int = 0) -> None:
@@ -207,8 +209,8 @@ async def test_request_of_an_old_term(rig: Rig) -> None:
     async with member(rig, "a", "mail", **LONG) as a:
         term = await a.until_leader()
         assert term.epoch is not None
-        leader_setup: Any = a.client._run._election_manager  # type: ignore[union-attr]
-        receive = leader_setup.handler_by_topic["riverpy_lease"]
+        election_manager: Any = a.client._run._election_manager  # type: ignore[union-attr]
+        receive = election_manager.handler_by_topic["riverpy_lease"]
         for lease, epoch in (("d:mail", term.epoch - 1), ("d:pay", term.epoch)):
             receive(json.dumps({"lease": lease, "epoch": epoch, "action": "resign_requested"}))
             assert a.client.is_leader

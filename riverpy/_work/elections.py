@@ -54,7 +54,7 @@ class ElectionManager:
     def __init__(self, run: RunContext, timer: Timer) -> None:
         """Create the elections. They open no connection."""
         self.maintenance_elections = [MaintenanceElection(run, timer, run.config.domain)]
-        """One setup for each leader lease. The setup of the client's domain is the first."""
+        """One election for each leader lease. The election of the client's domain is the first."""
         if run.config.domain != DEFAULT_DOMAIN:
             self.maintenance_elections.append(MaintenanceElection(run, timer, SCHEMA_LEASE_NAME))
         self._domain_election = self.maintenance_elections[0]
@@ -77,13 +77,13 @@ class ElectionManager:
     @property
     def standby_names(self) -> list[str]:
         """The names of the leases for which this client stands by, to become leader."""
-        setups = self.maintenance_elections
-        return [name for setup in setups for name in setup.lease_engine.standby_names]
+        elections = self.maintenance_elections
+        return [name for one in elections for name in one.lease_engine.standby_names]
 
     @property
     def elections(self) -> Sequence[Election]:
         """All elections. The election of the client's domain is the first."""
-        return [setup.election for setup in self.maintenance_elections]
+        return [one.election for one in self.maintenance_elections]
 
     @property
     def handler_by_topic(self) -> Mapping[str, Callable[[str], None]]:
@@ -97,27 +97,27 @@ class ElectionManager:
         return {LEASE_TOPIC: self._receive_lease_notification}
 
     def _receive_lease_notification(self, payload: str) -> None:
-        for setup in self.maintenance_elections:
-            setup.lease_engine.handle_notification(payload)
+        for one in self.maintenance_elections:
+            one.lease_engine.handle_notification(payload)
 
     @property
     def skipped_rows(self) -> list[SkippedRowReport]:
         """The rows that the running maintenance services skip for a while, because statements for
         these rows fail."""
-        return [row for setup in self.maintenance_elections for row in setup.skipped_rows]
+        return [row for one in self.maintenance_elections for row in one.skipped_rows]
 
     def resync(self) -> None:
         """Check all leases, and read again which domains own which queues, because notifications
         may have been lost."""
-        for setup in self.maintenance_elections:
-            setup.lease_engine.wake_all_callers()
-            setup.forget_queue_owners()
+        for one in self.maintenance_elections:
+            one.lease_engine.wake_all_callers()
+            one.forget_queue_owners()
 
     def handle_queue_owner_change(self) -> None:
         """Read again which domain owns which queue, because an owner has changed."""
-        for setup in self.maintenance_elections:
-            setup.forget_queue_owners()
-            setup.wake_services()
+        for one in self.maintenance_elections:
+            one.forget_queue_owners()
+            one.wake_services()
 
     async def close(self, timeout: float) -> bool:
         """Stop maintenance that is still running, and wait at most `timeout` seconds for its end.
