@@ -72,6 +72,21 @@ class Supervisor:
         head, _, body = answer.partition("\r\n\r\n")
         return int(head.split()[1]), body
 
+    @asynccontextmanager
+    async def followed_events(self) -> AsyncGenerator[asyncio.StreamReader]:
+        """The stream of /events, to which both workers have connected."""
+        port = self.worker.entries(HEALTH_SERVER_STARTED)[0]["port"]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /events?event=job_completed HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        for _ in range(3):  # the supervisor and each worker begin with an empty line
+            assert await reader.readline() == b"\n"
+        try:
+            yield reader
+        finally:
+            writer.close()
+            await writer.wait_closed()
+
     async def probe(self, path: str) -> tuple[int, dict[str, str]]:
         """Return the status of a probe and the reason of each check."""
         status, body = await self.get(path)
@@ -142,16 +157,20 @@ async def test_workers_stop_together(schema: Schema, tmp_path: Path) -> None:
             {f"process {n}": "ready" for n in (1, 2)},
         )
         assert (await supervisor.get("/readyz?max_lag=x"))[0] == 400
+        assert (await supervisor.get("/events?colour=red"))[0] == 400
         metrics = await supervisor.metrics()
         for number in "12":
             assert metrics["riverpy_process_up", number] == 1
             assert metrics["riverpy_queue_running", number, "default"] == 1
             assert metrics["riverpy_process_restarts_total", number, "failure"] == 0
-        for pid in supervisor.pids().values():
-            os.kill(pid, signal.SIGTERM)
-        worker.send(signal.SIGTERM)
-        await supervisor.until_logged(CLIENT_STOP_STARTED, 2)
-        (tmp_path / "release").touch()
+        async with asyncio.timeout(SIGNAL_TIMEOUT), supervisor.followed_events() as events:
+            for pid in supervisor.pids().values():
+                os.kill(pid, signal.SIGTERM)
+            worker.send(signal.SIGTERM)
+            await supervisor.until_logged(CLIENT_STOP_STARTED, 2)
+            (tmp_path / "release").touch()
+            lines = [json.loads(line) async for line in events if line.strip()]
+        assert [line["event"] for line in lines] == ["job_completed"] * 2
         assert await worker.exit_code() == 0
         assert len(worker.entries(WORKER_STOPPED)) == 2
         assert not worker.entries(RUNNING_JOBS_CANCELLED)
