@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
+import math
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import anyio
 import anyio.lowlevel
@@ -27,6 +28,7 @@ from riverpy._postgres.driver import (
     SerializationError,
     UndefinedTableError,
     describe_error,
+    is_asyncpg_connection,
 )
 from riverpy._postgres.executions import (
     execution_check_transaction,
@@ -38,13 +40,14 @@ from riverpy._postgres.executions import (
     execution_release,
 )
 from riverpy._postgres.schema import RIVERPY_MIGRATION_LINE, migrate_command
+from riverpy._postgres.transactions import flush_session, limit_lock_wait, run_caller_function
 from riverpy.errors import ConfigError, SchemaMissingError
 from riverpy.executions import Claim, Execution, ExecutionState
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
-    from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.driver import PoolConnection, Transaction
     from riverpy._postgres.sessions.protocols import CallerTransaction
 
 KEY_RETENTION_DEFAULT = timedelta(days=30)
@@ -74,6 +77,7 @@ _LOCKED_KEY_RETRY_DELAY_MAX = timedelta(milliseconds=200)
 
 _log = get_logger()
 ResultT = TypeVar("ResultT")
+CallerTransactionT = TypeVar("CallerTransactionT", bound="CallerTransaction")
 OutcomeT = TypeVar("OutcomeT")
 
 
@@ -90,10 +94,32 @@ class ExecutionMethods(ClientMethods):
         matter: while this client is alive, their state is IN_PROGRESS."""
         return {}
 
+    @overload
     async def run_once(
         self,
         key: str,
-        fn: Callable[[Transaction], Awaitable[ResultT]],
+        fn: Callable[[PoolConnection], Awaitable[ResultT]],
+        *,
+        kept: timedelta | None = ...,
+        wait: timedelta = ...,
+        tx: None = None,
+    ) -> Execution[ResultT]: ...
+
+    @overload
+    async def run_once(
+        self,
+        key: str,
+        fn: Callable[[CallerTransactionT], Awaitable[ResultT]],
+        *,
+        kept: timedelta | None = ...,
+        wait: timedelta = ...,
+        tx: CallerTransactionT,
+    ) -> Execution[ResultT]: ...
+
+    async def run_once(
+        self,
+        key: str,
+        fn: Callable[[Any], Awaitable[ResultT]],
         *,
         kept: timedelta | None = KEY_RETENTION_DEFAULT,
         wait: timedelta = KEY_WAIT_TIMEOUT_DEFAULT,
@@ -107,7 +133,8 @@ class ExecutionMethods(ClientMethods):
 
         Args:
             key: identifies the effect: 1 to 255 characters.
-            fn: receives the connection of the transaction. It must write only over this connection.
+            fn: receives your `tx`, or else the connection of the transaction. It must write only
+                over this connection.
             kept: how long the key is stored. After that, the effect would run again. Default 30
                 days. None: forever.
             wait: how long to wait for another call with this key. Default 10 seconds.
@@ -142,20 +169,21 @@ class ExecutionMethods(ClientMethods):
     async def _try_to_run_once(
         self,
         key: str,
-        fn: Callable[[Transaction], Awaitable[ResultT]],
+        fn: Callable[[Any], Awaitable[ResultT]],
         kept: timedelta | None,
         tx: CallerTransaction | None,
         wait: float,
     ) -> Execution[ResultT]:
         schema = self._config.schema
+        await flush_session(tx)
         async with self._transaction(tx, isolation=None) as connection:
-            with self._limit_key_wait(wait, can_retry_conflicts=tx is None):
+            async with self._limit_key_wait(connection, wait, can_retry_conflicts=tx is None):
                 transaction_id = await execution_insert_completed(
                     connection, schema, key=key, claimed_by=self.id, retention=kept
                 )
             if transaction_id is None:
                 return await self._get_existing_execution(connection, key)
-            value = await fn(connection)
+            value = await run_caller_function(connection, fn, tx)
             # With `tx`, no check is needed: the release of the savepoint fails if the transaction
             # has ended.
             if tx is None:
@@ -277,7 +305,7 @@ class ExecutionMethods(ClientMethods):
         claim: Claim | None = None
         try:
             async with self._transaction(None) as connection:
-                with self._limit_key_wait(wait, can_retry_conflicts=True):
+                async with self._limit_key_wait(connection, wait, can_retry_conflicts=True):
                     epoch = await execution_claim(
                         connection,
                         schema,
@@ -385,8 +413,10 @@ class ExecutionMethods(ClientMethods):
             state = ExecutionState.UNKNOWN
         return Execution(state, None, row.claimed_by, row.claimed_at)
 
-    @contextmanager
-    def _limit_key_wait(self, wait: float, *, can_retry_conflicts: bool) -> Generator[None]:
+    @asynccontextmanager
+    async def _limit_key_wait(
+        self, connection: Transaction, wait: float, *, can_retry_conflicts: bool
+    ) -> AsyncGenerator[None]:
         """Let a statement wait for another transaction with the same key for at most `wait`
         seconds.
 
@@ -397,8 +427,10 @@ class ExecutionMethods(ClientMethods):
             SchemaMissingError: the migration line `riverpy` is not applied.
         """
         try:
-            with self._translate_missing_table_error(), anyio.move_on_after(wait) as scope:
-                yield
+            cancel_after = wait if is_asyncpg_connection(connection) else math.inf
+            with self._translate_missing_table_error(), anyio.move_on_after(cancel_after) as scope:
+                async with limit_lock_wait(connection, wait):
+                    yield
         except (LockNotAvailableError, QueryCanceledError) as error:
             raise _KeyLockedError from error
         except SerializationError as error:

@@ -3,8 +3,9 @@ fence lets a transaction commit only while a lease is held."""
 
 from __future__ import annotations
 
+import math
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
 
@@ -18,15 +19,21 @@ from riverpy._postgres.driver import (
     is_in_transaction,
 )
 from riverpy._postgres.sessions.adapter import ACCEPTED_TEXT, adapt_session, describe_wrong_type
-from riverpy._postgres.sessions.session import CallerSession, SessionState
+from riverpy._postgres.sessions.session import (
+    NO_TRANSACTION_ERROR_TEXT,
+    CallerSession,
+    SessionState,
+)
 from riverpy._postgres.sql_files import get_query
 from riverpy.errors import InsertError, TransactionError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
     from datetime import datetime
 
     from riverpy._postgres.driver import Transaction
+
+T = TypeVar("T")
 
 ROLLBACK_TIMEOUT = 5.0
 """The timeout for a rollback to a savepoint, in seconds."""
@@ -54,10 +61,7 @@ def expect_transaction(tx: object) -> Transaction:
             "the connection given as tx is closed or back in its pool: nothing was done"
         )
     if not is_in_transaction(connection):
-        raise TransactionError(
-            "the connection given as tx is in no transaction, so the call would commit by itself: "
-            "begin one, as with `async with connection.transaction():`, or leave tx out"
-        )
+        raise TransactionError(NO_TRANSACTION_ERROR_TEXT)
     if isinstance(connection, CallerSession) and connection.get_state() is SessionState.ABORTED:
         raise TransactionError(TRANSACTION_ABORTED_ERROR_TEXT)
     return connection
@@ -112,6 +116,47 @@ async def savepoint(connection: Transaction) -> AsyncGenerator[None]:
                 f"({describe_error(failure)}). Roll it back, and do all of it again"
             ) from error
         raise
+
+
+@asynccontextmanager
+async def limit_lock_wait(connection: Transaction, wait: float) -> AsyncGenerator[None]:
+    """Let the statements of the `async with` block wait for locks for at most `wait` seconds, on a
+    connection that would be closed if a statement was cancelled. After an error in the block, roll
+    back to a savepoint from before it. On asyncpg's own connections this does nothing.
+
+    Raises:
+        LockNotAvailableError: a statement has waited for so long.
+    """
+    if not isinstance(connection, CallerSession):
+        yield
+        return
+    before = await _set_lock_timeout(connection, f"{max(1, math.ceil(wait * 1000))}ms")
+    yield
+    await _set_lock_timeout(connection, before)
+
+
+async def _set_lock_timeout(connection: Transaction, lock_timeout: str) -> str:
+    """Set the lock timeout of the transaction. Return the one before."""
+    statement = get_query("session", "session_set_lock_timeout", None)
+    return await statement.fetchval(connection, lock_timeout=lock_timeout)
+
+
+async def flush_session(tx: object) -> None:
+    """Write the changed objects of a session of SQLAlchemy, before a savepoint that SQLAlchemy does
+    not know. Otherwise a rollback to it would undo them, and the session would not notice."""
+    if isinstance(session := _adapt(tx), CallerSession):
+        await session.flush()
+
+
+async def run_caller_function(
+    connection: Transaction, function: Callable[[Any], Awaitable[T]], tx: object
+) -> T:
+    """Run a caller's function with the object that the caller passed as `tx`; None: with
+    `connection`."""
+    if isinstance(connection, CallerSession):
+        async with connection.savepoint():
+            return await function(tx)
+    return await function(connection)
 
 
 async def _roll_back_to_savepoint(connection: Transaction) -> Exception | None:

@@ -49,3 +49,9 @@ rollback to savepoint riverpy_call;
 -- name: session_now
 -- The server's time.
 select now();
+
+
+-- name: session_set_lock_timeout
+-- Set the lock timeout of the transaction, and return the one before.
+with before as materialized (select current_setting('lock_timeout') as lock_timeout)
+select lock_timeout, set_config('lock_timeout', @lock_timeout::text, true) from before;

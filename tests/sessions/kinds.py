@@ -63,6 +63,7 @@ class AsyncpgCaller(Caller):
 
     def __init__(self, connection: Any) -> None:
         self.tx = connection
+        self._transaction: Any = None
 
     async def execute(self, sql: str) -> None:
         await self.tx.execute(sql)
@@ -71,13 +72,14 @@ class AsyncpgCaller(Caller):
         return await self.tx.fetchval(sql)
 
     async def begin(self) -> None:
-        await self.tx.execute("begin")
+        self._transaction = self.tx.transaction()
+        await self._transaction.start()
 
     async def commit(self) -> None:
-        await self.tx.execute("commit")
+        await self._transaction.commit()
 
     async def rollback(self) -> None:
-        await self.tx.execute("rollback")
+        await self._transaction.rollback()
 
     async def close(self) -> None:
         await self.tx.close()

@@ -3,10 +3,7 @@ has not imported."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from riverpy._postgres.sessions.session import CallerSession
+from riverpy._postgres.sessions.session import CallerSession
 
 ACCEPTED_TEXT = (
     "an asyncpg connection, a psycopg AsyncConnection or AsyncCursor, or a SQLAlchemy "
@@ -30,7 +27,10 @@ classes."""
 
 
 def adapt_session(tx: object) -> CallerSession | None:
-    """Return the adapter of a connection or session; None: riverpy does not know its type."""
+    """Return the adapter of a connection or session, which may be an adapter already. None: riverpy
+    does not know its type."""
+    if isinstance(tx, CallerSession):
+        return tx
     for base in type(tx).__mro__:
         package = base.__module__.partition(".")[0]
         if package == "sqlalchemy":

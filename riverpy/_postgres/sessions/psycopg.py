@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,13 +13,19 @@ from psycopg.adapt import AdaptersMap
 from psycopg.postgres import register_default_adapters, types
 from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
+from psycopg.types.array import register_all_arrays
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.string import StrDumperUnknown, TextLoader
 
 from riverpy._postgres.sessions.errors import make_asyncpg_error
 from riverpy._postgres.sessions.records import make_records
-from riverpy._postgres.sessions.session import CallerSession, SessionState
+from riverpy._postgres.sessions.session import (
+    NO_TRANSACTION_ERROR_TEXT,
+    CallerSession,
+    SessionState,
+)
 from riverpy._postgres.sessions.text import encode_value
+from riverpy.errors import InsertError, TransactionError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Sequence
@@ -51,6 +58,7 @@ class _UtcLoader(TimestamptzLoader):
 def _make_adapters() -> AdaptersMap:
     adapters = AdaptersMap(types=types)
     register_default_adapters(adapters)
+    register_all_arrays(adapters)
     adapters.register_dumper(str, StrDumperUnknown)
     for name in ("json", "jsonb"):
         adapters.register_loader(name, TextLoader)
@@ -93,13 +101,31 @@ class PsycopgSession(CallerSession):
 
     async def fetch(self, statement: str, *values: object) -> list[Record]:
         cursor = _StatementCursor(self._connection, row_factory=tuple_row)
+        is_pipelined = self._is_pipelined()
+        if is_pipelined:
+            await self._end_pipelined_statements()
         try:
-            await cursor.execute(statement.encode(), [encode_value(value) for value in values])
+            # The inner block of a pipeline waits for the results.
+            async with self._connection.pipeline() if is_pipelined else nullcontext():
+                await cursor.execute(statement.encode(), [encode_value(value) for value in values])
             columns = cursor.description
             rows = await cursor.fetchall() if columns else []
         except psycopg.Error as error:
             raise self._translate(error) from error
         return make_records([column.name for column in columns or ()], rows)
+
+    async def _end_pipelined_statements(self) -> None:
+        """Wait for the results of the caller's statements. Only then the state of the transaction
+        is known."""
+        try:
+            async with self._connection.pipeline():
+                pass
+        except psycopg.Error as error:
+            raise TransactionError(
+                f"a statement before this call, in the same pipeline, has failed: {error}"
+            ) from error
+        if self._connection.info.transaction_status == TransactionStatus.IDLE:
+            raise TransactionError(NO_TRANSACTION_ERROR_TEXT)
 
     async def copy_to_table(
         self,
@@ -111,6 +137,10 @@ class PsycopgSession(CallerSession):
         format: str,  # noqa: A002
         timeout: float,
     ) -> None:
+        if self._is_pipelined():
+            raise InsertError(
+                "insert_many_fast uses COPY, which a pipeline cannot: use insert_many"
+            )
         table = sql.Identifier(*filter(None, (schema_name, table_name)))
         statement = sql.SQL("copy {} ({}) from stdin (format {}, encoding 'UTF8')").format(
             table,

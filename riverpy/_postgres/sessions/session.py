@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from riverpy._postgres.sessions.records import Record
+
+NO_TRANSACTION_ERROR_TEXT = (
+    "the connection given as tx is in no transaction, so the call would commit by itself: begin "
+    "one, as with `async with connection.transaction():`, or leave tx out"
+)
 
 
 class SessionState(Enum):
@@ -33,8 +40,6 @@ class CallerSession(ABC):
     """The library's name, for error texts."""
     has_copy = False
     """Whether `copy_to_table` works."""
-    survives_cancellation = True
-    """Whether the connection is usable after a statement was cancelled."""
     pooler_remedy: str
     """What to set for a pooler in transaction mode."""
 
@@ -72,6 +77,15 @@ class CallerSession(ABC):
     ) -> None:
         """Insert rows with COPY. `source` yields them in UTF-8."""
         raise NotImplementedError
+
+    async def flush(self) -> None:
+        """Write the changed objects of a session. Without objects this does nothing."""
+        return
+
+    def savepoint(self) -> AbstractAsyncContextManager[object]:
+        """Run the caller's code in a savepoint of the library, if it has to know what a rollback
+        undoes. Without objects this does nothing."""
+        return nullcontext()
 
     def is_in_transaction(self) -> bool:
         """Whether a transaction is open, aborted or not."""

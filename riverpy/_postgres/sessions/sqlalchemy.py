@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 from sqlalchemy.exc import (
     DBAPIError,
     InvalidRequestError,
-    ResourceClosedError,
     SQLAlchemyError,
     UnboundExecutionError,
 )
@@ -25,6 +24,8 @@ from riverpy._postgres.sessions.text import encode_value, to_pyformat
 from riverpy.errors import TransactionError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
     from riverpy._postgres.sessions.records import Record
 
 _DRIVERS = ("asyncpg", "psycopg")
@@ -46,7 +47,6 @@ class SqlAlchemySession(CallerSession):
     """An async session or connection of SQLAlchemy."""
 
     library = "SQLAlchemy"
-    survives_cancellation = False
     pooler_remedy = (
         "make the engine as SQLAlchemy's page on asyncpg and PgBouncer says, or for psycopg with "
         "connect_args={'prepare_threshold': None}"
@@ -85,6 +85,15 @@ class SqlAlchemySession(CallerSession):
             return []
         return make_records(list(result.keys()), [tuple(row) for row in result.all()])
 
+    async def flush(self) -> None:
+        if isinstance(self._tx, AsyncSession):
+            await self._tx.flush()
+
+    def savepoint(self) -> AbstractAsyncContextManager[object]:
+        if isinstance(self._tx, AsyncSession):
+            return self._tx.begin_nested()
+        return super().savepoint()
+
     async def _open(self) -> AsyncConnection:
         """Return the connection of the session, which begins a transaction if none is open.
 
@@ -92,26 +101,11 @@ class SqlAlchemySession(CallerSession):
             TransactionError: the session has no usable connection, or one that commits by itself.
             TypeError: riverpy does not know the driver.
         """
-        connection = await self._get_connection()
-        dialect = connection.dialect
-        if dialect.name != "postgresql" or dialect.driver not in _DRIVERS:
-            raise TypeError(
-                "tx must use PostgreSQL with the driver asyncpg or psycopg, got "
-                f"{dialect.name}+{dialect.driver}"
-            )
-        raw = await connection.get_raw_connection()
-        if getattr(raw.dbapi_connection, "autocommit", False):
-            raise TransactionError(
-                "the session given as tx has the isolation level AUTOCOMMIT, so the call would "
-                "commit by itself: use another isolation level, or leave tx out"
-            )
-        return connection
-
-    async def _get_connection(self) -> AsyncConnection:
         try:
-            if isinstance(self._tx, AsyncConnection):
-                return self._tx
-            return await self._tx.connection()
+            connection = (
+                self._tx if isinstance(self._tx, AsyncConnection) else await self._tx.connection()
+            )
+            raw_connection = await connection.get_raw_connection()
         except UnboundExecutionError as error:
             raise TransactionError(
                 "the session given as tx has several engines and no default: pass the connection "
@@ -123,9 +117,21 @@ class SqlAlchemySession(CallerSession):
             ) from error
         except SQLAlchemyError as error:
             raise self._translate(error) from error
+        dialect = connection.dialect
+        if dialect.name != "postgresql" or dialect.driver not in _DRIVERS:
+            raise TypeError(
+                "tx must use PostgreSQL with the driver asyncpg or psycopg, got "
+                f"{dialect.name}+{dialect.driver}"
+            )
+        if getattr(raw_connection.dbapi_connection, "autocommit", False):
+            raise TransactionError(
+                "the session given as tx has the isolation level AUTOCOMMIT, so the call would "
+                "commit by itself: use another isolation level, or leave tx out"
+            )
+        return connection
 
     def _translate(self, error: SQLAlchemyError) -> Exception:
-        if isinstance(error, ResourceClosedError):
+        if isinstance(error, InvalidRequestError):  # SQLAlchemy has sent nothing
             return InterfaceError(str(error))
         is_lost = isinstance(error, DBAPIError) and error.connection_invalidated
         return make_asyncpg_error(error, is_connection_closed=is_lost)

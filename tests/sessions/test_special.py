@@ -1,0 +1,260 @@
+"""Callers' transactions that have settings, codecs or objects of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from psycopg.adapt import Dumper, Loader
+from psycopg.rows import dict_row
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from riverpy import InsertManyParams, InsertOpts, TransactionError
+from tests.kit.pgbouncer import is_installed, pooled
+from tests.sessions.kinds import (
+    KINDS,
+    make_engine,
+    psycopg_caller,
+    sqlalchemy_caller,
+)
+from tests.sessions.test_contract import UNIQUE, stored, write_with_job
+from tests.work.rig import Task
+
+if TYPE_CHECKING:
+    from riverpy import Client
+    from tests._database import Schema
+
+DRIVERS = pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+OPTS = InsertOpts(metadata={"a": [1]}, tags=["one", "two"], unique_opts=UNIQUE.unique_opts)
+
+
+class Base(DeclarativeBase):
+    """The base of models."""
+
+
+class Row(Base):
+    """A model for the table `data`."""
+
+    __tablename__ = "data"
+
+    n: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Refusing(Loader, Dumper):
+    """A loader and dumper that must not be used."""
+
+    oid = 0
+
+    def load(self, data: Any) -> Any:
+        raise AssertionError(f"a loader of the caller's saw {bytes(data)!r}")
+
+    def dump(self, obj: Any) -> Any:
+        raise AssertionError(f"a dumper of the caller's saw {obj!r}")
+
+
+async def test_psycopg_adapters(client: Client, schema: Schema) -> None:
+    """The caller's row factory, loaders and dumpers do not apply to riverpy's statements. A
+    connection that commits by itself is accepted in a block of `transaction()`."""
+    async with psycopg_caller(
+        schema.url, row_factory=dict_row, autocommit=True, prepare_threshold=0
+    ) as caller:
+        connection = caller.tx
+        with pytest.raises(TransactionError, match="in no transaction"):
+            await client.insert(Task(1), tx=connection)
+        for name in ("text", "int2", "int4", "int8", "bool", "jsonb", "bytea", "timestamptz"):
+            connection.adapters.register_loader(name, Refusing)
+        for type_ in (str, int, list):
+            connection.adapters.register_dumper(type_, Refusing)
+        async with connection.transaction():
+            await connection.execute("set local datestyle = 'sql, dmy'")
+            await connection.execute("set local client_encoding = 'latin1'")
+            result = await client.insert(Task(1), OPTS, tx=connection)
+            again = await client.insert(Task(1), OPTS, tx=connection)
+            assert again.job.id == result.job.id
+            assert result.job.metadata == {"a": [1]}
+            job = await client.job_get(result.job.id, tx=connection)
+            assert (job.tags, job.metadata) == (["one", "two"], {"a": [1]})
+            fast = [InsertManyParams(Task(2), InsertOpts(metadata={"text": "é"}))]
+            await client.insert_many_fast(fast, tx=connection)
+    assert await stored(schema) == ([], [1, 2])
+    assert (await schema.jobs())[1]["metadata"] == '{"text": "é"}'
+
+
+async def test_psycopg_pipeline(client: Client, schema: Schema) -> None:
+    """In pipeline mode, a call waits for the statements before it and for its own."""
+    async with psycopg_caller(schema.url) as caller:
+        connection = caller.tx
+        await connection.rollback()
+        async with connection.pipeline():
+            await caller.execute(f"insert into {schema.name}.data values (1)")
+            result = await client.insert(Task(1), tx=connection)
+            await client.job_cancel(result.job.id, tx=connection)
+            await client.insert(Task(2), UNIQUE, tx=connection)
+            await client.queue_list(tx=connection)
+        await connection.commit()
+        async with connection.pipeline():
+            with pytest.raises(TransactionError, match="in no transaction"):
+                await client.insert(Task(3), tx=connection)
+    assert await stored(schema) == ([1], [1, 2])
+
+
+@DRIVERS
+async def test_sqlalchemy_settings(driver: str, client: Client, schema: Schema) -> None:
+    """The serializers and execution options of an engine do not apply to riverpy's statements."""
+
+    def refuse(value: Any) -> Any:
+        raise AssertionError(f"a serializer of the caller's saw {value!r}")
+
+    async with sqlalchemy_caller(
+        schema.url,
+        driver=driver,
+        shape="session",
+        json_serializer=refuse,
+        json_deserializer=refuse,
+        isolation_level="SERIALIZABLE",
+        execution_options={"stream_results": True, "no_parameters": True},
+    ) as caller:
+        result = await client.insert(Task(1), OPTS, tx=caller.tx)
+        assert result.job.metadata == {"a": [1]}
+        assert (await client.job_get(result.job.id, tx=caller.tx)).metadata == {"a": [1]}
+        assert await client.job_count(tx=caller.tx) == 1
+        await caller.commit()
+    assert await stored(schema) == ([], [1])
+
+
+@DRIVERS
+async def test_sqlalchemy_autocommit(driver: str, client: Client, schema: Schema) -> None:
+    """The isolation level AUTOCOMMIT is refused before anything is sent, wherever it was set."""
+    async with sqlalchemy_caller(
+        schema.url, driver=driver, shape="session", isolation_level="AUTOCOMMIT"
+    ) as caller:
+        with pytest.raises(TransactionError, match="AUTOCOMMIT"):
+            await client.insert(Task(1), tx=caller.tx)
+    async with sqlalchemy_caller(schema.url, driver=driver, shape="session") as caller:
+        await caller.tx.connection(execution_options={"isolation_level": "AUTOCOMMIT"})
+        with pytest.raises(TransactionError, match="AUTOCOMMIT"):
+            await client.queue_list(tx=caller.tx)
+    assert await stored(schema) == ([], [])
+
+
+@DRIVERS
+async def test_sqlalchemy_objects(driver: str, client: Client, schema: Schema) -> None:
+    """Objects of a session commit with the job. If the function of run_once raises, the session
+    forgets the objects that it has added, and keeps those from before."""
+    engine = make_engine(schema.url, driver).execution_options(
+        schema_translate_map={None: schema.name}
+    )
+    async with AsyncSession(engine) as session, session.begin():
+        rows = [Row(n=1), Row(n=2), Row(n=3)]
+        session.add(rows[0])
+        await client.insert(Task(1), tx=session)
+        assert rows[0] in session.new, "riverpy has written an object of the caller's"
+
+        async def add(session: AsyncSession) -> None:
+            session.add(rows[1])
+            await session.flush()
+            raise LookupError
+
+        session.add(rows[2])
+        with pytest.raises(LookupError):
+            await client.run_once("key", add, tx=session)
+        assert [row in session for row in rows] == [True, False, True]
+    assert await stored(schema) == ([1, 3], [1])
+    await engine.dispose()
+
+
+async def test_sqlalchemy_engines(client: Client, schema: Schema) -> None:
+    """A session with engines for its models, but no default, is refused. The connection of one of
+    them is accepted."""
+    engine = make_engine(schema.url, "asyncpg")
+    sessions = async_sessionmaker(binds={Row: engine})
+    async with sessions() as session:
+        with pytest.raises(TransactionError, match=r"session\.connection\(bind_arguments"):
+            await client.insert(Task(1), tx=session)
+        connection = await session.connection(bind_arguments={"mapper": Row})
+        await client.insert(Task(2), tx=connection)
+        await session.commit()
+    async with sessions(bind=engine) as session:
+        await client.insert(Task(3), tx=session)
+        await session.commit()
+    assert await stored(schema) == ([], [2, 3])
+    await engine.dispose()
+
+
+async def test_unfinished_sessions(client: Client, schema: Schema) -> None:
+    """A connection that is not open yet, and a session whose block of a transaction has ended, are
+    refused with TransactionError."""
+    engine = make_engine(schema.url, "asyncpg")
+    with pytest.raises(TransactionError, match="closed"):
+        await client.insert(Task(1), tx=engine.connect())
+    async with AsyncSession(engine) as session, session.begin():
+        await session.commit()
+        with pytest.raises(TransactionError, match="no usable transaction"):
+            await client.insert(Task(2), tx=session)
+    async with AsyncSession(engine, close_resets_only=False) as session:
+        await session.close()
+        with pytest.raises(TransactionError, match="no usable transaction"):
+            await client.insert(Task(3), tx=session)
+    assert await stored(schema) == ([], [])
+    await engine.dispose()
+
+
+async def test_near_misses(client: Client, schema: Schema) -> None:
+    """An object that is nearly right is refused with a text that says what to pass."""
+    engine = make_engine(schema.url, "psycopg")
+    wrong: list[tuple[Any, str]] = [
+        (engine, "AsyncEngine: open a session"),
+        (async_sessionmaker(engine), "async_sessionmaker: make a session"),
+        (engine.sync_engine, "Engine: an async client takes the async kind"),
+        (AsyncSession(engine).sync_session, "Session: an async client takes the async kind"),
+        ("postgres://", "got str"),
+    ]
+    for tx, text in wrong:
+        with pytest.raises(TypeError, match=rf"tx must be an asyncpg connection.*{text}"):
+            await client.insert(Task(1), tx=tx)
+    with (
+        psycopg.connect(schema.url) as connection,
+        pytest.raises(TypeError, match="Connection: an async client"),
+    ):
+        await client.insert(Task(1), tx=connection)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.skipif(not is_installed(), reason="needs PgBouncer")
+async def test_poolers(client: Client, schema: Schema) -> None:
+    """Each kind works through PgBouncer in transaction mode, if it is set up for it."""
+    options: dict[str, dict[str, Any]] = {
+        "asyncpg": {"statement_cache_size": 0},
+        "psycopg": {"prepare_threshold": None},
+        "sqlalchemy-session-asyncpg": {
+            "connect_args": {"statement_cache_size": 0, "prepared_statement_cache_size": 0}
+        },
+        "sqlalchemy-session-psycopg": {"connect_args": {"prepare_threshold": None}},
+    }
+    with pooled(schema.url) as url:
+        for number, (kind, settings) in enumerate(options.items()):
+            async with KINDS[kind](url, **settings) as caller:
+                for _ in range(7):  # psycopg would prepare the sixth statement
+                    await client.insert(Task(number), tx=caller.tx)
+                    await caller.rollback()
+                    await caller.begin()
+                await write_with_job(caller, client, schema, number)
+                await caller.commit()
+    assert await stored(schema) == ([0, 1, 2, 3], [0, 1, 2, 3])
+
+
+def test_nothing_is_imported() -> None:
+    """`import riverpy` imports neither psycopg nor SQLAlchemy nor the adapters for them."""
+    program = (
+        "import sys, riverpy, json;"
+        "print(json.dumps([name for name in sys.modules if 'psycopg' in name or"
+        " 'sqlalchemy' in name]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert json.loads(done.stdout) == []
