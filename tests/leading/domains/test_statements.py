@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from riverpy._postgres.sql_files import get_query, load_statements, sql_directory
+from riverpy._postgres.sql_files import (
+    get_query,
+    get_query_with_parts,
+    load_statements,
+    sql_directory,
+)
 from riverpy.migrate import Migrator
 from tests._statements import record_statements
 from tests.leading.domains.members import member
@@ -77,6 +82,9 @@ def names_of(sent: list[Sent], schema: Schema) -> set[str]:
     """Return the names of the statements that were sent. A statement without a name is returned as
     its text. BEGIN, COMMIT and LISTEN are left out."""
     known = {text: name for place in (schema.name, None) for name, text in texts(place).items()}
+    for parts in (frozenset[str](), frozenset({"leases"})):
+        beat = get_query_with_parts("riverpy_client", "client_heartbeat", schema.name, parts)
+        known[beat.text] = "client_heartbeat"
     plain = ("BEGIN", "COMMIT", "LISTEN")
     return {known.get(text, text) for _, text in sent if not text.startswith(plain)}
 
