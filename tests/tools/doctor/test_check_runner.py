@@ -166,6 +166,7 @@ async def test_locked_table(
             "kinds",
         ),
         "failing",
+        "leases",
     ]
     assert {one["level"] for one in failed} == {"warn"}
     assert all("lock timeout" in one["text"] and "`locks`" in one["fix"] for one in failed)
