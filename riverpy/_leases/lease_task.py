@@ -73,9 +73,8 @@ class LeaseTask:
         return True
 
     def _handle_lease_end(self) -> None:
-        cause = self.lease.cause
-        is_planned = cause in {StopCause.CLIENT_STOP, StopCause.LEASE_HANDED_OVER}
-        self._work_scope.stop(cause if cause is not None and is_planned else self._loss_cause)
+        is_stop = self.lease.cause is StopCause.CLIENT_STOP
+        self._work_scope.stop(StopCause.CLIENT_STOP if is_stop else self._loss_cause)
 
     async def _run_work(self) -> None:
         timer = self._engine.timer

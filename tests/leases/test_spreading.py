@@ -295,7 +295,7 @@ async def test_missing_migration(schema: Schema) -> None:
     await migrator.down(target=7)
     try:
         client, _ = make_client(schema, "a")
-        with pytest.raises(SchemaMissingError, match="spread_leases"):
+        with pytest.raises(SchemaMissingError, match="spread_leases"), anyio.fail_after(30):
             await client.run()
     finally:
         await migrator.up()
