@@ -213,10 +213,12 @@ async def test_near_misses(client: Client, schema: Schema) -> None:
         (engine.sync_engine, "Engine: an async client takes the async kind"),
         (AsyncSession(engine).sync_session, "Session: an async client takes the async kind"),
         ("postgres://", "got str"),
+        (unawaited := AsyncSession(engine).connection(), "coroutine: await it first"),
     ]
     for tx, text in wrong:
         with pytest.raises(TypeError, match=rf"tx must be an asyncpg connection.*{text}"):
             await client.insert(Task(1), tx=tx)
+    unawaited.close()
     with (
         psycopg.connect(schema.url) as connection,
         pytest.raises(TypeError, match="Connection: an async client"),

@@ -114,6 +114,16 @@ async def complete(job: riverpy.Job[Resize]) -> None:
         assert_type(await job.complete_tx(connection), riverpy.JobRow)
 
 
+async def count_objects(session: AsyncSession) -> int:
+    """An effect in the caller's own session."""
+    return len(session.new)
+
+
+async def count_rows(connection: asyncpg.pool.PoolConnectionProxy[asyncpg.Record]) -> int:
+    """An effect in a transaction of the client."""
+    return len(await connection.fetch("select 1"))
+
+
 async def insert_in_transactions(
     client: riverpy.Client,
     pooled: asyncpg.pool.PoolConnectionProxy[asyncpg.Record],
@@ -131,6 +141,8 @@ async def insert_in_transactions(
     await client.insert(Resize("/x"), tx=scoped)
     await client.queue_pause("mail", tx=core)
     await client.job_cancel(1, tx=connection)
+    assert_type(await client.run_once("key", count_objects, tx=session), riverpy.Execution[int])
+    assert_type(await client.run_once("key", count_rows), riverpy.Execution[int])
 
 
 class ResizeWorker(riverpy.Worker[Resize]):

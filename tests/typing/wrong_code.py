@@ -102,6 +102,10 @@ class NoMiddleware:
     async def work(self, job: riverpy.Job[Welcome]) -> None: ...
 
 
+async def effect(tx: object) -> None:
+    """An effect for run_once."""
+
+
 async def main(
     engine: AsyncEngine,
     sessions: async_sessionmaker[AsyncSession],
@@ -126,6 +130,7 @@ async def main(
     await client.insert(Welcome(1), tx=blocking_session)  # pyright: ignore[reportArgumentType]
     await client.insert(Welcome(1), tx=blocking_connection)  # pyright: ignore[reportArgumentType]
     await client.insert(Welcome(1), tx=pool)  # pyright: ignore[reportArgumentType]
+    await client.run_once("key", effect, tx=engine)  # pyright: ignore[reportCallIssue, reportArgumentType]
     await client.insert_many([Welcome(1)])  # pyright: ignore[reportArgumentType]
     await client.job_list(order_by="kind")  # pyright: ignore[reportArgumentType]
     await client.job_list(priorities=["high"])  # pyright: ignore[reportArgumentType]

@@ -12,6 +12,7 @@ ACCEPTED_TEXT = (
 _HINTS = {
     "AsyncEngine": "open a session or connection of the engine: `async with engine.begin() as tx:`",
     "async_sessionmaker": "make a session: `async with sessionmaker.begin() as tx:`",
+    "coroutine": "await it first",
     "AsyncTransaction": "pass its connection",
     "AsyncSessionTransaction": "pass its session",
     "AsyncConnectionPool": "take a connection: `async with pool.connection() as tx:`",
