@@ -12,6 +12,7 @@ A Struct or dataclass is encoded like a Go struct (fields in declared order), a 
     msgspec Struct      declared order; `rename`, `field(name=)`, `tag`, `array_like` as in msgspec;
                         UNSET fields are left out, with `omit_defaults` those equal to their default
     dataclass           declared order; UNSET fields are left out
+    pydantic model      declared order, by alias, with the values of pydantic's JSON mode
     datetime            RFC 3339, with a time zone; a naive one is refused
     date                2026-01-31
     timedelta           nanoseconds, as Go's Duration
@@ -37,11 +38,12 @@ from enum import Enum
 from functools import lru_cache
 from json.encoder import encode_basestring  # a C function that keeps non-ASCII text, as Go does
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, get_origin
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, cast, get_origin
 from uuid import UUID
 
 import msgspec
 
+from riverpy._pydantic_models import dump_model, is_model_class
 from riverpy.errors import ArgsError
 
 if TYPE_CHECKING:
@@ -83,14 +85,17 @@ class _EncodingError(Exception):
         return ArgsError(f"{path}: {self.message}", path=path)
 
 
-def encode(value: object, *, path: str = "$") -> str:
-    """Encode `value` as JSON text. `path` is the name of the value in errors.
+def encode(value: object, *, path: str = "$", as_args: bool = False) -> str:
+    """Encode `value` as JSON text. `path` is the name of the value in errors. `as_args`: whether a
+    pydantic model must be valid as the input of its class, and so has no computed fields.
 
     Raises:
         ArgsError: a part of `value` has no JSON form, or PostgreSQL cannot store it. The `path` of
             the error leads to this part.
     """
     try:
+        if as_args and is_model_class(type(value)):
+            return _encode_model(value, 0, as_args=True)
         return _encode_value(value, 0)
     except _EncodingError as error:
         raise error.make_args_error(path) from None
@@ -129,6 +134,8 @@ def _find_encoder(cls: type[object]) -> _Encoder:
     for base, encoder in _ENCODER_BY_TYPE:
         if issubclass(cls, base):
             return encoder
+    if is_model_class(cls):
+        return _encode_model
     if issubclass(cls, msgspec.Struct):
         return _encode_array if cls.__struct_config__.array_like else _struct_encoder(cls)
     return _dataclass_encoder(cls) if is_dataclass(cls) else _refuse_type
@@ -257,6 +264,22 @@ def _encode_key(key: object) -> str:
     raise _EncodingError(
         f"a key of an object must be a str, int, UUID or Enum, got {type(key).__qualname__}"
     )
+
+
+def _encode_model(value: object, depth: int, *, as_args: bool = False) -> str:
+    """Encode a model of pydantic. Its fields keep their order. The keys of objects inside it are
+    sorted, because pydantic's values do not show which of them are dicts."""
+    try:
+        dumped = dump_model(value, as_args=as_args)
+    except RecursionError:
+        raise
+    except Exception as error:  # serializers of the user may raise anything
+        raise _EncodingError(str(error)) from None
+    if not isinstance(dumped, dict):  # a RootModel
+        return _encode_value(dumped, depth)
+    members = cast("dict[str, object]", dumped)
+    items = ((key, None, members[key]) for key in members)
+    return f"{{{_encode_members(items, depth)}}}"
 
 
 class _Field(NamedTuple):

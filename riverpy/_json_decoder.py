@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 import msgspec
 from msgspec import inspect
 
+from riverpy._pydantic_models import is_model_class, make_model_decoder
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -27,14 +29,18 @@ def make_decoder(cls: type[T]) -> Callable[[str], T]:
         NameError: an annotation cannot be resolved.
         TypeError: the type, or the type of a field, cannot be decoded. The text names the field.
     """
+    if is_model_class(cls):
+        return make_model_decoder(cls)
     try:
-        decode = msgspec.json.Decoder(cls).decode
+        decode = msgspec.json.Decoder(cls, dec_hook=_decode_model).decode
         info = inspect.type_info(cls)
     except TypeError as error:
         raise TypeError(f"{_unsupported_field_path(cls)}{error}") from None
     types = list(_iterate_types(info, "$", set()))
     for path, inner in types:
-        if isinstance(inner, inspect.CustomType) and not _is_json_value_type(inner.cls):
+        if isinstance(inner, inspect.CustomType) and is_model_class(inner.cls):
+            make_model_decoder(inner.cls)
+        elif isinstance(inner, inspect.CustomType) and not _is_json_value_type(inner.cls):
             raise TypeError(
                 f"{path}: the type {inner.cls.__qualname__} cannot be decoded from JSON"
             )
@@ -48,9 +54,17 @@ def make_decoder(cls: type[T]) -> Callable[[str], T]:
             cls,
             builtin_types=(timedelta,),
             str_keys=True,
+            dec_hook=_decode_model,
         )
 
     return decode_durations
+
+
+def _decode_model(cls: type[Any], value: object) -> object:
+    """Decode a pydantic model inside a Struct or dataclass."""
+    if not is_model_class(cls):
+        return value  # msgspec checks its type
+    return make_model_decoder(cls)(msgspec.json.encode(value).decode())
 
 
 def _is_json_value_type(cls: type) -> bool:

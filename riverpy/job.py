@@ -49,8 +49,8 @@ class JobState(StrEnum):
 
 @runtime_checkable
 class JobArgs(Protocol):
-    """The args of a job: a msgspec Struct, a dataclass or a dict subclass with a class variable
-    `kind`.
+    """The args of a job: a msgspec Struct, a dataclass, a pydantic model or a dict subclass with a
+    class variable `kind`.
 
     Two members are optional. `kind_aliases: ClassVar[Sequence[str]]` has older names of the kind
     that the worker accepts too. `def insert_opts(self) -> InsertOpts` returns the default options

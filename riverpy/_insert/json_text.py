@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from riverpy import _json
 from riverpy._json_decoder import make_decoder
+from riverpy._pydantic_models import find_validation_problem
 from riverpy.errors import ArgsError
 from riverpy.job import RawArgs, check_metadata_key
 
@@ -25,7 +26,7 @@ def encode_args(args: JobArgs | RawArgs) -> str:
     """
     if isinstance(args, RawArgs):
         return compact_json_object("RawArgs", args.json)
-    text = _check_json_size("args", _json.encode(args))
+    text = _check_json_size("args", _json.encode(args, as_args=True))
     if not text.startswith("{"):
         raise ArgsError(f"args must be a JSON object, got {text[:80]}")
     _check_args_decodable(type(args), text)
@@ -41,8 +42,11 @@ def _check_args_decodable(cls: type[object], args_json: str) -> None:
     except TypeError as error:
         raise ArgsError(f"args of {cls.__qualname__} can never be decoded: {error}") from None
     except Exception as error:
-        reason, _, place = str(error).rpartition(" - at ")
-        path = place.split("`")[-2] if reason else "$"
+        if (problem := find_validation_problem(error)) is not None:
+            path, reason = problem
+        else:
+            reason, _, place = str(error).rpartition(" - at ")
+            path = place.split("`")[-2] if reason else "$"
         raise ArgsError(
             f"{path}: {reason or error}; a worker could not decode these args of "
             f"{cls.__qualname__}",

@@ -17,6 +17,11 @@ import msgspec
 from riverpy import _json
 from riverpy._log import get_logger
 from riverpy._log_events import UNIQUE_FIELDS_IGNORED
+from riverpy._pydantic_models import (
+    get_model_field_annotations,
+    get_model_field_names,
+    is_model_class,
+)
 from riverpy.errors import InsertError
 from riverpy.insert_opts import UNIQUE_STATES_DEFAULT, UNIQUE_STATES_REQUIRED, Unique, UniqueOpts
 from riverpy.job import UNIQUE_STATE_BY_BIT, JobState
@@ -195,7 +200,10 @@ def _get_field_annotations(cls: type[object]) -> list[tuple[str, Any]]:
     if not (names := _get_field_json_names(cls)):
         return []
     try:
-        hints = get_type_hints(cls, include_extras=True)
+        if is_model_class(cls):
+            hints = get_model_field_annotations(cls)
+        else:
+            hints = get_type_hints(cls, include_extras=True)
     except (NameError, TypeError) as error:
         raise InsertError(
             f"the annotations of {cls.__qualname__} cannot be resolved ({error}), so its fields "
@@ -205,7 +213,9 @@ def _get_field_annotations(cls: type[object]) -> list[tuple[str, Any]]:
 
 
 def _get_field_json_names(cls: type[object]) -> list[tuple[str, str]]:
-    """Return the attribute and the JSON name of each field of a Struct or dataclass."""
+    """Return the attribute and the JSON name of each field of a model, Struct or dataclass."""
+    if is_model_class(cls):
+        return get_model_field_names(cls)
     if issubclass(cls, msgspec.Struct):
         return list(zip(cls.__struct_fields__, cls.__struct_encode_fields__, strict=True))
     return [(field.name, field.name) for field in fields(cls)] if is_dataclass(cls) else []

@@ -24,11 +24,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.spawn import get_executable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import anyio
 
 from riverpy._main_import import describe_main_module
+from riverpy._pydantic_models import decode_model, is_model_class
 from riverpy._work.child_messages import (
     CANCEL_JOB,
     CHECK_FUNCTIONS,
@@ -357,4 +358,23 @@ def pickle_job(function: Callable[[Job[Any]], object], attempt: Attempt) -> byte
     Raises:
         Exception: the function or the args cannot be pickled.
     """
-    return pickle.dumps((function, tuple(attempt.columns()), attempt.args))
+    args, columns = attempt.args, tuple(attempt.columns())
+    try:
+        return pickle.dumps((function, columns, args))
+    except (pickle.PicklingError, AttributeError):
+        args_class: type[Any] = cast("Any", type(args))
+        if not is_model_class(args_class):
+            raise
+        # A generic model such as Page[int] inside a model has no name: the process decodes the
+        # JSON text of the args again.
+        return pickle.dumps((function, columns, _EncodedModel(args_class, attempt.encoded_args)))
+
+
+class _EncodedModel(NamedTuple):
+    """A pydantic model that is pickled as JSON text. It is unpickled as a model."""
+
+    cls: type[Any]
+    text: str
+
+    def __reduce__(self) -> tuple[Callable[[type[Any], str], Any], tuple[type[Any], str]]:
+        return decode_model, (self.cls, self.text)

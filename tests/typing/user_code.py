@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, assert_type
 import asyncpg
 import msgspec
 from msgspec import UNSET, UnsetType
+from pydantic import BaseModel
 
 import riverpy
 from riverpy.otel import OpenTelemetryPlugin
@@ -26,6 +27,24 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
 workers = riverpy.Workers()
+
+
+class Invoice(BaseModel):
+    """Args as a pydantic model."""
+
+    kind: ClassVar[str] = "invoice"
+    number: Annotated[int, riverpy.Unique]
+
+
+@workers.job
+async def pay(job: riverpy.Job[Invoice]) -> None:
+    assert_type(job.args.number, int)
+    job.record_output(job.args)
+
+
+async def insert_invoice(client: riverpy.Client) -> None:
+    await client.insert(Invoice(number=1))
+    await client.insert_many([riverpy.InsertManyParams(Invoice(number=2))])
 
 
 class Welcome(msgspec.Struct, frozen=True):
