@@ -12,7 +12,7 @@ from riverpy.events import LeadershipChange
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-UNREAD_CHANGES_MAX = 10_000
+UNREAD_LEADERSHIP_CHANGES_MAX = 10_000
 """The largest number of changes that wait for a subscriber."""
 
 
@@ -26,7 +26,7 @@ class LeadershipSubscription(Stream[LeadershipChange]):
     """
 
     def __init__(self, owner: LeadershipPublisher) -> None:
-        super().__init__(owner, UNREAD_CHANGES_MAX)
+        super().__init__(owner, UNREAD_LEADERSHIP_CHANGES_MAX)
         self._leadership = owner
 
     async def __aenter__(self) -> Self:

@@ -125,7 +125,7 @@ class LeaseSpreader:
         self._runners, self._engine = runners, engine
         self._connection, self._schema = connection, schema
         self._heartbeat_age_max = heartbeat_age_max
-        self._unsettled: tuple[HandOver, int] | None = None
+        self._open_hand_over: tuple[HandOver, int] | None = None
         """The last hand-over and the epoch of the term that it ended, until some client has
         acquired the lease."""
         self._failed_count = 0
@@ -157,7 +157,7 @@ class LeaseSpreader:
     async def _check(self) -> None:
         leases = [runner.lease for runner in self._runners]
         own = sorted((lease for lease in leases if lease is not None), key=_acquired_at)
-        if len(own) < SINGLETONS_MIN and self._unsettled is None:
+        if len(own) < SINGLETONS_MIN and self._open_hand_over is None:
             return
         names = [USER_LEASE_NAME_PREFIX + runner.singleton.name for runner in self._runners]
         async with self._connection.acquire(
@@ -179,7 +179,7 @@ class LeaseSpreader:
             lease = own[-1 - own_names.index(choice.name)]
             reason = f"client {choice.client_id!r} runs fewer singletons"
             if self._engine.hand_over(lease, reason):
-                self._unsettled = choice, lease.epoch
+                self._open_hand_over = choice, lease.epoch
 
     def _find_standbys(
         self, clients: Sequence[ReportingClient], names: frozenset[str]
@@ -199,13 +199,13 @@ class LeaseSpreader:
     def _is_last_hand_over_settled(self, terms: Sequence[HeldTerm]) -> bool:
         """Whether some client has acquired the lease that was handed over last. If it was this
         client, wait longer before the next hand-over, because each one interrupts a function."""
-        if self._unsettled is None:
+        if self._open_hand_over is None:
             return True
-        (name, client_id), epoch = self._unsettled
+        (name, client_id), epoch = self._open_hand_over
         term = next((term for term in terms if term.name == name and term.epoch > epoch), None)
         if term is None:
             return False
-        self._unsettled = None
+        self._open_hand_over = None
         if term.holder != self._engine.holder:
             self._failed_count = 0
             return True

@@ -105,7 +105,7 @@ def _make_queue_services(
 ) -> list[MaintenanceService]:
     return [
         JobScheduler(context),
-        JobRescuer(context, _get_contact_function(heartbeat)),
+        JobRescuer(context, _make_contact_reader(heartbeat)),
         JobCleaner(context),
         JobExpirer(context),
         QueueCleaner(context),
@@ -117,10 +117,10 @@ def _make_cleaner_services(
 ) -> list[MaintenanceService]:
     """Return the services for the tables of the migration line `riverpy`, which River does not
     have."""
-    contact_seconds = _get_contact_function(heartbeat)
+    contact_seconds = _make_contact_reader(heartbeat)
     cleaners = [] if contact_seconds is None else [ClientCleaner(context, contact_seconds)]
     return [ExecutionCleaner(context), *cleaners]
 
 
-def _get_contact_function(heartbeat: HeartbeatWriter) -> Callable[[], float] | None:
+def _make_contact_reader(heartbeat: HeartbeatWriter) -> Callable[[], float] | None:
     return None if heartbeat.registered_at is None else heartbeat.contact_duration

@@ -38,7 +38,7 @@ FAST_BATCH_TIME_FRACTION = 1 / 4
 doubled."""
 ROW_BY_ROW_BATCH_SIZE_MAX = 100
 """A failed batch of at most this many rows is sent again row by row."""
-SHRINK_TO_ONE_BATCH_SIZE_MAX = 10
+SINGLE_ROW_RETRY_BATCH_SIZE_MAX = 10
 """After a failed statement over at most this many rows, the next statement has one row. This
 applies to statements that select their rows themselves."""
 REPEATED_ERROR_WINDOW = 60.0
@@ -131,7 +131,9 @@ class BatchSize:
         these rows are done."""
         self._suspect_row_count = failed_row_count
         self.row_count = (
-            math.isqrt(failed_row_count) if failed_row_count > SHRINK_TO_ONE_BATCH_SIZE_MAX else 1
+            math.isqrt(failed_row_count)
+            if failed_row_count > SINGLE_ROW_RETRY_BATCH_SIZE_MAX
+            else 1
         )
 
     def grow_if_fast(self, sent_row_count: int, seconds: float) -> None:

@@ -409,7 +409,7 @@ async def test_slow_subscriber(monkeypatch: pytest.MonkeyPatch, log: list[Any]) 
     """A subscriber that does not read delays nothing and gets the changes in order. If its queue is
     full, the oldest are dropped, counted and logged once, so that the last one is the present state
     (EL6)."""
-    monkeypatch.setattr(leadership, "UNREAD_CHANGES_MAX", 5)
+    monkeypatch.setattr(leadership, "UNREAD_LEADERSHIP_CHANGES_MAX", 5)
     owner = LeadershipPublisher(lambda: "a", lambda: "default")
     async with LeadershipSubscription(owner) as slow, LeadershipSubscription(owner) as quick:
         seen = [await anext(quick)]

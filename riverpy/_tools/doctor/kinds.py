@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 
 from riverpy._log_events import JOBS_FAILED
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
-from riverpy._tools.doctor.snapshot import QUEUE_ROW_AGE_MAX, QUEUE_SAMPLE_MAX, sampled_jobs_limit
+from riverpy._tools.doctor.snapshot import (
+    QUEUE_ROW_AGE_MAX,
+    SAMPLED_JOBS_OF_QUEUE_MAX,
+    compute_sample_size,
+)
 from riverpy._tools.doctor.statements import count_discarded_jobs
 from riverpy._tools.text import format_count, format_error, format_names, format_waiting_count
 
@@ -139,7 +143,7 @@ def _kind_without_worker_finding(
 
 def _describe_waiting_jobs(row: KindRow, backlogs: Sequence[BacklogRow]) -> str:
     """Return a sentence about the waiting jobs of a kind."""
-    limit = sampled_jobs_limit(backlogs)
+    limit = compute_sample_size(backlogs)
     is_partial = any(one.job_count > limit for one in backlogs if one.queue in row.queues)
     jobs = format_waiting_count(row.job_count, "job", suffix=" of this kind", is_partial=is_partial)
     return f"{jobs} in queue {format_names(row.queues)}, for example job {row.example_job_id}"
@@ -158,7 +162,10 @@ async def check_failing_kinds(snapshot: DatabaseSnapshot) -> list[Finding]:
     live = await snapshot.live_clients()
     worked = {kind for client in live for kind in client.kinds}
     discarded = await snapshot.session.read(
-        count_discarded_jobs, snapshot.schema, window=DISCARDED_JOBS_WINDOW, limit=QUEUE_SAMPLE_MAX
+        count_discarded_jobs,
+        snapshot.schema,
+        window=DISCARDED_JOBS_WINDOW,
+        limit=SAMPLED_JOBS_OF_QUEUE_MAX,
     )
     failed = sum(row.failed for row in rows.values())
     text = "no failed job waits for its next attempt"
@@ -184,7 +191,9 @@ def _failing_kind_finding(kind: str, row: KindRow | None, discarded: int) -> Fin
         return None
     facts: list[str] = []
     if discarded:
-        jobs = format_count(discarded, "job was", plural="jobs were", limit=QUEUE_SAMPLE_MAX)
+        jobs = format_count(
+            discarded, "job was", plural="jobs were", limit=SAMPLED_JOBS_OF_QUEUE_MAX
+        )
         facts.append(f"{jobs} discarded in the last hour")
     if row is not None:
         jobs = format_waiting_count(failed, "job", suffix=" failed and")

@@ -51,7 +51,7 @@ jobs of each queue are counted."""
 QUEUE_ROW_AGE_MAX = 1200.0
 """If the row of a queue was not updated for this many seconds, no client works the queue. Clients
 in every language update the row every 10 minutes."""
-QUEUE_SAMPLE_MAX = 1_000
+SAMPLED_JOBS_OF_QUEUE_MAX = 1_000
 """The maximum number of jobs in one queue and state whose kinds are read."""
 SAMPLED_JOBS_MAX = 20_000
 """The maximum number of jobs in all queues and states whose kinds are read. With many queues, fewer
@@ -62,9 +62,9 @@ RUNNING_JOBS_MAX = 10_001
 """The maximum number of running jobs that are read."""
 
 
-def sampled_jobs_limit(backlogs: Sequence[BacklogRow]) -> int:
+def compute_sample_size(backlogs: Sequence[BacklogRow]) -> int:
     """Return the maximum number of jobs in each backlog that are read for their kinds."""
-    return min(QUEUE_SAMPLE_MAX, SAMPLED_JOBS_MAX // max(len(backlogs), 1) + 1)
+    return min(SAMPLED_JOBS_OF_QUEUE_MAX, SAMPLED_JOBS_MAX // max(len(backlogs), 1) + 1)
 
 
 def _read_once(
@@ -192,7 +192,7 @@ class DatabaseSnapshot:
         return await self.session.read(read_periodic_jobs, self.schema)
 
     async def kinds(self, backlogs: Sequence[BacklogRow]) -> list[KindRow]:
-        """Return the kinds of the first `sampled_jobs_limit` jobs of each backlog."""
+        """Return the kinds of the first `compute_sample_size` jobs of each backlog."""
         return await self.session.read(
             run_job_statement,
             self.schema,
@@ -200,7 +200,7 @@ class DatabaseSnapshot:
             self.damaged_job_errors,
             read_waiting_kinds,
             backlogs=backlogs,
-            limit=sampled_jobs_limit(backlogs),
+            limit=compute_sample_size(backlogs),
         )
 
     @_read_once
