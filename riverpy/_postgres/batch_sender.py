@@ -326,7 +326,7 @@ class BatchSender(Generic[Row]):
             self._rows_being_sent = []
 
     async def send_all_due_rows(self, timeout: float = math.inf) -> bool:
-        """Send all rows that are due. Return False if `within` seconds were not enough. Raise what
+        """Send all rows that are due. Return False if `timeout` seconds were not enough. Raise what
         `send_batch` raises."""
         until = time.monotonic() + timeout
         while self._new_rows or self._failed_batch_parts or self.can_send_now:
