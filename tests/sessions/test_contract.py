@@ -181,8 +181,10 @@ async def test_run_once(caller: Caller, client: Client, schema: Schema) -> None:
         await write(caller, schema, 7)
         return 5
 
+    await caller.execute("set local lock_timeout = '6s'")
     execution = await client.run_once("key", effect, tx=caller.tx)
     assert (execution.state, execution.value) == (ExecutionState.RAN, 5)
+    assert await caller.value("show lock_timeout") == "6s"
     assert seen == [caller.tx]
     await caller.commit()
     await caller.begin()

@@ -25,12 +25,15 @@ from riverpy._postgres.sessions.session import (
     SessionState,
 )
 from riverpy._postgres.sessions.text import encode_value
-from riverpy.errors import InsertError, TransactionError
+from riverpy.errors import ConfigError, InsertError, TransactionError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Sequence
 
     from riverpy._postgres.sessions.records import Record
+
+if not hasattr(psycopg, "AsyncRawCursor"):
+    raise ConfigError(f"tx takes psycopg 3.2 or newer, this is {psycopg.__version__}: update it")
 
 _STATES = {
     TransactionStatus.IDLE: SessionState.NO_TRANSACTION,
