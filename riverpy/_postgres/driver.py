@@ -33,7 +33,6 @@ from riverpy._error_text import error_text
 from riverpy._log import get_logger
 from riverpy._log_events import DATABASE_URL_PARAMETERS_IGNORED, DATABASE_VARIABLES_IGNORED
 from riverpy._postgres.array_types import ARRAY_TYPES
-from riverpy._postgres.passwords import PasswordError
 from riverpy._timestamps import encode_timestamp
 from riverpy.errors import ConfigError, RiverError, ServerVersionError
 
@@ -343,8 +342,6 @@ def _translate_connect_errors(
             f"{describe_error(error)}. riverpy sends unknown parameters as settings of the "
             "session: correct or remove it"
         ) from error
-    except PasswordError as error:
-        raise PasswordError(f"cannot connect to {target.server.hosts}: {error}") from None
     except OSError as error:
         raise _make_unreachable_error(error, target, url_setting_name, timeout) from error
 
