@@ -59,8 +59,8 @@ def test_wheel_works_alone(wheel: Path, tmp_path: Path) -> None:
     assert "worker" in output(python, "-m", "riverpy", "--help")
     files = [path.stem for path in (ROOT / "sql" / "queries").glob("*.sql")]
     code = (
-        "from riverpy._postgres.sql_files import blocks; "
-        f"print(*[len(blocks(file)) for file in {files}])"
+        "from riverpy._postgres.sql_files import load_statements; "
+        f"print(*[len(load_statements(file)) for file in {files}])"
     )
     assert len(counts := output(python, "-c", code).split()) == len(files)
     assert "0" not in counts
