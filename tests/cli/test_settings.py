@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ from riverpy.cli._settings import (
     SettingSources,
     SettingValue,
 )
+from tests.cli.worker_process import RIVERPY, environment
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -351,23 +353,26 @@ client = Client("postgres://nobody@127.0.0.1:1/none", workers=Workers())
 """
 
 
-def test_settings_of_leaders_are_checked_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_of_leaders_are_checked_together(tmp_path: Path) -> None:
     """One error has all wrong values of flags, variables and the file, and all rules that the
     values break together. It names the source of each value. No connection is opened before."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "wrong_together.py").write_text(WRONG_TOGETHER)
     file = tmp_path / "riverpy.toml"
 
     def run_worker(toml: str, *flags: str, **variables: str) -> str:
         file.write_text(toml)
-        environ = {setting.environment_variable: None for setting in SETTINGS} | variables
-        result = CliRunner(env=environ).invoke(main, ["worker", "wrong_together:client", *flags])
-        assert result.exit_code == 2, result.output
-        assert result.stderr.count("\n") == 1
-        return result.stderr
+        done = subprocess.run(  # a worker ends its process
+            [RIVERPY, "worker", "wrong_together:client", *flags],
+            cwd=tmp_path,
+            env=environment(**variables),
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.count("\n") == 1
+        return done.stderr
 
     error = run_worker(
         "max-leases = 0\nelect-interval = '10s'",
