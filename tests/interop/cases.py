@@ -14,11 +14,6 @@ from pathlib import Path
 
 CASES = set(range(1, 112))
 
-WAITS_FOR = {
-    "a clock and a random source that tests can set": (45,),
-}
-"""Missing features of riverpy, and the cases that need them."""
-
 LEFT_OUT = {
     64: "optional: job retention by queue is for River's extensions",
     78: "a soak of 5 minutes or more: scripts/chaos and scripts/soak, and the mixed fleet in short",
@@ -63,15 +58,9 @@ def shown() -> set[int]:
     }
 
 
-def waiting() -> set[int]:
-    """Return the cases that wait for a feature."""
-    return {number for numbers in WAITS_FOR.values() for number in numbers}
-
-
 def summary() -> str:
     """Return the number of cases in each group, in one line."""
     return (
         f"{len(shown())} of {len(CASES)} cases of conformance have a test, for {len(DIFFERENT)} of "
-        f"them riverpy's own rule; {len(waiting())} wait for a feature, {len(LEFT_OUT)} are left "
-        "out"
+        f"them riverpy's own rule; {len(LEFT_OUT)} are left out"
     )
