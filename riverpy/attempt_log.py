@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 ENTRY_SIZE_MAX = 2 * 1024 * 1024
@@ -53,7 +54,7 @@ class AttemptLog:
     def _log(self, level: int, message: str, args: tuple[object, ...], trace: str = "") -> None:
         if level < self.level:
             return
-        text = message % args if args else message
+        text = _format_message(message, args)
         line = f"{format_log_time()} {logging.getLevelName(level)} {text}"
         self.append(f"{line}\n{trace}" if trace else line)
 
@@ -90,6 +91,33 @@ class AttemptLog:
             return text
 
 
-def format_log_time() -> str:
-    """Return the time now in UTC with milliseconds, such as `2026-01-31T09:30:00.000Z`."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def format_log_time(time: datetime | None = None) -> str:
+    """Return a time in UTC with milliseconds, such as `2026-01-31T09:30:00.000Z`. None: now."""
+    time = datetime.now(UTC) if time is None else time
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def to_printable_text(value: object, *, is_quoted: bool) -> str:
+    """Return the text of a value, or its `repr` if `is_quoted` is True. Never raises."""
+    try:
+        return repr(value) if is_quoted else str(value)
+    except Exception:  # a user's __repr__ may raise, and the call of the logger must not
+        return f"<unprintable {type(value).__name__} object>"
+
+
+def _format_message(message: str, args: tuple[object, ...]) -> str:
+    """Return the message with its values, as in the module `logging`. If they do not fit, return
+    both and a note, because a wrong log message must not fail the job."""
+    if not args:
+        return to_printable_text(message, is_quoted=False)
+    # As in `logging`, one mapping has the values of a message such as "%(name)s".
+    has_mapping = len(args) == 1 and isinstance(args[0], Mapping)
+    values: object = next(iter(args)) if has_mapping else args
+    try:
+        return message % values
+    except Exception as error:
+        texts = ", ".join(to_printable_text(value, is_quoted=True) for value in args)
+        return (
+            f"{to_printable_text(message, is_quoted=False)} [not formatted, "
+            f"{type(error).__name__}; values: {texts}]"
+        )

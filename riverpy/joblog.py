@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import logging
 import traceback
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from riverpy._work.attempt import Attempt
-from riverpy.attempt_log import ENTRY_SIZE_MAX, AttemptLog, format_log_time
+from riverpy.attempt_log import (
+    ENTRY_SIZE_MAX,
+    AttemptLog,
+    format_log_time,
+    to_printable_text,
+)
 from riverpy.context import running_job
 from riverpy.errors import ConfigError
 
@@ -88,12 +94,13 @@ class JobLogHandler(logging.Handler):
     """A handler for the root logger of the module `logging`. It adds each record that a job logs
     to the log of the job, and ignores the records of other code.
 
-    The format is `%(asctime)s %(levelname)s %(name)s: %(message)s`, unless a formatter is set.
+    The format is `%(asctime)s %(levelname)s %(name)s: %(message)s`, unless a formatter is set. The
+    time is in UTC, as in the lines of `job.log`.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        self.setFormatter(_UtcFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Add a record to the log of the running job."""
@@ -104,6 +111,13 @@ class JobLogHandler(logging.Handler):
             log.append(self.format(record))
         except Exception:
             self.handleError(record)
+
+
+class _UtcFormatter(logging.Formatter):
+    """A formatter that writes times as `job.log` does."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return format_log_time(datetime.fromtimestamp(record.created, UTC))
 
 
 def record_event(
@@ -130,23 +144,18 @@ def _find_running_log() -> AttemptLog | None:
 def _format_event(level: str, event_dict: MutableMapping[str, Any]) -> str:
     """Return an event as lines of text."""
     values = dict(event_dict)
-    line = f"{format_log_time()} {level} {_to_text(values.pop('event', ''), is_quoted=False)}"
+    line = (
+        f"{format_log_time()} {level} {to_printable_text(values.pop('event', ''), is_quoted=False)}"
+    )
     for key in ("timestamp", "level"):  # the line has them already
         values.pop(key, None)
     trace = values.pop("exception", None)
     exc_info = values.pop("exc_info", None)
     for key, value in values.items():
-        line += f" {key}={_to_text(value, is_quoted=True)}"
+        line += f" {key}={to_printable_text(value, is_quoted=True)}"
     if trace is None and exc_info:
         trace = _format_trace(exc_info)
-    return f"{line}\n{_to_text(trace, is_quoted=False)}" if trace else line
-
-
-def _to_text(value: object, *, is_quoted: bool) -> str:
-    try:
-        return repr(value) if is_quoted else str(value)
-    except Exception:  # a user's __repr__ may raise, and the call of the logger must not
-        return f"<unprintable {type(value).__name__} object>"
+    return f"{line}\n{to_printable_text(trace, is_quoted=False)}" if trace else line
 
 
 def _format_trace(exc_info: Any) -> str:

@@ -162,7 +162,8 @@ class StepMethods:
 
         Raises:
             ArgsError: the value cannot be stored as JSON, or is larger than 1 MiB.
-            StepError: no step with a cursor is running.
+            StepError: no step with a cursor is running, or the value cannot be decoded as the type
+                of its cursor.
             ClientStateError: the job is a blocking job.
         """
         self._get_step_runner("job.set_cursor").set_cursor(value)

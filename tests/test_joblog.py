@@ -157,6 +157,31 @@ async def test_completed_in_a_transaction(rig: Rig) -> None:
     assert [line.split()[-1] for line in found[LOG][0]["log"].splitlines()] == ["before", "after"]
 
 
+def test_messages_that_cannot_be_formatted() -> None:
+    """A message whose values do not fit, or have no text, is stored with a note and raises nothing.
+    A mapping fills named places. The time of a handler is that of `job.log`."""
+
+    class Silent:
+        def __repr__(self) -> str:
+            raise ValueError
+
+    log = AttemptLog()
+    for args in [("%d", "x"), ("100% %s", "x"), ("%s", Silent()), ("%(a)s", {"a": 1})]:
+        log.info(args[0], *args[1:])
+    log.info(Silent())  # type: ignore[arg-type]
+    text = log.close()
+    assert [line.split(" INFO ")[1] for line in text.splitlines()] == [
+        "%d [not formatted, TypeError; values: 'x']",
+        "100% %s [not formatted, ValueError; values: 'x']",
+        "%s [not formatted, ValueError; values: <unprintable Silent object>]",
+        "1",
+        "<unprintable Silent object>",
+    ]
+    record = logging.LogRecord("name", logging.INFO, "", 0, "said", None, None)
+    record.created = 0.5
+    assert JobLogHandler().format(record) == "1970-01-01T00:00:00.500Z INFO name: said"
+
+
 def test_limits() -> None:
     """The first bytes are kept, without a part of a character, and the rest is counted. Later lines
     are not kept even if they would fit. A closed log ignores lines. The oldest entries go first,

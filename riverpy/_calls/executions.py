@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
@@ -149,7 +150,7 @@ class ExecutionMethods(ClientMethods):
             than `wait`.
 
         Raises:
-            ConfigError: the key or a duration is not allowed.
+            ConfigError: the key or a duration is not allowed, or `fn` does not take one argument.
             SchemaMissingError: the migration line `riverpy` is not applied; the error text has the
                 command.
             ClientStateError: the client is not open, and there is no `tx`.
@@ -160,7 +161,7 @@ class ExecutionMethods(ClientMethods):
                 asyncpg.SerializationError: another call completed the effect after `tx` took its
                 snapshot.
         """
-        _validate_arguments(key, kept=kept, wait=wait)
+        _validate_arguments(key, fn, kept=kept, wait=wait)
         if tx is None:
             await self._record_earlier_failures()
         attempt = partial(self._try_to_run_once, key, fn, kept, tx)
@@ -224,7 +225,7 @@ class ExecutionMethods(ClientMethods):
                 later calls return UNKNOWN. A database error after `fn` means that completion could
                 not be recorded within 10 seconds.
         """
-        _validate_arguments(key, kept=kept)
+        _validate_arguments(key, fn, kept=kept)
         await self._record_earlier_failures()
         attempt = partial(self._try_to_claim_key, key, None, kept)
         claim = await _retry_while_key_locked(KEY_WAIT_TIMEOUT_DEFAULT, attempt)
@@ -272,7 +273,7 @@ class ExecutionMethods(ClientMethods):
                 expires. A database error after `fn` means that completion could not be recorded
                 within 10 seconds.
         """
-        _validate_arguments(key, kept=kept, expires_after=expires_after)
+        _validate_arguments(key, fn, kept=kept, expires_after=expires_after)
         await self._record_earlier_failures()
         if kept is not None and kept < expires_after:
             raise ConfigError(
@@ -471,8 +472,9 @@ async def _retry_while_key_locked(
             await anyio.sleep(backoff.next_delay())
 
 
-def _validate_arguments(key: str, **durations: timedelta | None) -> None:
+def _validate_arguments(key: str, fn: object, **durations: timedelta | None) -> None:
     validate_execution_key(key)
+    _validate_function(fn)
     for name, time in durations.items():
         if time is None and name == "kept":
             continue
@@ -481,3 +483,20 @@ def _validate_arguments(key: str, **durations: timedelta | None) -> None:
         if not timedelta(0) < time <= DURATION_ARGUMENT_MAX:
             days = DURATION_ARGUMENT_MAX.days
             raise ConfigError(f"{name} must be above zero and at most {days} days, got {time}")
+
+
+def _validate_function(fn: object) -> None:
+    """Check that `fn` can be called with one argument. Otherwise the key would be used up before
+    the call fails."""
+    if not callable(fn):
+        raise ConfigError(f"fn must be a function with one parameter, got {type(fn).__name__}")
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # a callable of C may have no signature
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise ConfigError(
+            f"fn must take one argument, but its parameters are {signature}: {error}"
+        ) from None

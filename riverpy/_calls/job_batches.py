@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 from riverpy._calls.base import ClientMethods
 from riverpy._calls.batched_change import BatchedJobChange
 from riverpy._calls.job_filters import check_filters, expect_filter
-from riverpy._calls.job_page import JOB_LIMIT_DEFAULT, check_limit, check_whole_number
+from riverpy._calls.job_page import (
+    JOB_LIMIT_DEFAULT,
+    check_job_id,
+    check_limit,
+    check_whole_number,
+)
 from riverpy._postgres import job_lists
 from riverpy._postgres.damaged_jobs import translate_damage_error
 from riverpy._postgres.driver import PostgresError, describe_error, is_unreadable_value_error
-from riverpy.errors import JobDamagedError, JobRunningError, NotFoundError
+from riverpy.errors import ConfigError, JobDamagedError, JobRunningError, NotFoundError
 from riverpy.job import JobColumn, JobRow, JobState
 
 if TYPE_CHECKING:
@@ -36,10 +42,12 @@ class JobBatchMethods(ClientMethods):
         """Delete a job. Returns the job as it was.
 
         Raises:
+            ConfigError: the id is no whole number of 64 bits.
             NotFoundError: there is no job with this id.
             JobRunningError: the job is running. Nothing was changed.
             JobDamagedError: the server cannot read the job. Nothing was changed.
         """
+        check_job_id(job_id)
         with translate_damage_error(job_id):
             async with self._transaction(tx) as connection:
                 row = await job_lists.job_delete(connection, self._config.schema, job_id)
@@ -118,15 +126,15 @@ class JobBatchMethods(ClientMethods):
 
         Args:
             limit: change only the first jobs, by id. Default None: all of them.
-            on_progress: called with what was done so far, after each batch. If it raises, the call
-                ends with its error, and no further batch begins.
+            on_progress: a plain function, not `async def`: called with what was done so far, after
+                each batch. If it raises, the call ends with its error, and no further batch begins.
             tx: your connection, in a transaction. All batches are part of it. If the call fails,
                 nothing was changed.
             filters: see `riverpy.JobFilters`. At least one is needed. `ids` takes at most 1,000,000
                 ids.
 
         Raises:
-            ConfigError: no filter is given, or a filter or the limit is not allowed.
+            ConfigError: no filter is given, or a filter, the limit or `on_progress` is not allowed.
         """
         call = BatchCall("job_retry_many", job_lists.job_retry_batch)
         return await self._change_many(call, filters, limit, on_progress, tx)
@@ -145,7 +153,7 @@ class JobBatchMethods(ClientMethods):
         and locked jobs: as for `job_retry_many`.
 
         Raises:
-            ConfigError: no filter is given, or a filter or the limit is not allowed.
+            ConfigError: no filter is given, or a filter, the limit or `on_progress` is not allowed.
         """
         call = BatchCall("job_cancel_many", job_lists.job_cancel_batch)
         return await self._change_many(call, filters, limit, on_progress, tx)
@@ -164,7 +172,7 @@ class JobBatchMethods(ClientMethods):
         jobs: as for `job_retry_many`.
 
         Raises:
-            ConfigError: no filter is given, or a filter or the limit is not allowed.
+            ConfigError: no filter is given, or a filter, the limit or `on_progress` is not allowed.
         """
         call = BatchCall("job_delete_in_batches", job_lists.job_delete_batch)
         return await self._change_many(call, filters, limit, on_progress, tx)
@@ -182,6 +190,8 @@ class JobBatchMethods(ClientMethods):
         expect_filter(checked, call.method_name)
         if limit is not None:
             check_whole_number(limit, "limit", 2**63 - 1)
+        if on_progress is not None:
+            _check_progress_callback(on_progress)
         if tx is None:
             change = BatchedJobChange(self._transaction, schema, statement, checked, limit, None)
             return await change.run(on_progress)
@@ -190,3 +200,13 @@ class JobBatchMethods(ClientMethods):
                 self._transaction, schema, statement, checked, limit, connection
             )
             return await change.run(on_progress)
+
+
+def _check_progress_callback(on_progress: object) -> None:
+    """Raise ConfigError unless this is a function that can be called without `await`."""
+    if not callable(on_progress):
+        raise ConfigError(f"on_progress must be a function, got {type(on_progress).__name__}")
+    if iscoroutinefunction(on_progress) or iscoroutinefunction(type(on_progress).__call__):
+        raise ConfigError(
+            "on_progress must be a plain function: an `async def` function would not be awaited"
+        )

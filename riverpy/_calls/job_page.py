@@ -83,6 +83,13 @@ def check_whole_number(value: int, name: str, maximum: int) -> None:
         raise ConfigError(f"{name} must be a whole number from 1 to {maximum:,}, got {value!r}")
 
 
+def check_job_id(job_id: int) -> None:
+    """Raise ConfigError unless the value is an integer of 64 bits."""
+    is_integer = isinstance(job_id, int) and not isinstance(job_id, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not is_integer or not -(2**63) <= job_id < 2**63:
+        raise ConfigError(f"job_id must be a whole number of 64 bits, got {job_id!r}")
+
+
 def plan_page(
     filters: CheckedFilters,
     order: JobOrder,

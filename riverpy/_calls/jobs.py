@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from riverpy._calls.base import ClientMethods
+from riverpy._calls.job_page import check_job_id
 from riverpy._postgres import jobs
 from riverpy._postgres.damaged_jobs import translate_damage_error
 from riverpy._postgres.driver import UniqueViolationError
@@ -26,6 +27,7 @@ class JobMethods(ClientMethods):
         """Return one job.
 
         Raises:
+            ConfigError: the id is no whole number of 64 bits.
             NotFoundError: there is no job with this id.
             JobDamagedError: the server cannot read the job.
         """
@@ -39,7 +41,7 @@ class JobMethods(ClientMethods):
         job does not change.
 
         Raises:
-            NotFoundError, JobDamagedError: as `job_get`.
+            ConfigError, NotFoundError, JobDamagedError: as `job_get`.
         """
         return await self._execute_job_statement(jobs.job_cancel, job_id, tx)
 
@@ -48,7 +50,7 @@ class JobMethods(ClientMethods):
         running job does not change.
 
         Raises:
-            NotFoundError, JobDamagedError: as `job_get`.
+            ConfigError, NotFoundError, JobDamagedError: as `job_get`.
             UniqueConflictError: another job has the same unique key now.
         """
         try:
@@ -68,7 +70,7 @@ class JobMethods(ClientMethods):
 
         Raises:
             ArgsError: the output cannot be encoded as JSON, or is larger than 32 MiB as JSON.
-            NotFoundError, JobDamagedError: as `job_get`.
+            ConfigError, NotFoundError, JobDamagedError: as `job_get`.
         """
         updates = f'{{"output":{encode_metadata_value(output)}}}'
         statement = partial(jobs.job_update_metadata, metadata_updates=updates)
@@ -80,6 +82,7 @@ class JobMethods(ClientMethods):
         job_id: int,
         tx: CallerTransaction | None,
     ) -> JobRow:
+        check_job_id(job_id)
         with translate_damage_error(job_id):
             async with self._transaction(tx) as connection:
                 row = await statement(connection, self._config.schema, job_id)

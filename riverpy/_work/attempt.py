@@ -10,7 +10,12 @@ from msgspec import UNSET
 
 from riverpy._postgres.jobs import AttemptResult, ClaimKey, StoredOutcome
 from riverpy._work.attempt_store import encode_json_object
-from riverpy._work.steps import STEP_METADATA_KEY_PREFIX, AttemptStepRunner
+from riverpy._work.steps import (
+    CURSORS_METADATA_KEY,
+    STEP_METADATA_KEY,
+    STEP_METADATA_KEY_PREFIX,
+    AttemptStepRunner,
+)
 from riverpy.events import EventKind
 from riverpy.job import ERRORS_PER_JOB_MAX, Job, JobColumn, JobRow, JobState
 from riverpy.progress import PROGRESS_METADATA_KEY
@@ -26,6 +31,9 @@ if TYPE_CHECKING:
     from riverpy.attempt_log import AttemptLog
     from riverpy.progress import JobProgress
     from riverpy.worker import RegisteredWorker
+
+SNOOZE_COUNT_METADATA_KEY = "snoozes"
+"""The metadata key of the number of snoozes, as in River."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -249,6 +257,12 @@ class Attempt(Job[Any]):
         if self._metadata_updates is not None:
             self._metadata_updates.pop(key, None)
             self._metadata_updates = self._metadata_updates or None
+
+    def remove_outcome_metadata(self) -> None:
+        """Do not store the metadata of the outcome, because the code has completed its job in a
+        transaction before. What the code has recorded is kept."""
+        for key in (SNOOZE_COUNT_METADATA_KEY, STEP_METADATA_KEY, CURSORS_METADATA_KEY):
+            self.remove_metadata_update(key)
 
     async def store_metadata_now(
         self,

@@ -21,6 +21,7 @@ from riverpy._postgres.driver import (
     UniqueViolationError,
     is_permanent_statement_error,
 )
+from riverpy._postgres.transactions import expect_transaction
 from riverpy._work.progress_reports import ProgressReports
 from riverpy.errors import AttemptLostError, TransactionError, UniqueConflictError
 from riverpy.job import JobRow
@@ -112,7 +113,9 @@ class AttemptStore:
             AttemptLostError: the attempt no longer belongs to this client. The transaction stays
                 usable.
             UniqueConflictError: a completed job has the same unique key.
+            TypeError: riverpy does not know the type of `tx`.
         """
+        expect_transaction(tx)  # None would open a transaction on the client's pool
         try:
             async with self._transaction(tx) as connection:
                 row = await jobs.job_complete_running(

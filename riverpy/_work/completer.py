@@ -513,6 +513,8 @@ class Completer:
                 stored_states[attempt.id] = outcome.state
                 stored.append(attempt)
             elif outcome.claim_key == attempt.claim_key and outcome.is_final:
+                if attempt.is_completed_in_transaction and outcome.state == JobState.COMPLETED:
+                    attempt.remove_outcome_metadata()
                 late.append(attempt)
             else:
                 self._log_refused_result(attempt, outcome.state)
@@ -538,13 +540,16 @@ class Completer:
         client is not logged, because the code did not fail."""
         outcome = attempt.outcome
         if outcome is not None and outcome.event_kind is not EventKind.JOB_INTERRUPTED:
+            error = "JobSnooze was raised: a completed job does not run again"
+            if outcome.error_entry is not None:
+                error = parse_error_entry(outcome.error_entry).error
             self._limited_log.warning(
                 CODE_FAILED_AFTER_ITS_JOB_COMPLETED,
                 job_id=attempt.id,
                 kind=attempt.kind,
                 attempt=attempt.attempt,
                 outcome=outcome.event_kind.value,
-                error=outcome.error_entry and parse_error_entry(outcome.error_entry).error,
+                error=error,
             )
 
     async def _merge_metadata_of_ended_jobs(

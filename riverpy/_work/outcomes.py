@@ -10,7 +10,7 @@ from datetime import timedelta
 import msgspec
 
 from riverpy._lifecycle import StopCause
-from riverpy._work.attempt import Attempt, Outcome
+from riverpy._work.attempt import SNOOZE_COUNT_METADATA_KEY, Attempt, Outcome
 from riverpy._work.failure import encode_error_entry, replace_unstorable_characters
 from riverpy.events import EventKind
 from riverpy.job import JobColumn, JobState
@@ -20,8 +20,6 @@ AVAILABLE_STATE_DELAY_MAX = timedelta(seconds=5)
 """A job whose delay is not longer than this becomes `available` at once, not `scheduled` or
 `retryable`. River's scheduler runs at the same interval."""
 REMOTE_CANCEL_ERROR_TEXT = "job cancelled remotely"
-SNOOZE_COUNT_METADATA_KEY = "snoozes"
-"""The metadata key of the number of snoozes, as in River."""
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _SNOOZE_COUNT_PATTERN = re.compile(r"[+-]?(?:\d++\.?\d*+|\.\d++)(?:[eE][+-]?\d++)?", re.ASCII)
 _EXACT_INTEGER_LENGTH_MAX = 25

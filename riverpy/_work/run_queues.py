@@ -71,6 +71,8 @@ class RunQueueManager:
         """The names of the queues that are being added or removed."""
         self._draining_producers: set[Producer] = set()
         """The stopped producers whose jobs still run, and for which a removal waits."""
+        self._undrained_producers: list[Producer] = []
+        """The stopped producers whose jobs still ran when their removal ended."""
         self._has_run_ended = False
         self._log: Any = get_logger()
 
@@ -149,9 +151,9 @@ class RunQueueManager:
     async def remove_queue(
         self, name: str, timeout: timedelta | UnsetType | None
     ) -> tuple[tuple[int, ...], int]:
-        """Stop working a queue, and wait at most `timeout` for its jobs; UNSET: the soft stop
-        timeout; None: no limit. Return the ids of the jobs that still run, and the number of
-        results that are not stored.
+        """Stop working a queue, and wait at most `timeout` for its jobs, also for those that an
+        earlier removal left running; UNSET: the soft stop timeout; None: no limit. Return the ids
+        of the jobs that still run, and the number of results that are not stored.
 
         Raises:
             QueueNotFoundError: the run does not work this queue.
@@ -208,15 +210,24 @@ class RunQueueManager:
         self._on_removed(name)
 
     async def _wait_until_jobs_stored(self, producer: Producer) -> None:
-        """Wait until all jobs of a stopped producer have ended and their results are stored, or
-        until the run has ended. A job that removes its own queue does not wait for itself."""
+        """Wait until all jobs of a stopped producer, and of earlier producers of its queue, have
+        ended and their results are stored, or until the run has ended. A job that removes its own
+        queue does not wait for itself."""
+        undrained = [one for one in self._undrained_producers if one.running_job_count]
+        producers = [producer, *(one for one in undrained if one.queue == producer.queue)]
+        for one in producers:
+            one.slot_freed = producer.slot_freed
+        self._undrained_producers = [*undrained, producer]
         caller = running_job.get()
         waiting_count = sum(
             attempt is caller and attempt.queue == producer.queue for attempt in self._running
         )
         self._draining_producers.add(producer)
         try:
-            while producer.running_job_count > waiting_count and not self._has_run_ended:
+            while (
+                sum(one.running_job_count for one in producers) > waiting_count
+                and not self._has_run_ended
+            ):
                 producer.slot_freed.clear()
                 await producer.slot_freed.wait()
             while self._find_unfinished_work(producer.queue)[1] and not self._has_run_ended:

@@ -131,7 +131,7 @@ class AttemptStepRunner:
             return None
         if cursor is not None:
             args = (self._decode_cursor(name, cursor), *args)
-        running = _RunningStep(name, asyncio.current_task(), has_cursor=cursor is not None)
+        running = _RunningStep(name, asyncio.current_task(), cursor)
         self._running_step = running
         try:
             returned = await self._call_function(function, args)
@@ -253,7 +253,9 @@ class AttemptStepRunner:
                 "job.set_cursor works only in a step with a cursor, as in "
                 "`await job.step(name, function, cursor=int)`"
             )
-        running.cursor = _encode_value(value, f"the cursor of step {running.name!r}")
+        text = _encode_value(value, f"the cursor of step {running.name!r}")
+        running.check_cursor(text)
+        running.cursor = text
         self._cursors[running.name] = running.cursor
         self._has_had_cursors = self._has_new_progress = True
 
@@ -369,9 +371,35 @@ class _RunningStep:
 
     name: str
     task: asyncio.Task[Any] | None
-    has_cursor: bool
+    cursor_type: type[Any] | None
+    """The type of the cursor; None: the step has no cursor."""
     cursor: str | None = None
     """The last cursor that the step has set, as JSON text."""
+    decode_cursor: Callable[[str], Any] | None = None
+    """Decodes a cursor; None: no cursor was set so far."""
+
+    @property
+    def has_cursor(self) -> bool:
+        """Whether the step has a cursor."""
+        return self.cursor_type is not None
+
+    def check_cursor(self, text: str) -> None:
+        """Check that a later attempt can decode this cursor.
+
+        Raises:
+            StepError: it cannot.
+        """
+        if self.cursor_type is None or text == _JSON_NULL:
+            return
+        try:
+            if self.decode_cursor is None:
+                self.decode_cursor = make_decoder(self.cursor_type)
+            self.decode_cursor(text)
+        except (msgspec.MsgspecError, RecursionError, TypeError, ValueError) as error:
+            raise StepError(
+                f"the cursor of step {_quote_name(self.name)} is not of the type that "
+                f"`job.step(…, cursor=…)` names, so a later attempt could not read it: {error}"
+            ) from None
 
 
 def _quote_name(name: str) -> str:

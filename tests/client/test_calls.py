@@ -104,6 +104,16 @@ async def test_unknown_job_is_not_found(client: Client, call: str) -> None:
         await getattr(client, call)(12345)
 
 
+@pytest.mark.parametrize("job_id", ["1", 1.0, None, True, 2**63, -(2**63) - 1])
+async def test_refused_ids(client: Client, job_id: Any) -> None:
+    """An id that is no integer of 64 bits is refused with its name."""
+    for call in (client.job_get, client.job_cancel, client.job_retry, client.job_delete):
+        with pytest.raises(ConfigError, match="job_id must be"):
+            await call(job_id)
+    with pytest.raises(ConfigError, match="job_id must be"):
+        await client.job_update(job_id, output=1)
+
+
 async def test_a_damaged_job_is_named(client: Client, schema: Schema) -> None:
     """A call on a job that the server cannot read raises an error with its id, and so does an
     insert of its duplicate. The transaction stays usable."""

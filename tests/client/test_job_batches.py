@@ -332,6 +332,13 @@ async def test_refusals(call: str) -> None:
         await getattr(client, call)()
     with pytest.raises(ConfigError, match="kinds is empty"):
         await getattr(client, call)(kinds=[])
+
+    async def note(changes: object) -> None: ...
+
+    for on_progress in (5, note):
+        if call != "job_delete_many":
+            with pytest.raises(ConfigError, match="on_progress must be"):
+                await getattr(client, call)(ids=[1], on_progress=on_progress)
     with pytest.raises(ConfigError, match="limit must be"):
         await client.job_delete_many(ids=[1], limit=0)
 

@@ -26,7 +26,8 @@ from riverpy._names import (
 )
 from riverpy._tools.health.http import Address, HttpError, parse_request
 from riverpy._tools.text import mask_query
-from riverpy._work.outcomes import SNOOZE_COUNT_METADATA_KEY, next_snooze_count
+from riverpy._work.attempt import SNOOZE_COUNT_METADATA_KEY
+from riverpy._work.outcomes import next_snooze_count
 from riverpy.errors import RiverError
 from riverpy.insert_opts import UniqueOpts
 from riverpy.schedules import cron

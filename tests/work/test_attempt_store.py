@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy import AttemptLostError, EventKind, Job, JobRow, TransactionError
+from riverpy import AttemptLostError, EventKind, Job, JobRow, JobSnooze, TransactionError
 from riverpy._log_events import CODE_FAILED_AFTER_ITS_JOB_COMPLETED, JOB_RESULT_REFUSED
 from tests.work.rig import Rig, Task, errors_of, metadata_of
 
@@ -148,6 +148,30 @@ async def test_cancellation_after_the_commit(
     events = [entry["event"] for entry in log]
     assert JOB_RESULT_REFUSED not in events
     assert (CODE_FAILED_AFTER_ITS_JOB_COMPLETED in events) == (cause == "timeout")
+
+
+async def test_snooze_after_the_commit(rig: Rig, log: list[dict[str, Any]]) -> None:
+    """A snooze after the commit writes nothing but the metadata that the code has recorded, and is
+    logged with its reason. None is refused as a transaction."""
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        with pytest.raises(TypeError, match="tx must be"):
+            await job.complete_tx(None)  # type: ignore[arg-type]
+        assert (await rig.row(job.id))["state"] == "running"
+        await job.step("first", asyncio.sleep, 0)
+        async with rig.schema.connected() as connection, connection.transaction():
+            await job.complete_tx(connection)
+        job.set_metadata("mine", 1)
+        raise JobSnooze(timedelta(hours=1))
+
+    async with rig.working() as client:
+        job_id = (await client.insert(Task())).job.id
+        assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+    row = await rig.row(job_id)
+    assert (row["state"], metadata_of(row)) == ("completed", {"mine": 1})
+    (entry,) = [one for one in log if one["event"] == CODE_FAILED_AFTER_ITS_JOB_COMPLETED]
+    assert entry["error"].startswith("JobSnooze was raised")
 
 
 async def test_lost_attempt(rig: Rig) -> None:

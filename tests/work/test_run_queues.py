@@ -107,6 +107,28 @@ async def test_removal_times_out(rig: Rig, blocked: Blocked) -> None:
     assert await rig.states() == {"completed": 2}
 
 
+async def test_second_removal(rig: Rig, blocked: Blocked) -> None:
+    """A removal waits also for the jobs that an earlier removal of the queue left running."""
+    async with rig.working() as client:
+        await client.queues.add("extra", ONE_SLOT)
+        (first,) = await insert(client)
+        await blocked.started.get()
+        await client.queues.remove("extra", timeout=timedelta(0))
+        await client.queues.add("extra", ONE_SLOT)
+        removal = await client.queues.remove("extra", timeout=timedelta(0))
+        assert removal.running_job_ids == (first,)
+        await client.queues.add("extra", ONE_SLOT)
+        waiting = asyncio.create_task(client.queues.remove("extra"))
+        await rig.until("SELECT queues = '{default}' FROM riverpy_client")
+        run: Any = client._run
+        while not run.queues._draining_producers and not waiting.done():
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        blocked.may_end.set()
+        assert await waiting == QueueRemoval(queue="extra")
+    assert await rig.states() == {"completed": 1}
+
+
 async def test_refusals(rig: Rig, blocked: Blocked) -> None:
     """A queue that is there is not added, and a queue that is not there is neither removed nor
     resized. This holds for a client that runs and for one that does not."""

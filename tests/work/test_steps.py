@@ -155,6 +155,14 @@ async def _cursor_of_a_plain_step(job: Job[Task]) -> None:
     await job.step("a", lambda: job.set_cursor(1))
 
 
+async def _cursor_of_another_type(job: Job[Task]) -> None:
+    async def move(cursor: int | None) -> None:
+        job.set_cursor(None)
+        job.set_cursor("x")
+
+    await job.step("a", move, cursor=int)
+
+
 async def _no_json(job: Job[Task]) -> None:
     await _catch(job.step("a", lambda: {1, 2}, keep=True))  # type: ignore[arg-type, type-var]
 
@@ -207,6 +215,7 @@ MISTAKES: dict[Callable[[Job[Task]], Awaitable[None]], str] = {
     _cancelled: "StepError: a step was cancelled, and the code continued",
     _cursor_outside: "StepError: job.set_cursor works only in a step with a cursor",
     _cursor_of_a_plain_step: "StepError: job.set_cursor works only in a step with a cursor",
+    _cursor_of_another_type: 'StepError: the cursor of step "a" is not of the type',
     _no_json: "ArgsError: the result of step 'a': a set has no order",
     _other_type: "ValidationError: Expected `int`, got `str`",
     _too_large: "ArgsError: the result of step 'a' has at most 1048576 bytes as JSON, got 1048578",

@@ -633,6 +633,17 @@ async def test_bad_keys(client: Client, schema: Schema, key: Any) -> None:
     assert await schema.fetchval("select count(*) from riverpy_exec") == 0
 
 
+async def test_bad_functions(client: Client, schema: Schema) -> None:
+    """What cannot be called with one argument is refused before it uses up the key. A callable
+    without a signature is called."""
+    bad: Any
+    for bad in (None, "f", lambda: None, lambda a, b: None):
+        for call in (client.run_once, client.run_at_most_once, client.run_at_least_once):
+            with pytest.raises(ConfigError, match="fn must"):
+                await call("k", bad)
+    assert await schema.fetchval("select count(*) from riverpy_exec") == 0
+
+
 async def test_bad_times(client: Client, schema: Schema) -> None:
     """Wrong times are refused, with their name."""
     send: Any = Mailer().send
