@@ -59,12 +59,14 @@ class JobPage(msgspec.Struct, frozen=True):
 
 
 class JobChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What a change of many jobs has done so far. Each job is counted once."""
+    """What a change of many jobs has done so far. Each job is counted once, running ones also in
+    `running`."""
 
     changed: int = 0
     """Jobs that were changed."""
     running: int = 0
-    """Of the changed jobs: running jobs whose workers were notified to cancel them."""
+    """Running jobs. `job_cancel_many` counts them in `changed`: their workers were notified. The
+    other methods count them in `unchanged`."""
     unchanged: int = 0
     """Jobs that needed no change, or did not pass the filters any more."""
     missing: int = 0

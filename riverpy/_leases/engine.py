@@ -28,7 +28,12 @@ from riverpy._leases.held_leases import (
     attempt_interval_max,
     make_retry_backoff,
 )
-from riverpy._leases.lease import LEASE_STORE_TIMEOUT, CancelAtLeaseEnd, Lease
+from riverpy._leases.lease import (
+    LEASE_STORE_TIMEOUT,
+    RELEASE_REQUESTED_REASON,
+    CancelAtLeaseEnd,
+    Lease,
+)
 from riverpy._leases.lease_events import LeaseEventPublisher
 from riverpy._leases.timing import ACQUIRE_JITTER_MAX
 from riverpy._lifecycle import StopCause, TestSignal, run_despite_cancellation
@@ -227,7 +232,7 @@ class LeaseEngine:
         end the lease only if it has this epoch."""
         lease = self.renewer.get_lease(name)
         if lease is not None and epoch in {None, lease.epoch}:
-            self.resign(lease, "another process requested it", pause=self.timing.attempt_interval)
+            self.resign(lease, RELEASE_REQUESTED_REASON, pause=self.timing.attempt_interval)
 
     def wake_all_callers(self) -> None:
         """Try now to acquire every lease that a caller waits for, because notifications may have

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 LEASE_STORE_TIMEOUT = 5.0
 """The timeout of one call of the store, in seconds."""
 NOT_RENEWED_REASON = "the lease could not be renewed in time"
+RELEASE_REQUESTED_REASON = "another process requested it"
 FENCE_REFUSED_REASON = "the database refused its fence"
 LAG_COUNT_MAX = 2**63 - 1
 LAG_SECONDS_MAX = timedelta.max // timedelta(seconds=1)

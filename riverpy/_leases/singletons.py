@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 
 from riverpy._clock import Backoff
+from riverpy._leases.lease import RELEASE_REQUESTED_REASON
 from riverpy._leases.lease_task import LeaseTask, error_log_keys
 from riverpy._lifecycle import StopCause, StopScope, await_in_separate_task, convert_base_exceptions
 from riverpy._log import get_logger
@@ -150,7 +151,10 @@ class SingletonRunner:
             return True
         if task.was_stopped or (task.was_lease_lost and isinstance(error, FencedOutError)):
             self._lease_loss_count += 1
-            self._log.warning(SINGLETON_LOST_ITS_LEASE, epoch=lease.epoch)
+            if lease.end_reason == RELEASE_REQUESTED_REASON:
+                self._log.info(SINGLETON_LOST_ITS_LEASE, epoch=lease.epoch)
+            else:
+                self._log.warning(SINGLETON_LOST_ITS_LEASE, epoch=lease.epoch)
             return True
         if error is None:
             self._log.info(SINGLETON_ENDED, epoch=lease.epoch)

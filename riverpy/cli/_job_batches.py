@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import click
@@ -18,10 +18,11 @@ from riverpy.cli._output import make_printable, print_json, print_note
 from riverpy.cli._run import EXIT_FAILURE, run_async
 from riverpy.client import Client
 from riverpy.config import Config
+from riverpy.job import JobState
 from riverpy.job_list import JobChanges
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
     from riverpy.cli._options import DatabaseSettings
     from riverpy.job_list import JobFilters
@@ -30,7 +31,7 @@ BatchVerb: TypeAlias = Literal["retry", "cancel", "delete"]
 
 NOTE_INTERVAL = 2.0
 """Seconds between two notes about the progress if stderr is no terminal."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ENDED_STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
 _PAST = {"retry": "retried", "cancel": "cancelled", "delete": "deleted"}
 
 
@@ -62,11 +63,11 @@ class _Interruption:
                 if sys.stderr.isatty():
                     click.echo(err=True)  # end the line of the progress bar
                 print_note("riverpy: stopping after this batch")
-            elif task is not None:
+            elif task is not None and number != getattr(signal, "SIGHUP", None):  # it may repeat
                 task.cancel()
 
         added: list[int] = []
-        for number in _SIGNALS:
+        for number in _list_stop_signals():
             with suppress(NotImplementedError, ValueError, RuntimeError):  # Windows, or a thread
                 loop.add_signal_handler(number, handle, number)
                 added.append(number)
@@ -75,6 +76,14 @@ class _Interruption:
         finally:
             for number in added:
                 loop.remove_signal_handler(number)
+
+
+def _list_stop_signals() -> list[int]:
+    """Return the numbers of the signals that end the command."""
+    numbers: list[int] = [signal.SIGINT, signal.SIGTERM]
+    if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)  # it is ignored under `nohup`
+    return numbers
 
 
 class _Change(NamedTuple):
@@ -108,23 +117,47 @@ def change_matching_jobs(
             f"this can {verb} many jobs, and there is no terminal to ask for confirmation: add "
             "--yes"
         )
-    run_async(_change, database, _Change(verb, filters, limit, is_confirmed, as_json))
-
-
-async def _change(database: DatabaseSettings, change: _Change) -> None:
-    async with open_connection(database) as found:
-        url, schema = found.database_url, found.schema
-    config = Config(schema=schema, pool_size=2)
-    async with Client(url, config=config) as client:
-        matched = await client.job_count(**change.filters)
-        count = matched if change.limit is None else min(matched, change.limit)
-        if count and not change.is_confirmed:
+    change = _Change(verb, filters, limit, is_confirmed, as_json)
+    if verb == "cancel":
+        change = change._replace(filters=_leave_out_ended_jobs(filters))
+    count = 0
+    if change.filters.get("states") != ():
+        matched = run_async(_count, database, change)
+        count = matched if limit is None else min(matched, limit)
+        # Not in an event loop: the loop would handle Ctrl-C only after the answer.
+        if count and not is_confirmed:
             first = "" if count == matched else f"the first {count:,} of "
+            which = " that have not ended" if verb == "cancel" else ""
             question = (
-                f"{change.verb.capitalize()} {first}{format_count(matched, 'job')} "
-                f"({make_printable(describe_filters(change.filters))})?"
+                f"{verb.capitalize()} {first}{format_count(matched, 'job')}{which} "
+                f"({make_printable(describe_filters(filters))})?"
             )
             click.confirm(question, abort=True, err=True)
+    run_async(_change, database, change, count)
+
+
+def _leave_out_ended_jobs(filters: JobFilters) -> JobFilters:
+    """Return the filters without the states that a cancellation does not change. `states` is empty
+    if no state is left."""
+    states = filters.get("states", tuple(JobState))
+    return {**filters, "states": tuple(one for one in states if one not in _ENDED_STATES)}
+
+
+@asynccontextmanager
+async def _open_client(database: DatabaseSettings) -> AsyncGenerator[Client]:
+    async with open_connection(database) as found:
+        url, schema = found.database_url, found.schema
+    async with Client(url, config=Config(schema=schema, pool_size=2)) as client:
+        yield client
+
+
+async def _count(database: DatabaseSettings, change: _Change) -> int:
+    async with _open_client(database) as client:
+        return await client.job_count(**change.filters)
+
+
+async def _change(database: DatabaseSettings, change: _Change, count: int) -> None:
+    async with _open_client(database) as client:
         await _run_batches(client, change, count)
 
 
@@ -218,15 +251,22 @@ def _print_result(
     for job_id, text in changes.reasons.items():
         print_note(f"riverpy: job {job_id} was refused: {make_printable(text)}")
     parts = [f"{_PAST[change.verb]} {format_count(changes.changed, 'job')}"]
-    if changes.running:
+    unchanged = changes.unchanged
+    if changes.running and change.verb == "cancel":
         parts[0] += f" ({changes.running:,} running: the workers are notified)"
+    elif changes.running:
+        parts.append(f"{changes.running:,} running, not {_PAST[change.verb]}")
+        unchanged -= changes.running
+    elif change.verb == "cancel" and not count:
+        parts[0] += " (ended jobs are not changed)"
     for number, text in (
-        (changes.unchanged, "unchanged"),
+        (unchanged, "unchanged"),
         (changes.missing, "deleted by others"),
         (changes.refused, "refused"),
     ):
         if number:
             parts.append(f"{number:,} {text}")
+    text = f"{', '.join(parts)} in {format_seconds(seconds)}"
     if not is_complete:
-        parts.append(f"interrupted: {max(count - changes.done, 0):,} left")
-    click.echo(f"{', '.join(parts)} in {format_seconds(seconds)}")
+        text += f", then interrupted: {max(count - changes.done, 0):,} left"
+    click.echo(text)

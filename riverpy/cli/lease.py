@@ -50,6 +50,8 @@ LeaseScope = Literal["user", "domain", "schema", "other"]
 LeaseState = Literal["held", "expired", "released"]
 
 RELEASE_WAIT_DEFAULT = timedelta(seconds=10)
+NEXT_HOLDER_WAIT = 2.0
+"""The longest wait for the next holder after the release, in seconds."""
 LEASE_READ_INTERVAL = 0.1
 """Seconds between two reads of the lease's row after the request to release it."""
 
@@ -178,7 +180,7 @@ def resign(
     The holder cancels the code that runs under the lease, and releases the lease when this code has
     ended. Then another process can acquire the lease. The old holder tries again after a renewal
     interval (5 seconds by default). The command waits until the lease has no holder, or another
-    one.
+    one. After the release it waits up to 2 seconds for the next holder.
 
     The exit code is 1 if the lease is unknown, if it has no holder, or if the holder still has it
     after --wait. Running clients that listen receive the request. A LeaseManager, and a client that
@@ -242,7 +244,8 @@ async def _request_release_and_wait(
     database: DatabaseSettings, lease: LeaseOutput, wait: float
 ) -> LeaseOutput | None:
     """Request that the holder of this term releases the lease, and wait for the end of the term.
-    Return the lease at the end, or None if its row was deleted."""
+    Then wait shortly for the next holder. Return the lease at the end, or None if its row was
+    deleted."""
     async with open_connection(database) as found:
         request = lease_request_resign(
             found.connection,
@@ -257,6 +260,11 @@ async def _request_release_and_wait(
             while lease.is_same_held_term(after):
                 await anyio.sleep(LEASE_READ_INTERVAL)
                 with anyio.CancelScope(shield=True):  # a read has a timeout: do not interrupt it
+                    after = await _read_lease(found, lease.name, lease_map)
+        with anyio.move_on_after(NEXT_HOLDER_WAIT):
+            while after is not None and after.state == "released":
+                await anyio.sleep(LEASE_READ_INTERVAL)
+                with anyio.CancelScope(shield=True):
                     after = await _read_lease(found, lease.name, lease_map)
         return after
 

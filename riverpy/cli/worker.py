@@ -119,8 +119,9 @@ signal changes nothing, and the second one cancels running jobs.
 --processes starts several workers under one supervisor, which replaces each one that ends: at once
 after exit code 10, otherwise after 0.5 s to 30 s. Signals to the supervisor stop all workers. If
 the first worker fails before it works, the command ends with its exit code. Later the exit code is
-0, or 4 if a worker did not stop cleanly. --health answers for all workers, and each worker has
-limits of its own.
+0, or 4 if a worker did not stop cleanly. A third signal kills all workers: then the exit code is
+128 + its number (130 for SIGINT, 143 for SIGTERM). --health answers for all workers, and each
+worker has limits of its own.
 """
 
 

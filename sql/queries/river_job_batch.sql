@@ -110,7 +110,10 @@ with found as materialized (
   where (select pg_notification_queue_usage() < 0.9)
 )
 select
-  (select count(*) from retried), 0::bigint, array(select id from refused), array(select id from found)
+  (select count(*) from retried),
+  (select count(*) from found where state = 'running'),
+  array(select id from refused),
+  array(select id from found)
 from (select count(*) from notified) as done;
 
 
@@ -163,7 +166,11 @@ with found as materialized (
   where id = any(array(select id from found where state <> 'running'))
   returning id
 )
-select (select count(*) from deleted), 0::bigint, '{}'::bigint[], array(select id from found);
+select
+  (select count(*) from deleted),
+  (select count(*) from found where state = 'running'),
+  '{}'::bigint[],
+  array(select id from found);
 
 
 -- name: job_match_filters

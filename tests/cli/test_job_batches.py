@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -75,11 +76,11 @@ async def test_changes_by_filter(schema: Schema, monkeypatch: pytest.MonkeyPatch
     result = await command(schema, "cancel", "--error", "TimeoutError: 0", "--yes", "--json")
     assert json.loads(result.stdout) == {
         "action": "cancelled",
-        "matched": 16,
+        "matched": 8,
         "complete": True,
         "changed": 8,
         "running": 0,
-        "unchanged": 8,
+        "unchanged": 0,
         "missing": 0,
         "refused": 0,
         "reasons": [],
@@ -99,7 +100,11 @@ async def test_changes_by_filter(schema: Schema, monkeypatch: pytest.MonkeyPatch
     result = await command(schema, "delete", "--tag", "red", "--limit", "9", "--yes", "--json")
     assert json.loads(result.stdout)["matched"] == 9
     result = await command(schema, "delete", "--tag", "red", "--yes")
-    assert result.stdout.startswith("deleted 41 jobs, 1 unchanged in ")
+    assert result.stdout.startswith("deleted 41 jobs, 1 running, not deleted in ")
+    result = await command(schema, "retry", "--state", "running", "--yes", "--json")
+    assert [json.loads(result.stdout)[key] for key in ("running", "unchanged")] == [1, 1]
+    result = await command(schema, "cancel", "--state", "completed", "--yes")
+    assert result.stdout.startswith("cancelled 0 jobs (ended jobs are not changed) in ")
     result = await command(schema, "delete", "--kind", "none", "--yes")
     assert (result.exit_code, result.stdout[:15]) == (0, "deleted 0 jobs ")
 
@@ -188,8 +193,9 @@ class Terminal:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX terminal")
 async def test_question_progress_and_interruption(schema: Schema, tmp_path: Path) -> None:
-    """On a terminal the command asks with the number of jobs and shows a bar. After Ctrl-C it ends
-    between two batches, and says truly what it did."""
+    """On a terminal the command asks with the number of jobs and shows a bar. A signal at the
+    question ends it at once. A signal during the change ends it between two batches, and the
+    command says truly what it did."""
     await schema.execute(MANY, 3_500)
     filters = ["--kind", "kind0", "--kind", "kind1", "--state", "discarded"]
     terminal = await Terminal.start(schema, "retry", *filters, "--limit", "7")
@@ -199,7 +205,11 @@ async def test_question_progress_and_interruption(schema: Schema, tmp_path: Path
     terminal.type("n")
     assert await terminal.end() == (130, "")
     assert await schema.fetchval(COUNT) == 0
-    terminal = await Terminal.start(schema, "retry", *filters, "--json")
+    terminal = await Terminal.start(schema, "retry", *filters)
+    await terminal.until("[y/N]: ")
+    terminal.process.send_signal(signal.SIGINT)
+    assert await terminal.end() == (130, "")
+    terminal = await Terminal.start(schema, "retry", *filters)
     async with schema.connected() as other:
         # The third batch waits for its statement, so the signal arrives during it.
         await other.execute("BEGIN; SELECT pg_advisory_xact_lock(77)")
@@ -213,14 +223,14 @@ async def test_question_progress_and_interruption(schema: Schema, tmp_path: Path
             await terminal.until("[y/N]: ")
             terminal.type("y")
             await terminal.until("57%")
-            terminal.process.send_signal(signal.SIGINT)
+            terminal.process.send_signal(signal.SIGHUP)
             await terminal.until("stopping after this batch")
             await other.execute("ROLLBACK")
             code, out = await terminal.end()
         finally:
             await schema.execute("DROP TRIGGER hold ON river_job; DROP FUNCTION hold")
-    result = json.loads(out)
-    assert (code, result["complete"], result["matched"]) == (130, False, 3_500)
-    assert result["changed"] == 3_000 == await schema.fetchval(COUNT)
+    assert code == 129
+    assert re.fullmatch("retried 3,000 jobs in [^,]+, then interrupted: 500 left\n", out)
+    assert await schema.fetchval(COUNT) == 3_000
     result = await command(schema, "retry", *filters, "--yes")
     assert result.stdout.startswith("retried 500 jobs in ")

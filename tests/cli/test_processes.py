@@ -257,6 +257,8 @@ async def test_more_signals(schema: Schema, tmp_path: Path) -> None:
         assert (ended["exit_code"], ended["restart_in"]) == (0, None)
         worker.send(signal.SIGINT)
         assert await worker.exit_code() == 128 + signal.SIGINT
+        killed = worker.entries(WORKER_PROCESS_ENDED)[-1]
+        assert killed["reason"] == "killed by the supervisor: a third signal arrived"
         for pid in pids:
             await until_gone(pid)
     assert [(job["state"], job["attempt"]) for job in await schema.jobs()] == [

@@ -95,7 +95,7 @@ async def test_many_as_one(client: Client, schema: Schema, verb: str) -> None:
     changes = await getattr(client, f"job_{verb}_many")(**ALL)
     assert await copy_of_rows(schema) == expected
     if verb == "retry":
-        assert changes == JobChanges(changed=6, unchanged=2)
+        assert changes == JobChanges(changed=6, running=1, unchanged=2)
     else:
         assert changes == JobChanges(changed=5, running=1, unchanged=3)
     assert changes.done == 8
@@ -384,6 +384,6 @@ async def test_delete_many(client: Client, schema: Schema) -> None:
     )
     assert [job.id for job in jobs] == [4, 8]
     changes = await client.job_delete_in_batches(ids=[1, 5, 6, 9])
-    assert changes == JobChanges(changed=2, unchanged=1, missing=1)
+    assert changes == JobChanges(changed=2, running=1, unchanged=1, missing=1)
     assert [job.id for job in await client.job_delete_many(unsafe_all=True)] == [3, 7]
     assert [job.id for job in (await client.job_list()).jobs] == [5]

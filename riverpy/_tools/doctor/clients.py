@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.domains import DOMAIN_ORPHANED_AFTER_SECONDS
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
@@ -16,11 +18,12 @@ if TYPE_CHECKING:
 
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
     from riverpy._tools.domain_map import DomainMap
-    from riverpy._tools.reads import ClientRow
+    from riverpy._tools.reads import ClientRow, DefaultLeader
 
 JOB_RELEASE_TIMEOUT = 60.0
 """When a client has sent no heartbeat for `dead_after`, a leader releases its jobs within this many
 seconds."""
+_START_WORKER_FIX = "start a worker: riverpy worker MODULE:ATTR"
 
 
 async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
@@ -36,12 +39,16 @@ async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
         for client in clients
     }
     live = await snapshot.live_clients()
+    can_release = _can_jobs_be_released(clients, leader, domains)
     problems = [_late_heartbeat_finding(one) for one in live if not has_recent_heartbeat(one)]
     for client in clients:
         if not client.is_alive:
             queues = {row.queue for row in running if row.client_id == client.client_id}
             unreleased = _describe_unreleased_jobs(client, domains, queues)
-            problems.append(_dead_client_finding(client, jobs[client.client_id], unreleased))
+            dead = _dead_client_finding(client, jobs[client.client_id], unreleased)
+            if dead.data["running_jobs"] and not unreleased and not can_release:
+                dead = msgspec.structs.replace(dead, fix=_START_WORKER_FIX)
+            problems.append(dead)
     facts = [_client_data(client, jobs[client.client_id]) for client in clients]
     if live:
         total = sum(jobs[client.client_id] for client in live)
@@ -55,8 +62,8 @@ async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
         text = "no riverpy client runs. The leader is a client in another language"
         summary = ok(text, clients=facts)
     else:
-        fix = "start a worker: riverpy worker MODULE:ATTR"
-        summary = warn("no riverpy client runs on this schema", fix, clients=facts)
+        text = "no riverpy client runs on this schema"
+        summary = warn(text, _START_WORKER_FIX, clients=facts)
     return [summary, *problems]
 
 
@@ -89,6 +96,23 @@ def _late_heartbeat_finding(client: ClientRow) -> Finding:
         "the database: read its log",
         client_id=client.client_id,
         silent=round(client.heartbeat_age, 3),
+    )
+
+
+def _can_jobs_be_released(
+    clients: Sequence[ClientRow], leader: DefaultLeader | None, domains: DomainMap | None
+) -> bool:
+    """Whether there is a leader, or a client that can become leader. With several domains this is
+    not known here, and counts as true."""
+    if domains is not None and domains.non_default_domains:
+        return True
+    if any(client.is_alive and client.is_candidate for client in clients):
+        return True
+    dead_ids = {client.client_id for client in clients if not client.is_alive}
+    return (
+        leader is not None
+        and not leader.has_lease_expired
+        and leader.leader_row.leader_id not in dead_ids
     )
 
 

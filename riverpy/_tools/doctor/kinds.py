@@ -198,14 +198,15 @@ def _failing_kind_finding(kind: str, row: KindRow | None, discarded: int) -> Fin
     if row is not None:
         jobs = format_waiting_count(failed, "job", suffix=" failed and")
         facts.append(f"{jobs} for the next attempt{_describe_attempts_left(row)}")
+    chosen = f"--state discarded --kind {quote(kind)}"
     text = f'kind "{kind}" fails: {"; ".join(facts)}'
     if row is not None and row.newest_error:
         text += f". The newest error: {format_error(row.newest_error)}"
     return warn(
         text,
         f"read the errors in the workers' logs (`{JOBS_FAILED}`) or with riverpy job show ID. "
-        "After you have corrected the code, riverpy job retry ID runs a job again, also a "
-        f"discarded one. To list them: riverpy job list --state discarded --kind {quote(kind)}",
+        f"After you have corrected the code: riverpy job retry {chosen} runs all discarded jobs "
+        f"again, riverpy job retry ID one job. To list them: riverpy job list {chosen}",
         kind=kind,
         failed=failed,
         attempts_left=attempts_left,

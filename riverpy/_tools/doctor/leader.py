@@ -21,7 +21,7 @@ NO_CANDIDATE_FIX = (
     "let one of its workers take part in leader election, and restart it: without --no-candidate, "
     "RIVERPY_CANDIDATE=0, `candidate` = false in its file or Config(candidate=False)"
 )
-_START_WORKER_FIX = "start a worker: riverpy worker"
+_START_WORKER_FIX = "start a worker: riverpy worker MODULE:ATTR"
 _NO_LEADER_EFFECT = (
     "scheduled jobs and retries do not become available, and jobs of dead workers are not released"
 )

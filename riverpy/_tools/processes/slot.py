@@ -75,6 +75,8 @@ class ProcessSlot:
         self._log = get_logger()
         self.process: WorkerProcess | None = None
         """The running process; None: none runs now."""
+        self._kill_reason: str | None = None
+        """Why the supervisor killed the process; None: it did not."""
         self.exit_code: int | None = None
         """The exit code of the last process that ended; 128 + n if signal n killed it. None: none
         has ended."""
@@ -119,7 +121,7 @@ class ProcessSlot:
                 WORKER_PROCESS_START_FAILED, error=error_text(error), process=self.number
             )
             return 0.0
-        self.process = process
+        self.process, self._kill_reason = process, None
         self._log.info(WORKER_PROCESS_STARTED, pid=process.pid, process=self.number)
         code = 0
         try:
@@ -174,7 +176,14 @@ class ProcessSlot:
         self._log_kill(process, f"it did not end within {timeout:g} s")
         process.kill()
 
+    def kill(self, reason: str) -> None:
+        """Kill the process, if one runs."""
+        if self.process is not None:
+            self._kill_reason = reason
+            self.process.kill()
+
     def _log_kill(self, process: WorkerProcess, reason: str) -> None:
+        self._kill_reason = reason
         self._log.warning(
             WORKER_PROCESS_KILLED,
             effect="its running jobs are rescued",
@@ -202,7 +211,13 @@ class ProcessSlot:
 
     def _log_end(self, delay: float | None) -> None:
         restart_in = None if delay is None else round(delay, 1)
-        keys = {"exit_code": self.exit_code, "process": self.number, "restart_in": restart_in}
+        keys: dict[str, object] = {
+            "exit_code": self.exit_code,
+            "process": self.number,
+            "restart_in": restart_in,
+        }
+        if self._kill_reason is not None:
+            keys["reason"] = f"killed by the supervisor: {self._kill_reason}"
         if self.ended_cleanly and not delay:
             self._log.info(WORKER_PROCESS_ENDED, **keys)
         else:

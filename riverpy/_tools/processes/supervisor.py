@@ -143,7 +143,6 @@ class WorkerSupervisor:
     async def _kill_all_when_forced(self, scope: anyio.CancelScope) -> None:
         await self._forced_exit_event.wait()
         for slot in self._slots:
-            if slot.process is not None:
-                slot.process.kill()
+            slot.kill("a third signal arrived")
         await anyio.sleep(KILLED_PROCESSES_TIMEOUT)
         scope.cancel()

@@ -55,6 +55,11 @@ async def test_late_and_dead_clients(schema: Schema, doctor: Doctor) -> None:
         in found["old"]["text"]
     )
     assert report.exit_code == 1
+    await schema.execute("DELETE FROM riverpy_client WHERE client_id IN ('leader', 'still')")
+    await schema.execute("DELETE FROM river_leader")
+    found = {one["data"].get("client_id"): one for one in (await doctor()).named("clients")}
+    for client_id in ("fresh", "old"):
+        assert found[client_id]["fix"] == "start a worker: riverpy worker MODULE:ATTR"
 
 
 async def test_dead_client_of_a_domain(schema: Schema, doctor: Doctor) -> None:

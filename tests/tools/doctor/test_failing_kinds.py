@@ -39,5 +39,6 @@ async def test_failing_kinds(schema: Schema, doctor: Doctor) -> None:
     )
     assert "secret" not in found["close"]["text"]
     assert 'kind "lost" fails: 2 jobs were discarded in the last hour' in found["lost"]["text"]
-    assert "riverpy job list --state discarded --kind lost" in found["lost"]["fix"]
+    for verb in ("list", "retry"):
+        assert f"riverpy job {verb} --state discarded --kind lost" in found["lost"]["fix"]
     assert "10 jobs failed" in found["many"]["text"]
