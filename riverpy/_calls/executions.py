@@ -147,7 +147,8 @@ class ExecutionMethods(ClientMethods):
 
         Returns:
             An Execution in state RAN or DONE_BEFORE, or IN_PROGRESS if another call runs longer
-            than `wait`.
+            than `wait`. While a `run_at_most_once` or `run_at_least_once` with the key runs,
+            IN_PROGRESS is returned at once.
 
         Raises:
             ConfigError: the key or a duration is not allowed, or `fn` does not take one argument.
