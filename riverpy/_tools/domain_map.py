@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME
 from riverpy._postgres.domains import (
+    DOMAIN_ORPHANED_AFTER_SECONDS,
     domain_list_leaders,
     domain_list_members,
     domain_list_queue_owners,
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.domains import DomainLeader, DomainMember, QueueOwner
     from riverpy._postgres.driver import Connection, Transaction
 
+_ORPHANED_AFTER = timedelta(seconds=DOMAIN_ORPHANED_AFTER_SECONDS)
 PRIVILEGE_MISSING = "42501"
 """PostgreSQL's code for a missing privilege."""
 TABLE_MISSING = "42P01"
@@ -64,6 +67,16 @@ class DomainMap:
     def owned_queues(self, domain: str) -> list[QueueOwner]:
         """Return the queues of a domain other than `default`."""
         return [row for row in self.queue_owners if row.domain == domain]
+
+    def has_had_client(self, domain: str) -> bool:
+        """Return whether a client of a domain that owns queues has ever been seen. An operator's
+        claim of a queue for an unknown domain stores a time of the last heartbeat that makes the
+        queue orphaned at once."""
+        owned = self.owned_queues(domain)
+        last_seen_at = max(row.last_seen_at for row in owned)
+        return all(row.claimed_at - row.last_seen_at != _ORPHANED_AFTER for row in owned) or any(
+            row.last_seen_at != last_seen_at for row in owned
+        )
 
     def live_clients(self, domain: str) -> list[DomainMember]:
         """Return the clients of a domain that have a recent heartbeat."""

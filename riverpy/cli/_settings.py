@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import tomllib
 from dataclasses import dataclass
+from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args
@@ -37,6 +38,7 @@ from riverpy.cli._types import (
     DURATION,
     SIZE,
     URL,
+    IntegerType,
     ParsedType,
     format_queues,
     format_size,
@@ -53,7 +55,6 @@ from riverpy.config import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from datetime import timedelta
 
 T = TypeVar("T")
 CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
@@ -125,10 +126,11 @@ class SettingValue(msgspec.Struct, Generic[T], frozen=True):
         return None if self.value is msgspec.UNSET else self.value
 
 
-def _parse_positive_duration(text: str) -> timedelta:
+def _parse_age(text: str) -> timedelta:
+    """Parse the age at which a worker stops. With a shorter one, workers would only restart."""
     duration = parse_duration(text)
-    if not duration:
-        raise ValueError(f"expected a duration above zero, got {text!r}")
+    if duration < timedelta(seconds=1):
+        raise ValueError(f"expected a duration of at least 1s, got {text!r}")
     return duration
 
 
@@ -203,7 +205,7 @@ SOFT_STOP = Setting(
 )
 MAX_PROCESSES = Setting(
     "max-processes",
-    click.IntRange(1, MAX_PROCESSES_MAX),
+    IntegerType(1, MAX_PROCESSES_MAX),
     "How many jobs run in processes at the same time. Default: the client's, else the number of CPU"
     " cores.",
     metavar="NUMBER",
@@ -211,7 +213,7 @@ MAX_PROCESSES = Setting(
 )
 PROCESSES = Setting(
     "processes",
-    click.IntRange(1, PROCESSES_MAX),
+    IntegerType(1, PROCESSES_MAX),
     "How many worker processes this command starts and supervises. Each one works all queues, with"
     " its own slots and connections. Not on Windows. Default: 1, this process.",
     metavar="NUMBER",
@@ -219,14 +221,14 @@ PROCESSES = Setting(
 )
 MAX_JOBS = Setting(
     "max-jobs",
-    click.IntRange(1, 1_000_000_000),
+    IntegerType(1, 1_000_000_000),
     "Stop after about this many attempts, as at SIGTERM, and exit with 10. Default: no limit.",
     metavar="NUMBER",
     default="no limit",
 )
 MAX_AGE = Setting(
     "max-age",
-    ParsedType("duration", _parse_positive_duration),
+    ParsedType("duration", _parse_age),
     "Stop after about this time, as at SIGTERM, and exit with 10. Default: no limit.",
     metavar="DURATION",
     default="no limit",
@@ -284,7 +286,7 @@ LEADER_TTL = _make_leading_duration_setting(
 )
 MAX_LEASES = Setting(
     "max-leases",
-    click.IntRange(1),
+    IntegerType(1),
     "How many leases this worker holds at the same time, those of singletons included. Default: the"
     " client's, else no limit.",
     metavar="NUMBER",

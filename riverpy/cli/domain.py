@@ -91,7 +91,9 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
                     owner.domain,
                     owner.claimed_by,
                     format_time(owner.claimed_at.replace(microsecond=0)),
-                    format_time(owner.last_seen_at.replace(microsecond=0)),
+                    format_time(owner.last_seen_at.replace(microsecond=0))
+                    if seen.has_had_client(owner.domain)
+                    else "never",
                 )
                 for owner in owners
             ],
@@ -222,7 +224,7 @@ def _change_queue_domain(
         return
     leader = f"its leader is {new_leader}"
     if new_leader is None:
-        leader = "it has no leader now"
+        leader = f"domain {to} has no leader now"
         if to != DEFAULT_DOMAIN:
             leader += f": start a worker of it (riverpy worker --leader-domain {to})"
     print_text(make_printable(f"queue {queue} moved from domain {before} to {to}; {leader}"))
@@ -273,18 +275,21 @@ def _domain_to_json_object(
 ) -> dict[str, object]:
     """Return a domain for `--json` output. `queues` is None for domain `default`, which has all
     queues that no other domain has. A queue is orphaned if its domain has sent no heartbeat for 10
-    minutes. Then the leader of `default` maintains it."""
+    minutes. Then the leader of `default` maintains it. `last_seen_at` is None if the domain never
+    had a client."""
     members = domain_map.live_clients(domain_name)
     is_default = domain_name == DEFAULT_DOMAIN
+    owners = domain_map.owned_queues(domain_name)
+    has_had_client = bool(owners) and domain_map.has_had_client(domain_name)
     queues = [
         {
             "queue": owner.queue,
             "claimed_by": owner.claimed_by,
             "claimed_at": owner.claimed_at,
-            "last_seen_at": owner.last_seen_at,
+            "last_seen_at": owner.last_seen_at if has_had_client else None,
             "orphaned": owner.is_orphaned,
         }
-        for owner in domain_map.owned_queues(domain_name)
+        for owner in owners
     ]
     return {
         "domain": domain_name,

@@ -328,10 +328,12 @@ def _split_table_name(name: str) -> tuple[str, LeaseScope]:
 
 
 def _print_leases(leases: list[LeaseOutput], *, with_scope: bool) -> None:
+    is_one_without_holder = len(leases) == 1 and not leases[0].is_held
+    holder_heading = "LAST HOLDER" if is_one_without_holder else "HOLDER"
     columns: dict[str, Callable[[LeaseOutput], object]] = {
         "NAME": lambda one: one.name,
         "SCOPE": lambda one: one.scope,
-        "HOLDER": lambda one: one.holder,
+        holder_heading: lambda one: one.holder,
         "EPOCH": lambda one: one.epoch,
         "SINCE": lambda one: format_time(one.acquired_at),
         "STANDBYS": lambda one: None if one.standbys is None else len(one.standbys),

@@ -235,7 +235,7 @@ async def test_move(schema: Schema) -> None:
         assert (await soon(heard.get()))["action"] == "ownership_changed"
         result = await command(schema, "move", "mail", "--to", "default")
         assert result.stdout == (
-            "queue mail moved from domain report to default; it has no leader now\n"
+            "queue mail moved from domain report to default; domain default has no leader now\n"
         )
         assert (await soon(heard.get()))["action"] == "ownership_changed"
         assert epoch
@@ -268,6 +268,10 @@ async def test_claim(schema: Schema) -> None:
     await schema.execute(CLIENTS)
     await schema.execute(OWNERS)
     assert (await call(schema, "claim", "new", "--domain", "fresh"))["before"] == "default"
+    assert (await call(schema, "claim", "newer", "--domain", "fresh"))["before"] == "default"
+    lines = (await command(schema, "list")).stdout.splitlines()
+    assert [line.split()[-1] for line in lines if line.startswith("new")] == ["never"] * 2
+    assert any('domain "fresh" never had a client: ' in line for line in lines)
     assert (await call(schema, "claim", "old", "--domain", "report"))["before"] == "archive"
     text = await refused(schema, "claim", "mail", "--domain", "report")
     assert "queue 'mail' belongs to domain 'mail', which has 2 running clients" in text
@@ -278,6 +282,7 @@ async def test_claim(schema: Schema) -> None:
     ] == "report"
     assert await owned(schema) == {
         "new": "fresh",
+        "newer": "fresh",
         "old": "report",
         "mail": "report",
         "mail-slow": "mail",

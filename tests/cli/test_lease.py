@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+from structlog.testing import capture_logs
 
 from riverpy import LeaseManager
 from riverpy._dsn import PG_VARIABLES
+from riverpy._log_events import SINGLETON_LOST_ITS_LEASE
 from riverpy.cli import lease, main
 from tests.leases.singletons.rig import Task, make_client, running, soon
 
@@ -184,16 +186,20 @@ async def test_singleton_moves_to_another_client(
             assert result.exit_code == 130
             assert "Ask one to release the lease 'totals'" in result.stderr
             assert first.is_held
-            code, printed = await call(command, "resign", "totals", "--yes", "--wait", "40s")
-            second = await soon(tasks[1].began)
+            with capture_logs() as entries:
+                code, printed = await call(command, "resign", "totals", "--yes", "--wait", "40s")
+                second = await soon(tasks[1].began)
             assert tasks[0].ended.qsize() == 1
             shown = (await call(command, "show", "totals"))[1]["lease"]
     assert (code, printed["resigned"]) == (0, True)
+    levels = [one["log_level"] for one in entries if one["event"] == SINGLETON_LOST_ITS_LEASE]
+    assert levels == ["info"]
     assert (printed["before"]["holder"], printed["before"]["epoch"]) == ("one", first.epoch)
     after = printed["after"]
     assert after["holder"] == "two"
     assert (shown["holder"], shown["epoch"], shown["state"]) == ("two", second.epoch, "held")
     assert second.epoch > first.epoch
+    assert " LAST HOLDER " in (await asyncio.to_thread(command, "show", "totals")).stdout
     result = await asyncio.to_thread(command, "resign", "totals", "--yes")
     assert (result.exit_code, result.stdout) == (
         1,

@@ -126,8 +126,8 @@ async def test_memory_limit_that_is_too_low(schema: Schema, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--max-jobs=0", "0 is not in the range"),
-        ("--max-age=0s", "expected a duration above zero"),
+        ("--max-jobs=0", "'0' is not a whole number from 1 to 1000000000"),
+        ("--max-age=999ms", "expected a duration of at least 1s"),
         ("--max-rss=512", "'512' is not a size"),
     ],
 )

@@ -142,6 +142,9 @@ def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork
     jobs = pending.dead_client_jobs
     running = {queue: jobs[queue] for queue in unmaintained if queue in jobs}
     late = pending.late_periodic_ids.get(domain, [])
+    text = f'no client of domain "{domain}" wrote a heartbeat for {format_seconds(silent)}'
+    if not domains.has_had_client(domain):
+        text = f'domain "{domain}" never had a client'
     if due:
         facts.append(f"jobs are due in {format_names(due)}")
     if running:
@@ -153,8 +156,7 @@ def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork
         )
     return [
         (fail if due or running or late else warn)(
-            f'no client of domain "{domain}" wrote a heartbeat for {format_seconds(silent)}: '
-            + "; ".join(facts),
+            f"{text}: {'; '.join(facts)}",
             f"start a worker of it (riverpy worker --leader-domain {quote(domain)}), or give its "
             f"queues away: riverpy domain move {quote(queues[0])} --to {DEFAULT_DOMAIN}",
             domain=domain,
