@@ -148,6 +148,12 @@ async def test_refusals(schema: Schema, args: list[str], said: str) -> None:
     assert await schema.jobs() == before
 
 
+def heed_signals() -> None:
+    """Undo that a shell starts its background commands with ignored signals."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Terminal:
     """A command on a terminal of its own."""
 
@@ -167,6 +173,7 @@ class Terminal:
             stderr=terminal,
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "TERM": "xterm"},
+            preexec_fn=heed_signals,
         )
         os.close(terminal)
         return cls(process, controller)
