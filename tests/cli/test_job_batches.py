@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -19,8 +20,6 @@ from riverpy.cli import _job_batches
 from tests.cli.test_job import ROWS, command
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests._database import Schema
 
 MANY = """
@@ -185,6 +184,16 @@ class Terminal:
                 await anyio.wait_readable(self._controller)
                 self.text += os.read(self._controller, 4096).decode()
 
+    async def until_asleep(self) -> None:
+        """Wait until the command waits for input. A signal shortly before has no effect until it
+        gets input."""
+        status = Path(f"/proc/{self.process.pid}/status")
+        looks = 0
+        with anyio.fail_after(60, reason="the command does not wait"):
+            while looks < 5:
+                looks = looks + 1 if "State:\tS" in status.read_text() else 0
+                await anyio.sleep(0.02)
+
     def type(self, text: str) -> None:
         """Type a line."""
         os.write(self._controller, f"{text}\n".encode())
@@ -198,7 +207,7 @@ class Terminal:
         return self.process.returncode, out.decode()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX terminal")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a POSIX terminal and /proc")
 async def test_question_progress_and_interruption(schema: Schema, tmp_path: Path) -> None:
     """On a terminal the command asks with the number of jobs and shows a bar. A signal at the
     question ends it at once. A signal during the change ends it between two batches, and the
@@ -214,6 +223,7 @@ async def test_question_progress_and_interruption(schema: Schema, tmp_path: Path
     assert await schema.fetchval(COUNT) == 0
     terminal = await Terminal.start(schema, "retry", *filters)
     await terminal.until("[y/N]: ")
+    await terminal.until_asleep()
     terminal.process.send_signal(signal.SIGINT)
     assert await terminal.end() == (130, "")
     terminal = await Terminal.start(schema, "retry", *filters)

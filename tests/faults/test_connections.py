@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 import riverpy.client
-from riverpy._log_events import JOB_CLAIM_FAILED, LEADERSHIP_ENDED, QUEUE_PAUSED, QUEUE_RESUMED
+from riverpy._log_events import (
+    JOB_CLAIM_FAILED,
+    LEADERSHIP_ENDED,
+    LEASE_RENEWAL_FAILED,
+    QUEUE_PAUSED,
+    QUEUE_RESUMED,
+)
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.leaders import leader_request_resign
 from tests.kit.load import HELD, LOST, PUT_BACK, RESTORED, until
@@ -121,8 +127,8 @@ async def test_frozen_claims_and_results(stage: Stage) -> None:
 async def test_frozen_rarely_used_connections(stage: Stage) -> None:
     """The listener and the reserved connection of each worker and the leader's maintenance
     connection freeze. Jobs continue, and each connection that does not answer in time is replaced,
-    with one log line."""
-    async with stage.load() as load:
+    with one log line. A lease may be renewed too late over the reserved connection."""
+    async with stage.load(expected={LEASE_RENEWAL_FAILED}) as load:
         pids = [
             pid
             for name in ("listener", "reserved", "maintenance")
@@ -133,8 +139,8 @@ async def test_frozen_rarely_used_connections(stage: Stage) -> None:
             for member in stage.members:
                 await until(lambda member=member: member.count(RESTORED) == member.count(LOST) > 0)
     for member in stage.members:
-        assert {line["event"] for line in member.warnings} == {LOST}
-        lost = [line["connection"] for line in member.warnings]
+        assert {line["event"] for line in member.warnings} - {LEASE_RENEWAL_FAILED} == {LOST}
+        lost = [line["connection"] for line in member.warnings if line["event"] == LOST]
         assert "reserved" in lost  # the others have longer timeouts and may be thawed by then
         assert {*lost} <= {"reserved", "notifier", "maintenance"}
         assert len({*lost}) == len(lost)

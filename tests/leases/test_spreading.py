@@ -279,9 +279,9 @@ async def test_no_client_takes_it(schema: Schema, log: list[Any]) -> None:
         '{"standby": ["s:s1"], "lags": {}, "left_out": 0}',
     )
     async with running(a):
-        await until(lambda: len(tasks[1].leases) == 2)
         spreader = spreader_of(a)
         before = spreader.check_interval
+        await until(lambda: len(tasks[1].leases) == 2)
         await until(lambda: any(one["event"] == SINGLETON_HAND_OVER_FAILED for one in log))
         assert spreader.check_interval == 2 * before
         assert held(a) == [4]
