@@ -126,6 +126,8 @@ async def test_cancel_beside_an_attempt_that_keeps_running(
         producer: Any = client._run.producers["default"]  # type: ignore[union-attr]
         inserted = await client.insert(Task())
         await _until(lambda: attempts == [1])
+        # A claim that runs already would take the job without the function below.
+        await _until(lambda: not producer._follow_up_times)
         take = producer._claim_rows
 
         async def answered_late(*args: Any) -> Any:
