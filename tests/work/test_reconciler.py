@@ -127,7 +127,7 @@ async def test_cancel_beside_an_attempt_that_keeps_running(
         inserted = await client.insert(Task())
         await _until(lambda: attempts == [1])
         # A claim that runs already would take the job without the function below.
-        await _until(lambda: not producer._follow_up_times)
+        await _until(lambda: not producer._follow_up_claim_times)
         take = producer._claim_rows
 
         async def answered_late(*args: Any) -> Any:
