@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME, domain_lease_name
 from riverpy._postgres.lease_reports import client_list_lease_reports
@@ -61,6 +61,26 @@ class LeaseMap:
             age=None if lag.age is None else round(lag.age, 3),
             reported_ago=round(since, 3),
         )
+
+
+class LeaseReports(NamedTuple):
+    """What the live clients have reported about one lease. None: not known."""
+
+    standbys: list[str] | None
+    """The ids of the clients that stand by."""
+    lag: LeaseLag | None
+
+
+def find_lease_reports(
+    lease_map: LeaseMap | None, name: str, *, holder: str | None, epoch: int
+) -> LeaseReports:
+    """Return the reports about a lease. `name` is its name in the table, and `holder` its current
+    holder, if there is one."""
+    if lease_map is None:
+        return LeaseReports(None, None)
+    return LeaseReports(
+        lease_map.standbys(name, holder=holder), lease_map.lag(name, holder=holder, epoch=epoch)
+    )
 
 
 def describe_lag(lag: LeaseLag) -> str:

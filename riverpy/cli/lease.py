@@ -20,7 +20,7 @@ from riverpy._names import (
 )
 from riverpy._postgres.leases import lease_get, lease_list, lease_request_resign
 from riverpy._postgres.schema import LEASE_REPORTS_MIGRATION, LEASES_MIGRATION
-from riverpy._tools.lease_map import describe_lag, read_lease_map
+from riverpy._tools.lease_map import describe_lag, find_lease_reports, read_lease_map
 from riverpy._tools.text import format_names, format_seconds
 from riverpy.cli._connected import open_connection, wait_for_statement
 from riverpy.cli._options import ROW_LIMIT_MAX, database_options, json_option, limit_option
@@ -256,16 +256,19 @@ async def _request_release_and_wait(
         await wait_for_statement("requesting a release", request)
         lease_map = await _read_lease_map(found)
         after = await _read_lease(found, lease.name, lease_map)
-        with anyio.move_on_after(wait):
-            while lease.is_same_held_term(after):
-                await anyio.sleep(LEASE_READ_INTERVAL)
-                with anyio.CancelScope(shield=True):  # a read has a timeout: do not interrupt it
-                    after = await _read_lease(found, lease.name, lease_map)
-        with anyio.move_on_after(NEXT_HOLDER_WAIT):
-            while after is not None and after.state == "released":
-                await anyio.sleep(LEASE_READ_INTERVAL)
-                with anyio.CancelScope(shield=True):
-                    after = await _read_lease(found, lease.name, lease_map)
+
+        async def read_again_while(holds: Callable[[], bool], seconds: float) -> None:
+            nonlocal after
+            with anyio.move_on_after(seconds):
+                while holds():
+                    await anyio.sleep(LEASE_READ_INTERVAL)
+                    with anyio.CancelScope(shield=True):  # a read has a timeout of its own
+                        after = await _read_lease(found, lease.name, lease_map)
+
+        await read_again_while(lambda: lease.is_same_held_term(after), wait)
+        await read_again_while(
+            lambda: after is not None and after.state == "released", NEXT_HOLDER_WAIT
+        )
         return after
 
 
@@ -300,10 +303,7 @@ def _make_lease_output(row: LeaseRow, lease_map: LeaseMap | None) -> LeaseOutput
     state: LeaseState = "held" if row.is_held else "expired"
     seconds = row.seconds_until_expiry
     holder = row.holder if row.is_held else None
-    standbys = lag = None
-    if lease_map is not None:
-        standbys = lease_map.standbys(row.name, holder=holder)
-        lag = lease_map.lag(row.name, holder=holder, epoch=row.epoch)
+    reports = find_lease_reports(lease_map, row.name, holder=holder, epoch=row.epoch)
     return LeaseOutput(
         name,
         scope,
@@ -313,8 +313,7 @@ def _make_lease_output(row: LeaseRow, lease_map: LeaseMap | None) -> LeaseOutput
         row.acquired_at,
         row.expires_at,
         None if seconds is None else round(seconds, 3),
-        standbys,
-        lag,
+        *reports,
     )
 
 

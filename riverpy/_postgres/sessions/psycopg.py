@@ -141,9 +141,10 @@ class PsycopgSession(CallerSession):
         schema_name: str | None,
         columns: Sequence[str],
         source: AsyncIterable[bytes],
-        format: str,  # noqa: A002
+        format: str,  # noqa: A002 (asyncpg's name)
         timeout: float,
     ) -> None:
+        """Insert rows with COPY. `source` yields them in UTF-8."""
         if self._is_pipelined():
             raise InsertError(
                 "insert_many_fast uses COPY, which a pipeline cannot: use insert_many"

@@ -8,7 +8,6 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from riverpy._postgres.sessions.records import Record
@@ -39,7 +38,7 @@ class CallerSession(ABC):
     library: str
     """The library's name, for error texts."""
     has_copy = False
-    """Whether `copy_to_table` works."""
+    """Whether there is a method `copy_to_table`, like asyncpg's."""
     pooler_remedy: str
     """What to set for a pooler in transaction mode."""
 
@@ -64,19 +63,6 @@ class CallerSession(ABC):
     async def execute(self, statement: str, *values: object) -> None:
         """Run a statement."""
         await self.fetch(statement, *values)
-
-    async def copy_to_table(
-        self,
-        table_name: str,
-        *,
-        schema_name: str | None,
-        columns: Sequence[str],
-        source: AsyncIterable[bytes],
-        format: str,  # noqa: A002 (asyncpg's name)
-        timeout: float,
-    ) -> None:
-        """Insert rows with COPY. `source` yields them in UTF-8."""
-        raise NotImplementedError
 
     async def flush(self) -> None:
         """Write the changed objects of a session. Without objects this does nothing."""

@@ -9,7 +9,7 @@ from riverpy._names import USER_LEASE_NAME_PREFIX
 from riverpy._postgres.leases import lease_list
 from riverpy._postgres.schema import LEASES_MIGRATION
 from riverpy._tools.doctor.finding import Finding, ok, warn
-from riverpy._tools.lease_map import describe_lag
+from riverpy._tools.lease_map import describe_lag, find_lease_reports
 from riverpy._tools.text import format_count, format_names, format_seconds
 
 if TYPE_CHECKING:
@@ -81,13 +81,10 @@ def _make_lease(row: LeaseRow, lease_map: LeaseMap | None) -> _Lease | None:
     """Return a lease; None: it was released."""
     if row.seconds_until_expiry is None:
         return None
-    standbys = lag = None
-    if lease_map is not None:
-        holder = row.holder if row.seconds_until_expiry >= 0 else None
-        standbys = lease_map.standbys(row.name, holder=holder)
-        lag = lease_map.lag(row.name, holder=holder, epoch=row.epoch)
+    holder = row.holder if row.seconds_until_expiry >= 0 else None
+    reports = find_lease_reports(lease_map, row.name, holder=holder, epoch=row.epoch)
     name = row.name.removeprefix(USER_LEASE_NAME_PREFIX)
-    return _Lease(name, row, row.seconds_until_expiry, standbys, lag)
+    return _Lease(name, row, row.seconds_until_expiry, *reports)
 
 
 def _held_finding(held: Sequence[_Lease], lease_map: LeaseMap | None) -> Finding:

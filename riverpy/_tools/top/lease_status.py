@@ -9,7 +9,7 @@ import msgspec
 from riverpy._names import USER_LEASE_NAME_PREFIX
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._tools.domain_map import PRIVILEGE_MISSING
-from riverpy._tools.lease_map import LeaseMap, read_lease_map
+from riverpy._tools.lease_map import LeaseMap, find_lease_reports, read_lease_map
 from riverpy._tools.top.statements import read_leases
 
 if TYPE_CHECKING:
@@ -82,10 +82,7 @@ async def read_lease_statuses(
 
 def _make_status(row: TopLeaseRow, lease_map: LeaseMap | None) -> LeaseStatus:
     holder = row.holder if row.is_held else None
-    standbys = lag = None
-    if lease_map is not None:
-        standbys = lease_map.standbys(row.name, holder=holder)
-        lag = lease_map.lag(row.name, holder=holder, epoch=row.epoch)
+    reports = find_lease_reports(lease_map, row.name, holder=holder, epoch=row.epoch)
     return LeaseStatus(
         name=row.name.removeprefix(USER_LEASE_NAME_PREFIX),
         state="held" if row.is_held else "expired",
@@ -94,8 +91,8 @@ def _make_status(row: TopLeaseRow, lease_map: LeaseMap | None) -> LeaseStatus:
         acquired_at=row.acquired_at,
         held_for=round(row.held_seconds, 3),
         expires_in=round(row.seconds_until_expiry, 3),
-        standbys=standbys,
-        lag=lag,
+        standbys=reports.standbys,
+        lag=reports.lag,
     )
 
 
