@@ -225,11 +225,11 @@ async def test_leaders_stop_in_turn(
 
 
 async def test_connections(callers: Callers, schema: Schema, rig: Rig, go_binary: Path) -> None:
-    """In three rounds of start, load, pause, cancel and stop no process has more connections than
+    """In two rounds of start, load, pause, cancel and stop no process has more connections than
     its pool and its listener, and none after its stop (CF-076, mixed_connection_pool_bound; CF-087,
     multi_engine_resource_bound)."""
     flags = ["--connections", str(CONNECTIONS - 1)]
-    for _ in range(3):
+    for _ in range(2):
         async with AsyncExitStack() as stack:
             pairs: list[tuple[ProcessWorker, Proxy]] = [
                 await stack.enter_async_context(

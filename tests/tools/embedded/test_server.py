@@ -232,11 +232,11 @@ def test_removed_while_a_process_waits_to_start(
 # --- starting
 
 
-def test_eight_starts_at_once(base: Path, new_client: ClientStarter) -> None:
-    """Eight processes start a new server at once. One server is created, and all get its URL."""
+def test_four_starts_at_once(base: Path, new_client: ClientStarter) -> None:
+    """Four processes start a new server at once. One server is created, and all get its URL."""
     server = EmbeddedPostgres("t", base_dir=base)
-    clients = [new_client() for _ in range(8)]
-    with ThreadPoolExecutor(8) as threads:
+    clients = [new_client() for _ in range(4)]
+    with ThreadPoolExecutor(4) as threads:
         assert set(threads.map(url_of, clients)) == {server.url}
     assert server.log_path.read_text().count("starting PostgreSQL") == 1
 
