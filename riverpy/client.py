@@ -331,7 +331,10 @@ class Client(
                     yield connection
             return
         pool = self._get_open_pool()
-        reason = f"the call took longer than {POOL_STATEMENT_TIMEOUT:g} s"
+        reason = (
+            f"the call took longer than {POOL_STATEMENT_TIMEOUT:g} s: the database is slow, or "
+            "another session has locked the rows"
+        )
         with anyio.fail_after(POOL_STATEMENT_TIMEOUT, reason=reason):
             with anyio.fail_after(ACQUIRE_CONNECTION_TIMEOUT, reason=NO_CONNECTION_ERROR_TEXT):
                 connection = await pool.acquire()
