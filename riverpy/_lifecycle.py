@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeVar, cast
 import anyio
 import anyio.lowlevel
 
+from riverpy._without_loop import is_without_loop
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
     from types import TracebackType
@@ -289,7 +291,7 @@ async def await_in_separate_task(code_name: str, call: Callable[[], Awaitable[Re
 
 async def run_despite_cancellation(step: Callable[[], Awaitable[ResultT]]) -> ResultT:
     """Await a step to its end, in spite of cancellations. A cancellation is raised after the step.
-    The step must have its own timeout.
+    The step must have its own timeout. Without an event loop no code can cancel it.
 
     A shielded scope alone is not enough: it protects from other scopes, but not from
     `task.cancel()`, which jobs and `asyncio.timeout` use.
@@ -297,6 +299,9 @@ async def run_despite_cancellation(step: Callable[[], Awaitable[ResultT]]) -> Re
     Raises:
         Exception: the step raised this error, and this task was not cancelled.
     """
+
+    if is_without_loop():
+        return await step()
 
     async def work() -> ResultT:
         return await step()

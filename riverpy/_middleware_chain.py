@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from riverpy._lifecycle import run_despite_cancellation
 from riverpy._plugins import plugin_name
+from riverpy._without_loop import get_current_task, refuse_wait
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -25,6 +26,7 @@ class DoInner(Generic[ResultT]):
 
     __slots__ = (
         "_has_inner_ended",
+        "_has_inner_started",
         "_inner",
         "_inner_error",
         "_inner_task",
@@ -36,7 +38,8 @@ class DoInner(Generic[ResultT]):
     def __init__(self, middleware: object, inner: Callable[[], Awaitable[ResultT]]) -> None:
         self._middleware, self._inner = middleware, inner
         self._inner_task: asyncio.Task[Any] | None = None
-        self._has_inner_ended = self._is_closed = False
+        """The task that runs the inner code; None: it has not started, or has no event loop."""
+        self._has_inner_started = self._has_inner_ended = self._is_closed = False
         self._inner_error: BaseException | None = None
 
     @property
@@ -54,9 +57,9 @@ class DoInner(Generic[ResultT]):
             raise RuntimeError(
                 f"{self._middleware_name} called do_inner after it returned: call it once"
             )
-        if self._inner_task is not None:
+        if self._has_inner_started:
             raise RuntimeError(f"{self._middleware_name} called do_inner twice: call it once")
-        self._inner_task = asyncio.current_task()
+        self._has_inner_started, self._inner_task = True, get_current_task()
         try:
             self.result = await self._inner()
         except BaseException as error:
@@ -73,7 +76,7 @@ class DoInner(Generic[ResultT]):
         Raises:
             RuntimeError: the middleware did not call `do_inner`, or did not await its end.
         """
-        if self._inner_task is None:
+        if not self._has_inner_started:
             raise RuntimeError(
                 f"{self._middleware_name} returned without calling do_inner, so nothing was done: "
                 "call do_inner, or raise an exception"
@@ -88,7 +91,7 @@ class DoInner(Generic[ResultT]):
         """Cancel the inner code if it still runs in another task, and wait for its end. A job's
         code must not continue after the attempt at the job."""
         task = self._inner_task
-        if task is None or self._has_inner_ended or task is asyncio.current_task():
+        if task is None or self._has_inner_ended or task is get_current_task():
             return
         task.cancel()
         await run_despite_cancellation(partial(asyncio.wait, [task]))
@@ -131,7 +134,8 @@ async def run_middleware(
     )
     try:
         try:
-            await call_middleware(first, do_inner)
+            call = call_middleware(first, do_inner)
+            await refuse_wait(call, lambda: f"the middleware {plugin_name(first)}")
             error = do_inner.get_inner_error()
         except GeneratorExit:  # the event loop may have ended: do not await
             raise

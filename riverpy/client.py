@@ -12,6 +12,7 @@ import anyio
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from riverpy._calls.base import open_savepoint
 from riverpy._calls.events import EventMethods
 from riverpy._calls.executions import ExecutionMethods
 from riverpy._calls.job_batches import JobBatchMethods
@@ -21,12 +22,16 @@ from riverpy._calls.leadership import LeadershipMethods
 from riverpy._calls.leases import LeaseMethods
 from riverpy._calls.periodic_jobs import PeriodicJobMethods
 from riverpy._calls.queues import QueueMethods
+from riverpy._client_arguments import (
+    check_client_arguments,
+    get_known_kinds,
+    make_insert_settings,
+)
 from riverpy._clients.process import ProcessAndLoop
 from riverpy._clock import Clock
 from riverpy._dsn import validate_url
 from riverpy._insert.errors import translate_notify_channel_error
 from riverpy._insert.inserter import ACQUIRE_CONNECTION_TIMEOUT, NO_CONNECTION_ERROR_TEXT, Inserter
-from riverpy._insert.row import InsertSettings
 from riverpy._lifecycle import unwrap_single_error
 from riverpy._log import get_logger
 from riverpy._log_events import HELD_POOL_CONNECTIONS_CLOSED
@@ -35,7 +40,6 @@ from riverpy._names import make_unique_id
 from riverpy._plugins import PluginLists
 from riverpy._postgres.driver import close_pool, create_pool, is_pool
 from riverpy._postgres.passwords import make_password_source
-from riverpy._postgres.transactions import expect_transaction, savepoint
 from riverpy._work.attempt_store import AttemptStore
 from riverpy._work.child_process import ChildProcessPool
 from riverpy._work.release import release_claims
@@ -116,15 +120,7 @@ class Client(
         Raises:
             ConfigError: a name or a value is not allowed.
         """
-        if workers is not None and not isinstance(workers, Workers):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(
-                f"workers must be a Workers registry, got {type(workers).__name__}: "
-                "workers = riverpy.Workers(), filled with @workers.job or workers.add(…)"
-            )
-        if config is not None and not isinstance(config, Config):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(
-                f"config must be a Config, as in Config(schema='jobs'), got {type(config).__name__}"
-            )
+        check_client_arguments(workers, config)
         self._workers = workers
         has_workers = workers is not None
         self._queues = ClientQueues(lambda: self._run and self._run.queues, has_workers=has_workers)
@@ -325,10 +321,8 @@ class Client(
         """Open a savepoint in the caller's transaction `tx`. Without `tx`, open a transaction with
         this `isolation`."""
         if tx is not None:
-            connection = expect_transaction(tx)
-            with translate_notify_channel_error():
-                async with savepoint(connection):
-                    yield connection
+            async with open_savepoint(tx) as connection:
+                yield connection
             return
         pool = self._get_open_pool()
         reason = (
@@ -349,7 +343,7 @@ class Client(
 
     def _known_kinds(self) -> Workers | None:
         """Return the kinds that this client may insert; None: all kinds."""
-        return None if self._config.skip_unknown_job_check else self._workers
+        return get_known_kinds(self._config, self._workers)
 
     @cached_property
     def _inserter(self) -> Inserter:
@@ -358,12 +352,7 @@ class Client(
             # task for each insert.
             lambda: self._get_open_pool().acquire(),
             schema=self._config.schema,
-            insert_settings=InsertSettings(
-                default_max_attempts=self._config.max_attempts,
-                known_kinds=self._known_kinds(),
-                skip_job_kind_validation=self._config.skip_job_kind_validation,
-                should_notify=self._config.insert_notify,
-            ),
+            insert_settings=make_insert_settings(self._config, self._workers),
             plugins=PluginLists(self._config.plugins, self._config.hooks, self._config.middleware),
             clock=Clock(),
         )

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal
 
+from riverpy._insert.errors import translate_notify_channel_error
+from riverpy._postgres.transactions import expect_transaction, savepoint
+
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
     from contextlib import AbstractAsyncContextManager
 
     from riverpy._postgres.driver import Pool, Transaction
@@ -58,3 +63,12 @@ class ClientMethods(ABC):
         `isolation` is the isolation level of a transaction on the pool. None: the session's
         default.
         """
+
+
+@asynccontextmanager
+async def open_savepoint(tx: CallerTransaction) -> AsyncGenerator[Transaction]:
+    """Open a savepoint in the caller's transaction."""
+    connection = expect_transaction(tx)
+    with translate_notify_channel_error():
+        async with savepoint(connection):
+            yield connection

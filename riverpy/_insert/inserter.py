@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 import anyio
@@ -26,7 +26,7 @@ from riverpy._insert.row import (
 from riverpy._lifecycle import is_cancellation
 from riverpy._log import NotificationQueueLog
 from riverpy._middleware_chain import run_middleware
-from riverpy._plugins import read_class_plugins
+from riverpy._plugins import plugin_name, read_class_plugins
 from riverpy._postgres.driver import DATABASE_ERRORS, is_notification_queue_full
 from riverpy._postgres.inserts import (
     InsertRow,
@@ -35,6 +35,7 @@ from riverpy._postgres.inserts import (
     job_insert_with_copy,
 )
 from riverpy._postgres.transactions import expect_copy, expect_transaction, savepoint
+from riverpy._without_loop import refuse_wait, sleep
 from riverpy.errors import InsertError, TransactionError
 from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
 from riverpy.job import JobState, RawArgs
@@ -113,6 +114,10 @@ def _make_duplicate_result(first: InsertResult, row: InsertRow) -> InsertResult:
         first.is_replaced or not first.unique_skipped_as_duplicate
     )
     return InsertResult(first.job, True, is_replaced)
+
+
+def _describe_hook(hook: object) -> str:
+    return f"the hook {plugin_name(hook)}"
 
 
 class NotifyLimiter:
@@ -296,7 +301,8 @@ class Inserter:
             for job in params:
                 for plugins in (self._client_plugins, _plugins_of(type(job.args))):
                     for hook in plugins.insert_begin_hooks:
-                        await hook.insert_begin(job)
+                        call = hook.insert_begin(job)
+                        await refuse_wait(call, partial(_describe_hook, hook))
             rows = [
                 make_row(job, changed, settings=self._insert_settings)
                 for job, changed in zip(jobs, params, strict=True)
@@ -349,7 +355,7 @@ class Inserter:
                     continue
                 if sqlstate(error) not in _ROLLBACK_SQLSTATES or retries == ROLLBACK_RETRIES_MAX:
                     raise
-            await anyio.sleep(backoff.next_delay())
+            await sleep(backoff.next_delay())
         raise AssertionError("unreachable")
 
     async def _send_on_pool(self, rows: list[InsertRow], queues: list[str], send: SendRows[T]) -> T:

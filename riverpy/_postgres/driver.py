@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
     Transaction: TypeAlias = Connection | PoolConnection
     """A connection of asyncpg, from a pool or not, as in the argument `tx=`."""
+else:  # for `riverpy.Transaction`, which users may evaluate
+    Transaction = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
 
 CONNECT_TIMEOUT = 10.0
 """The timeout for making a connection, in seconds."""

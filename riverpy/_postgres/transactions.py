@@ -7,8 +7,6 @@ import math
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import anyio
-
 from riverpy._lifecycle import run_despite_cancellation
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
@@ -18,13 +16,19 @@ from riverpy._postgres.driver import (
     is_closed_for_good,
     is_in_transaction,
 )
-from riverpy._postgres.sessions.adapter import ACCEPTED_TEXT, adapt_session, describe_wrong_type
+from riverpy._postgres.sessions.adapter import (
+    ASYNC_ACCEPTED_TEXT,
+    BLOCKING_ACCEPTED_TEXT,
+    adapt_session,
+    describe_wrong_type,
+)
 from riverpy._postgres.sessions.session import (
     NO_TRANSACTION_ERROR_TEXT,
     CallerSession,
     SessionState,
 )
 from riverpy._postgres.sql_files import get_query
+from riverpy._without_loop import fail_after, is_without_loop
 from riverpy.errors import InsertError, TransactionError
 
 if TYPE_CHECKING:
@@ -50,12 +54,13 @@ def expect_transaction(tx: object) -> Transaction:
     adapter that has those methods of asyncpg's connection that statements use.
 
     Raises:
-        TypeError: riverpy does not know the type of `tx`.
+        TypeError: riverpy does not know the type of `tx`, or it is for the other kind of client.
         TransactionError: the connection is closed, or its transaction is aborted, or none is open.
     """
     connection = _adapt(tx)
     if connection is None:
-        raise TypeError(f"tx must be {ACCEPTED_TEXT}, got {describe_wrong_type(tx)}")
+        raise TypeError(f"tx must be {_get_accepted_text()}, got {describe_wrong_type(tx)}")
+    _expect_kind_for_client(connection, tx)
     if is_closed_for_good(connection):
         raise TransactionError(
             "the connection given as tx is closed or back in its pool: nothing was done"
@@ -74,6 +79,28 @@ def _adapt(tx: object) -> Transaction | None:
         return tx
     # The adapter has those methods of asyncpg's connection that statements use.
     return cast("Transaction | None", adapt_session(tx))
+
+
+def _get_accepted_text() -> str:
+    return BLOCKING_ACCEPTED_TEXT if is_without_loop() else ASYNC_ACCEPTED_TEXT
+
+
+def _expect_kind_for_client(connection: Transaction, tx: object) -> None:
+    """Raise TypeError for an async connection in a call without an event loop, and for a blocking
+    connection in the event loop, which it would block."""
+    is_blocking = isinstance(connection, CallerSession) and connection.is_blocking
+    if is_blocking == is_without_loop():
+        return
+    name = type(tx).__name__
+    if is_blocking:
+        raise TypeError(
+            f"tx must be {ASYNC_ACCEPTED_TEXT}, got {name}, which blocks the event loop: use "
+            "riverpy.sync.Client for it"
+        )
+    raise TypeError(
+        f"tx must be {BLOCKING_ACCEPTED_TEXT}, got {name}, which is async: use riverpy.Client for "
+        "it, or pass the blocking session that `AsyncSession.run_sync` gives to its function"
+    )
 
 
 def get_pooler_remedy(connection: Transaction) -> str:
@@ -162,7 +189,7 @@ async def run_caller_function(
 async def _roll_back_to_savepoint(connection: Transaction) -> Exception | None:
     """Roll back to the savepoint. Return the error if that fails."""
     try:
-        with anyio.fail_after(ROLLBACK_TIMEOUT):
+        with fail_after(ROLLBACK_TIMEOUT):
             await _run_statement(connection, "session_savepoint_rollback")
             await _run_statement(connection, "session_savepoint_release")
     except (TransactionError, *DATABASE_ERRORS) as error:
@@ -180,8 +207,10 @@ def expect_open_transaction(connection: object) -> Transaction:
     adapted = _adapt(connection)
     if adapted is None:
         raise TransactionError(
-            f"a fence takes a transaction: {ACCEPTED_TEXT}, got {describe_wrong_type(connection)}"
+            f"a fence takes a transaction: {_get_accepted_text()}, got "
+            f"{describe_wrong_type(connection)}"
         )
+    _expect_kind_for_client(adapted, connection)
     if not is_in_transaction(adapted):
         raise TransactionError(
             "a fence outside a transaction guards nothing: call it inside `async with "
@@ -232,7 +261,7 @@ async def expect_read_committed(connection: Transaction) -> None:
 
 async def _fetch_value(connection: Transaction, statement_name: str) -> Any:
     reason = f"checking the transaction of a fence took longer than {TRANSACTION_CHECK_TIMEOUT:g} s"
-    with anyio.fail_after(TRANSACTION_CHECK_TIMEOUT, reason=reason):
+    with fail_after(TRANSACTION_CHECK_TIMEOUT, reason):
         return await get_query("session", statement_name, None).fetchval(connection)
 
 

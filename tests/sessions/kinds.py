@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import psycopg
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import (
     AsyncSession,
     async_scoped_session,
     async_sessionmaker,
     create_async_engine,
 )
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable, Iterator
 
     from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -28,6 +34,12 @@ class Caller(ABC):
 
     tx: Any
     """What the caller passes as `tx`."""
+    is_blocking = False
+    """Whether `tx` is for `riverpy.sync.Client`."""
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Call a blocking function where the caller's code runs."""
+        return function()
 
     @abstractmethod
     async def execute(self, sql: str) -> None:
@@ -199,6 +211,150 @@ async def sqlalchemy_caller(
         await engine.dispose()
 
 
+class BlockingCaller(Caller):
+    """A connection, cursor or session that is not async: psycopg's, or SQLAlchemy's on any
+    driver."""
+
+    is_blocking = True
+
+    def __init__(self, tx: Any, *, connection: Any = None) -> None:
+        """`connection` ends the transactions of a cursor."""
+        self.tx = tx
+        self._connection = tx if connection is None else connection
+
+    @property
+    def _is_psycopg(self) -> bool:
+        return isinstance(self._connection, psycopg.Connection)
+
+    def _execute(self, sql: str) -> Any:
+        return self.tx.execute(sql if self._is_psycopg else text(sql))
+
+    async def execute(self, sql: str) -> None:
+        await self.call(lambda: self._execute(sql))
+
+    async def value(self, sql: str) -> Any:
+        row = await self.call(lambda: self._execute(sql).fetchone())
+        return next(iter(row.values())) if isinstance(row, dict) else row[0]
+
+    async def begin(self) -> None:
+        if self._is_psycopg:
+            await self.execute("select 1")  # it begins by itself, but riverpy does not begin it
+
+    async def commit(self) -> None:
+        await self.call(self._connection.commit)
+
+    async def rollback(self) -> None:
+        await self.call(self._connection.rollback)
+
+    async def close(self) -> None:
+        await self.call(self._connection.close)
+
+    def _make_savepoint(self) -> AbstractContextManager[Any]:
+        if self._is_psycopg:
+            return self._connection.transaction()
+        return self._connection.begin_nested()
+
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncGenerator[None]:
+        savepoint = await self.call(lambda: _enter(self._make_savepoint()))
+        try:
+            yield
+        except Exception as error:
+            exit_arguments = type(error), error, error.__traceback__
+            await self.call(lambda: savepoint.__exit__(*exit_arguments))
+            raise
+        await self.call(lambda: savepoint.__exit__(None, None, None))
+
+
+def _enter(context: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
+    context.__enter__()
+    return context
+
+
+class RunSyncCaller(BlockingCaller):
+    """The blocking session under an async session of SQLAlchemy, in `run_sync`."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        super().__init__(session.sync_session)
+        self._session = session
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        return await self._session.run_sync(lambda _: function())
+
+
+@asynccontextmanager
+async def run_sync_caller(url: str, *, driver: str, **options: Any) -> AsyncGenerator[Caller]:
+    """Open the blocking session under an async session of SQLAlchemy."""
+    engine = make_engine(url, driver, **options)
+    async with AsyncSession(engine) as session:
+        yield RunSyncCaller(session)
+    await engine.dispose()
+
+
+@asynccontextmanager
+async def blocking_psycopg_caller(
+    url: str, *, is_cursor: bool = False, **options: Any
+) -> AsyncGenerator[BlockingCaller]:
+    """Open a blocking connection of psycopg."""
+    connection: Any = psycopg.Connection.connect(url, **options)
+    tx: Any = connection.cursor() if is_cursor else connection
+    caller = BlockingCaller(tx, connection=connection)
+    await caller.begin()
+    try:
+        yield caller
+    finally:
+        connection.close()
+
+
+@contextmanager
+def blocking_engine(url: str, driver: str, **options: Any) -> Iterator[Any]:
+    """Make a blocking engine of SQLAlchemy without a pool, for this database."""
+    rest = url.partition("://")[2]
+    engine = create_engine(f"postgresql+{driver}://{rest}", poolclass=NullPool, **options)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+@asynccontextmanager
+async def blocking_sqlalchemy_caller(
+    url: str, *, driver: str, shape: str, **options: Any
+) -> AsyncGenerator[BlockingCaller]:
+    """Open a blocking session or connection of SQLAlchemy."""
+    with blocking_engine(url, driver, **options) as engine:
+        tx: Any
+        if shape == "connection":
+            tx = engine.connect()
+        elif shape == "session":
+            tx = Session(engine)
+        else:
+            tx = scoped_session(sessionmaker(engine))
+        try:
+            yield BlockingCaller(tx)
+        finally:
+            tx.close()
+
+
+BLOCKING_KINDS: dict[str, Any] = {
+    "blocking-psycopg": blocking_psycopg_caller,
+    "blocking-psycopg-cursor": lambda url, **options: blocking_psycopg_caller(
+        url, is_cursor=True, **options
+    ),
+    **{
+        f"blocking-{shape}-{driver}": lambda url, shape=shape, driver=driver, **options: (
+            blocking_sqlalchemy_caller(url, driver=driver, shape=shape, **options)
+        )
+        for shape, driver in (
+            ("session", "psycopg"),
+            ("connection", "psycopg"),
+            ("session", "psycopg2"),
+            ("scoped", "psycopg2"),
+        )
+    },
+    "run-sync-asyncpg": lambda url, **options: run_sync_caller(url, driver="asyncpg", **options),
+}
+"""A function that opens a caller, for each kind that is not async."""
 KINDS: dict[str, Any] = {
     "asyncpg": asyncpg_caller,
     "psycopg": psycopg_caller,

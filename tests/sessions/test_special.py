@@ -210,8 +210,8 @@ async def test_near_misses(client: Client, schema: Schema) -> None:
     wrong: list[tuple[Any, str]] = [
         (engine, "AsyncEngine: open a session"),
         (async_sessionmaker(engine), "async_sessionmaker: make a session"),
-        (engine.sync_engine, "Engine: an async client takes the async kind"),
-        (AsyncSession(engine).sync_session, "Session: an async client takes the async kind"),
+        (engine.sync_engine, "Engine: open a session"),
+        (AsyncSession(engine).sync_session, "Session, which blocks the event loop"),
         ("postgres://", "got str"),
         (unawaited := AsyncSession(engine).connection(), "coroutine: await it first"),
     ]
@@ -221,7 +221,7 @@ async def test_near_misses(client: Client, schema: Schema) -> None:
     unawaited.close()
     with (
         psycopg.connect(schema.url) as connection,
-        pytest.raises(TypeError, match="Connection: an async client"),
+        pytest.raises(TypeError, match="Connection, which blocks the event loop"),
     ):
         await client.insert(Task(1), tx=connection)  # pyright: ignore[reportArgumentType]
 

@@ -3,25 +3,43 @@ has not imported."""
 
 from __future__ import annotations
 
-from riverpy._postgres.sessions.session import CallerSession
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-ACCEPTED_TEXT = (
+from riverpy._postgres.sessions.session import CallerSession
+from riverpy._without_loop import is_without_loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ASYNC_ACCEPTED_TEXT = (
     "an asyncpg connection, a psycopg AsyncConnection or AsyncCursor, or a SQLAlchemy "
     "AsyncSession, AsyncConnection or async_scoped_session"
 )
+BLOCKING_ACCEPTED_TEXT = (
+    "a psycopg Connection or Cursor, or a SQLAlchemy Session, Connection or scoped_session"
+)
+_ADAPTER_MODULES = {"sqlalchemy": "sqlalchemy", "psycopg": "psycopg"}
+"""The module in this package that adapts objects of a library, by the name of the library's
+package. A module has `adapt(tx)`, which returns the adapter, or None for other objects. A module is
+imported when the caller passes an object of its library."""
+_ALIAS_MODULE: str | None = None
+"""The module that adapts a text as `tx` of a blocking client; None: a text is no connection."""
 _HINTS = {
     "AsyncEngine": "open a session or connection of the engine: `async with engine.begin() as tx:`",
+    "Engine": "open a session or connection of the engine: `with engine.begin() as tx:`",
     "async_sessionmaker": "make a session: `async with sessionmaker.begin() as tx:`",
+    "sessionmaker": "make a session: `with sessionmaker.begin() as tx:`",
     "coroutine": "await it first",
     "AsyncTransaction": "pass its connection",
     "AsyncSessionTransaction": "pass its session",
     "AsyncConnectionPool": "take a connection: `async with pool.connection() as tx:`",
     "AsyncNullConnectionPool": "take a connection: `async with pool.connection() as tx:`",
+    "ConnectionPool": "take a connection: `with pool.connection() as tx:`",
+    "NullConnectionPool": "take a connection: `with pool.connection() as tx:`",
     "Pool": "take a connection: `async with pool.acquire() as tx, tx.transaction():`",
-    **dict.fromkeys(
-        ("Engine", "Session", "scoped_session", "sessionmaker", "Connection", "Cursor"),
-        "an async client takes the async kind of it only",
-    ),
+    "connection": "a connection of psycopg2 is accepted through SQLAlchemy only",
+    "cursor": "a connection of psycopg2 is accepted through SQLAlchemy only",
 }
 """What to do instead, for objects that callers confuse with their connection. The keys are names of
 classes."""
@@ -32,17 +50,19 @@ def adapt_session(tx: object) -> CallerSession | None:
     does not know its type."""
     if isinstance(tx, CallerSession):
         return tx
+    if isinstance(tx, str):
+        return _adapt_with(_ALIAS_MODULE, tx) if _ALIAS_MODULE and is_without_loop() else None
     for base in type(tx).__mro__:
-        package = base.__module__.partition(".")[0]
-        if package == "sqlalchemy":
-            from riverpy._postgres.sessions import sqlalchemy
-
-            return sqlalchemy.adapt(tx)
-        if package == "psycopg":
-            from riverpy._postgres.sessions import psycopg
-
-            return psycopg.adapt(tx)
+        module_name = _ADAPTER_MODULES.get(base.__module__.partition(".")[0])
+        if module_name is not None:
+            return _adapt_with(module_name, tx)
     return None
+
+
+def _adapt_with(module_name: str, tx: object) -> CallerSession | None:
+    module = import_module(f"riverpy._postgres.sessions.{module_name}")
+    adapt: Callable[[object], CallerSession | None] = module.adapt
+    return adapt(tx)
 
 
 def describe_wrong_type(tx: object) -> str:

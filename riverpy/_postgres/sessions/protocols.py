@@ -3,12 +3,9 @@ these need not be imported."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeAlias
 
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    from riverpy._postgres.driver import Transaction
+from riverpy._postgres.driver import Transaction
 
 
 class PsycopgConnection(Protocol):
@@ -61,8 +58,70 @@ class SqlAlchemyConnection(Protocol):
         ...
 
 
-if TYPE_CHECKING:
-    CallerTransaction: TypeAlias = (
-        Transaction | PsycopgConnection | PsycopgCursor | SqlAlchemySession | SqlAlchemyConnection
-    )
-    """What a caller passes as `tx=`: a connection, cursor or session with an open transaction."""
+class BlockingPsycopgConnection(Protocol):
+    """psycopg's `Connection`."""
+
+    @property
+    def pgconn(self) -> object:
+        """The connection of libpq."""
+        ...
+
+    def set_autocommit(self, value: bool, /) -> None:
+        """Set whether each statement commits by itself."""
+        ...
+
+
+class BlockingPsycopgCursor(Protocol):
+    """psycopg's `Cursor`."""
+
+    @property
+    def connection(self) -> BlockingPsycopgConnection:
+        """The connection of the cursor."""
+        ...
+
+    def fetchone(self) -> object:
+        """Return the next row."""
+        ...
+
+
+class BlockingSqlAlchemySession(Protocol):
+    """SQLAlchemy's `Session` and `scoped_session`."""
+
+    def connection(self) -> BlockingSqlAlchemyConnection:
+        """Return the connection of the session's transaction."""
+        ...
+
+    def flush(self) -> None:
+        """Write changed objects."""
+        ...
+
+
+class BlockingSqlAlchemyResult(Protocol):
+    """A result of SQLAlchemy's `Connection`."""
+
+    @property
+    def returns_rows(self) -> bool:
+        """Whether the statement returned rows."""
+        ...
+
+
+class BlockingSqlAlchemyConnection(Protocol):
+    """SQLAlchemy's `Connection`."""
+
+    def exec_driver_sql(self, statement: str, /) -> BlockingSqlAlchemyResult:
+        """Run a statement."""
+        ...
+
+
+CallerTransaction: TypeAlias = (
+    Transaction | PsycopgConnection | PsycopgCursor | SqlAlchemySession | SqlAlchemyConnection
+)
+"""What a caller passes as `tx=` to a client with an event loop: a connection, cursor or session
+with an open transaction."""
+BlockingTransaction: TypeAlias = (
+    BlockingPsycopgConnection
+    | BlockingPsycopgCursor
+    | BlockingSqlAlchemySession
+    | BlockingSqlAlchemyConnection
+)
+"""What a caller passes as `tx=` to `riverpy.sync.Client`."""

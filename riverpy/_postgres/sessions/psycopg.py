@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import anyio
 import psycopg
 from psycopg import sql
 from psycopg.adapt import AdaptersMap
@@ -25,10 +23,12 @@ from riverpy._postgres.sessions.session import (
     SessionState,
 )
 from riverpy._postgres.sessions.text import encode_value
+from riverpy._without_loop import fail_after, make_async
 from riverpy.errors import ConfigError, InsertError, TransactionError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Sequence
+    from collections.abc import AsyncIterable, Awaitable, Sequence
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from riverpy._postgres.sessions.records import Record
 
@@ -42,12 +42,17 @@ _STATES = {
 }
 
 
+T = TypeVar("T")
+
+
 def adapt(tx: object) -> CallerSession | None:
-    """Return the adapter of an async connection or cursor; None: it is something else."""
-    if isinstance(tx, psycopg.AsyncCursor):
-        return PsycopgSession(cast("psycopg.AsyncCursor[Any]", tx).connection)
+    """Return the adapter of a connection or cursor; None: it is something else."""
+    if isinstance(tx, (psycopg.AsyncCursor, psycopg.Cursor)):
+        tx = cast("psycopg.AsyncCursor[Any] | psycopg.Cursor[Any]", tx).connection
     if isinstance(tx, psycopg.AsyncConnection):
-        return PsycopgSession(cast("psycopg.AsyncConnection[Any]", tx))
+        return AsyncPsycopgSession(cast("psycopg.AsyncConnection[Any]", tx))
+    if isinstance(tx, psycopg.Connection):
+        return PsycopgSession(cast("psycopg.Connection[Any]", tx))
     return None
 
 
@@ -74,23 +79,45 @@ _ADAPTERS = _make_adapters()
 connections, does not apply."""
 
 
-class _StatementCursor(psycopg.AsyncRawCursor[tuple[Any, ...]]):
-    """A cursor for one statement, with parameters like `$1`."""
+class _OwnAdapters:
+    """A cursor with adapters of ours."""
 
     @property
     def adapters(self) -> AdaptersMap:
         return _ADAPTERS
 
 
+class _StatementCursor(_OwnAdapters, psycopg.RawCursor[tuple[Any, ...]]):
+    """A cursor for one statement, with parameters like `$1`."""
+
+
+class _AsyncStatementCursor(_OwnAdapters, psycopg.AsyncRawCursor[tuple[Any, ...]]):
+    """An async cursor for one statement, with parameters like `$1`."""
+
+
 class PsycopgSession(CallerSession):
-    """An async connection of psycopg."""
+    """A connection of psycopg. psycopg's blocking and async classes have the same methods, so one
+    code serves both: `_finish` and `_enter` alone know whether to await."""
 
     library = "psycopg"
     has_copy = True
     pooler_remedy = "make the connection given as tx with prepare_threshold=None"
 
-    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        self._connection = connection
+    def __init__(self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+        self._connection: Any = connection
+
+    def _make_cursor(self) -> Any:
+        return _StatementCursor(self._connection, row_factory=tuple_row)
+
+    async def _finish(self, result: Awaitable[T] | T) -> T:
+        """Return the result of a method of psycopg. A blocking method has returned it already."""
+        return cast("T", result)
+
+    def _enter(
+        self, context: AbstractAsyncContextManager[T] | AbstractContextManager[T]
+    ) -> AbstractAsyncContextManager[T]:
+        """Return a context manager of psycopg for `async with`."""
+        return make_async(cast("AbstractContextManager[T]", context))
 
     def get_state(self) -> SessionState:
         if self._connection.closed:
@@ -103,18 +130,22 @@ class PsycopgSession(CallerSession):
         return self._connection.pgconn.pipeline_status != PipelineStatus.OFF
 
     async def fetch(self, statement: str, *values: object) -> list[Record]:
-        cursor = _StatementCursor(self._connection, row_factory=tuple_row)
+        cursor = self._make_cursor()
         is_pipelined = self._is_pipelined()
         if is_pipelined:
             await self._end_pipelined_statements()
         try:
-            # The inner block of a pipeline waits for the results.
-            async with self._connection.pipeline() if is_pipelined else nullcontext():
-                await cursor.execute(statement.encode(), [encode_value(value) for value in values])
+            parameters = [encode_value(value) for value in values]
+            if is_pipelined:
+                # The inner block of a pipeline waits for the results.
+                async with self._enter(self._connection.pipeline()):
+                    await self._finish(cursor.execute(statement.encode(), parameters))
+            else:
+                await self._finish(cursor.execute(statement.encode(), parameters))
             result = cursor.pgresult
             if result is None or not result.nfields:
                 return []
-            rows = await cursor.fetchall()
+            rows = await self._finish(cursor.fetchall())
         except psycopg.Error as error:
             raise self._translate(error) from error
         # `cursor.description` would make an object for each column, which takes longer.
@@ -125,7 +156,7 @@ class PsycopgSession(CallerSession):
         """Wait for the results of the caller's statements. Only then the state of the transaction
         is known."""
         try:
-            async with self._connection.pipeline():
+            async with self._enter(self._connection.pipeline()):
                 pass
         except psycopg.Error as error:
             raise TransactionError(
@@ -155,15 +186,32 @@ class PsycopgSession(CallerSession):
             sql.SQL(", ").join(map(sql.Identifier, columns)),
             sql.Identifier(format),
         )
-        cursor = _StatementCursor(self._connection, row_factory=tuple_row)
+        cursor = self._make_cursor()
         reason = f"COPY took longer than {timeout:g} s"
         try:
-            with anyio.fail_after(timeout, reason=reason):
-                async with cursor.copy(statement) as copy:
+            with fail_after(timeout, reason):
+                async with self._enter(cursor.copy(statement)) as copy:
                     async for lines in source:
-                        await copy.write(lines)
+                        await self._finish(copy.write(lines))
         except psycopg.Error as error:
             raise self._translate(error) from error
 
     def _translate(self, error: psycopg.Error) -> Exception:
         return make_asyncpg_error(error, is_connection_closed=self._connection.closed)
+
+
+class AsyncPsycopgSession(PsycopgSession):
+    """An async connection of psycopg."""
+
+    is_blocking = False
+
+    def _make_cursor(self) -> Any:
+        return _AsyncStatementCursor(self._connection, row_factory=tuple_row)
+
+    async def _finish(self, result: Awaitable[T] | T) -> T:
+        return await cast("Awaitable[T]", result)
+
+    def _enter(
+        self, context: AbstractAsyncContextManager[T] | AbstractContextManager[T]
+    ) -> AbstractAsyncContextManager[T]:
+        return cast("AbstractAsyncContextManager[T]", context)

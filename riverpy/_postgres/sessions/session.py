@@ -37,6 +37,8 @@ class CallerSession(ABC):
 
     library: str
     """The library's name, for error texts."""
+    is_blocking = True
+    """Whether `fetch` blocks the thread until the server has answered. It never waits then."""
     has_copy = False
     """Whether there is a method `copy_to_table`, like asyncpg's."""
     pooler_remedy: str

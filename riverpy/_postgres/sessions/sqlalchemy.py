@@ -1,50 +1,75 @@
-"""Sessions and connections of SQLAlchemy, with the drivers asyncpg and psycopg.
+"""Sessions and connections of SQLAlchemy, with the drivers asyncpg, psycopg and psycopg2.
 
 Statements run through SQLAlchemy. On the driver's connection they would run before SQLAlchemy has
 begun the transaction, and a rollback would not undo them.
+
+An async session of SQLAlchemy is a blocking one that runs in a greenlet. So all code here is for
+the blocking one, and the async adapter runs it by SQLAlchemy's `run_sync`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import (
     DBAPIError,
     InvalidRequestError,
     SQLAlchemyError,
     UnboundExecutionError,
 )
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
 
 from riverpy._postgres.driver import InterfaceError
 from riverpy._postgres.sessions.errors import make_asyncpg_error
 from riverpy._postgres.sessions.records import make_records
 from riverpy._postgres.sessions.session import CallerSession, SessionState
 from riverpy._postgres.sessions.text import encode_value, to_pyformat
+from riverpy._without_loop import make_async
 from riverpy.errors import TransactionError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
+
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
     from riverpy._postgres.sessions.records import Record
 
-_DRIVERS = ("asyncpg", "psycopg")
+T = TypeVar("T")
+
+_DRIVERS = ("asyncpg", "psycopg", "psycopg2")
 _EXECUTION_OPTIONS = {"stream_results": False, "no_parameters": False}
 """The caller's engine may have other values. Our results are small and read at once, and `%%` needs
 parameters."""
 
 
 def adapt(tx: object) -> CallerSession | None:
-    """Return the adapter of an async session or connection; None: it is something else."""
-    if isinstance(tx, async_scoped_session):
-        return SqlAlchemySession(cast("async_scoped_session[AsyncSession]", tx)())
-    if isinstance(tx, (AsyncSession, AsyncConnection)):
+    """Return the adapter of a session or connection; None: it is something else."""
+    if isinstance(tx, scoped_session):
+        tx = cast("scoped_session[Session]", tx)()
+    if isinstance(tx, (Session, Connection)):
         return SqlAlchemySession(tx)
+    return _adapt_async(tx)
+
+
+def _adapt_async(tx: object) -> CallerSession | None:
+    # A program that only has blocking sessions need not have greenlet, which this import needs.
+    if not any(base.__module__.startswith("sqlalchemy.ext.asyncio") for base in type(tx).__mro__):
+        return None
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+
+    if isinstance(tx, async_scoped_session):
+        tx = cast("async_scoped_session[AsyncSession]", tx)()
+    if isinstance(tx, AsyncSession):
+        return AsyncSqlAlchemySession(tx, tx.sync_session)
+    if isinstance(tx, AsyncConnection):
+        return AsyncSqlAlchemySession(tx, tx.sync_connection)
     return None
 
 
 class SqlAlchemySession(CallerSession):
-    """An async session or connection of SQLAlchemy."""
+    """A blocking session or connection of SQLAlchemy."""
 
     library = "SQLAlchemy"
     pooler_remedy = (
@@ -52,22 +77,30 @@ class SqlAlchemySession(CallerSession):
         "connect_args={'prepare_threshold': None}"
     )
 
-    def __init__(self, tx: AsyncSession | AsyncConnection) -> None:
+    def __init__(self, tx: Session | Connection | None) -> None:
+        """None: a connection that is not open."""
         self._tx = tx
-        self._connection: AsyncConnection | None = None
+        self._connection: Connection | None = None
 
     def get_state(self) -> SessionState:
-        connection = self._connection if isinstance(self._tx, AsyncSession) else self._tx
-        if connection is not None and (
-            connection.sync_connection is None or connection.closed or connection.invalidated
+        connection = self._connection if isinstance(self._tx, Session) else self._tx
+        if self._tx is None or (
+            connection is not None and (connection.closed or connection.invalidated)
         ):
             return SessionState.CLOSED
         return SessionState.USABLE  # SQLAlchemy begins by itself
 
+    async def _run(self, function: Callable[[], T]) -> T:
+        """Call a function that may block."""
+        return function()
+
     async def fetch(self, statement: str, *values: object) -> list[Record]:
+        return await self._run(lambda: self._fetch(statement, values))
+
+    def _fetch(self, statement: str, values: tuple[object, ...]) -> list[Record]:
         connection = self._connection
         if connection is None:
-            connection = self._connection = await self._open()
+            connection = self._connection = self._open()
         try:
             if connection.dialect.driver == "asyncpg":
                 parameters: Any = values
@@ -76,7 +109,7 @@ class SqlAlchemySession(CallerSession):
                 parameters = {
                     f"p{number}": encode_value(value) for number, value in enumerate(values, 1)
                 }
-            result = await connection.exec_driver_sql(
+            result = connection.exec_driver_sql(
                 statement, parameters, execution_options=_EXECUTION_OPTIONS
             )
         except SQLAlchemyError as error:
@@ -86,15 +119,15 @@ class SqlAlchemySession(CallerSession):
         return make_records(list(result.keys()), [tuple(row) for row in result.all()])
 
     async def flush(self) -> None:
-        if isinstance(self._tx, AsyncSession):
-            await self._tx.flush()
+        if isinstance(session := self._tx, Session):
+            await self._run(session.flush)
 
     def savepoint(self) -> AbstractAsyncContextManager[object]:
-        if isinstance(self._tx, AsyncSession):
-            return self._tx.begin_nested()
+        if isinstance(self._tx, Session):
+            return make_async(self._tx.begin_nested())
         return super().savepoint()
 
-    async def _open(self) -> AsyncConnection:
+    def _open(self) -> Connection:
         """Return the connection of the session, which begins a transaction if none is open.
 
         Raises:
@@ -102,14 +135,15 @@ class SqlAlchemySession(CallerSession):
             TypeError: riverpy does not know the driver.
         """
         try:
-            connection = (
-                self._tx if isinstance(self._tx, AsyncConnection) else await self._tx.connection()
-            )
-            raw_connection = await connection.get_raw_connection()
+            connection = self._tx.connection() if isinstance(self._tx, Session) else self._tx
+            if connection is None:
+                raise TransactionError("the connection given as tx is not open")
+            raw_connection = connection.connection
         except UnboundExecutionError as error:
             raise TransactionError(
                 "the session given as tx has several engines and no default: pass the connection "
-                "of one, as in tx=await session.connection(bind_arguments={'mapper': Model})"
+                "of one, as in tx=session.connection(bind_arguments={'mapper': Model}), with "
+                "`await` if the session is async"
             ) from error
         except InvalidRequestError as error:
             raise TransactionError(
@@ -120,7 +154,7 @@ class SqlAlchemySession(CallerSession):
         dialect = connection.dialect
         if dialect.name != "postgresql" or dialect.driver not in _DRIVERS:
             raise TypeError(
-                "tx must use PostgreSQL with the driver asyncpg or psycopg, got "
+                "tx must use PostgreSQL with the driver asyncpg, psycopg or psycopg2, got "
                 f"{dialect.name}+{dialect.driver}"
             )
         if getattr(raw_connection.dbapi_connection, "autocommit", False):
@@ -135,3 +169,24 @@ class SqlAlchemySession(CallerSession):
             return InterfaceError(str(error))
         is_lost = isinstance(error, DBAPIError) and error.connection_invalidated
         return make_asyncpg_error(error, is_connection_closed=is_lost)
+
+
+class AsyncSqlAlchemySession(SqlAlchemySession):
+    """An async session or connection of SQLAlchemy."""
+
+    is_blocking = False
+
+    def __init__(
+        self, tx: AsyncSession | AsyncConnection, blocking_tx: Session | Connection | None
+    ) -> None:
+        """`blocking_tx` is the session or connection under `tx`."""
+        super().__init__(blocking_tx)
+        self._async_tx = tx
+
+    async def _run(self, function: Callable[[], T]) -> T:
+        return await self._async_tx.run_sync(lambda _: function())
+
+    def savepoint(self) -> AbstractAsyncContextManager[object]:
+        if isinstance(self._tx, Session):
+            return self._async_tx.begin_nested()
+        return super().savepoint()

@@ -1,0 +1,171 @@
+"""Runs riverpy's coroutines in the calling thread, without an event loop.
+
+The calls of a client are coroutines. Over a blocking session they never wait: each `await` returns
+at once, because the session has blocked the thread until the server answered. So one `send` runs
+such a coroutine to its end. A context variable tells the code below that it runs this way. Whether
+the thread has a running event loop does not matter: a notebook has one.
+
+The waits of this module work in both ways. Without an event loop a timeout does nothing: the
+server's `lock_timeout` and `statement_timeout` limit the statements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import asynccontextmanager, nullcontext, suppress
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+import anyio
+
+from riverpy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
+    from contextlib import AbstractContextManager
+
+ResultT = TypeVar("ResultT")
+ValueT = TypeVar("ValueT")
+
+_NO_EVENT_LOOP_ERROR_NAMES = {"AsyncLibraryNotFoundError", "NoEventLoopError"}
+"""The names of anyio's errors for code that needs an event loop."""
+_NO_EVENT_LOOP_ERROR_TEXT = "no running event loop"
+"""asyncio's text of the RuntimeError for code that needs an event loop."""
+
+
+class _Caller(NamedTuple):
+    """The code that runs a coroutine without an event loop."""
+
+    thread_id: int
+    task: asyncio.Task[Any] | None
+
+
+_caller: ContextVar[_Caller | None] = ContextVar("riverpy_caller_without_loop", default=None)
+
+
+def run_without_loop(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Run a coroutine to its end in this thread, and return its result.
+
+    Raises:
+        ConfigError: the coroutine waits for something.
+        BaseException: the coroutine raised this error.
+    """
+    token = _caller.set(_Caller(threading.get_ident(), get_current_task()))
+    try:
+        try:
+            coroutine.send(None)
+        except StopIteration as ended:
+            return ended.value
+        with suppress(RuntimeError):  # it ignored the end
+            coroutine.close()
+    finally:
+        _caller.reset(token)
+    raise ConfigError(
+        "a call of a client without an event loop has waited: use riverpy.Client for this"
+    )
+
+
+def iterate_without_loop(values: AsyncGenerator[ValueT]) -> Iterator[ValueT]:
+    """Iterate over an async generator in this thread; see `run_without_loop`."""
+
+    async def get_next() -> ValueT:
+        return await anext(values)
+
+    async def close() -> None:
+        await values.aclose()
+
+    try:
+        while True:
+            try:
+                value = run_without_loop(get_next())
+            except StopAsyncIteration:
+                return
+            yield value
+    finally:
+        run_without_loop(close())
+
+
+def is_without_loop() -> bool:
+    """Whether the calling code runs inside `run_without_loop`. The context variable alone is not
+    enough: a task or thread that was started there has a copy of it."""
+    caller = _caller.get()
+    return caller is not None and caller == (threading.get_ident(), get_current_task())
+
+
+def get_current_task() -> asyncio.Task[Any] | None:
+    """Return the current task; None: the thread has no running event loop, or no task."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+async def sleep(seconds: float) -> None:
+    """Wait for some seconds, in the event loop or without one."""
+    if is_without_loop():
+        time.sleep(seconds)  # noqa: ASYNC251, TID251 (there is no event loop to block)
+    else:
+        await anyio.sleep(seconds)
+
+
+def fail_after(seconds: float, reason: str | None = None) -> AbstractContextManager[object]:
+    """Raise TimeoutError if the `with` block takes longer, as anyio's function. Without an event
+    loop there is no limit."""
+    if is_without_loop():
+        return nullcontext()
+    return anyio.fail_after(seconds, reason=reason)
+
+
+@asynccontextmanager
+async def make_async(context: AbstractContextManager[ValueT]) -> AsyncGenerator[ValueT]:
+    """Return a context manager for `async with` that does what this one does, without a wait."""
+    with context as value:
+        yield value
+
+
+class _WithoutWait(Generic[ResultT]):
+    """An awaitable that raises ConfigError if another awaitable waits."""
+
+    def __init__(self, awaitable: Awaitable[ResultT], get_name: Callable[[], str]) -> None:
+        self._awaitable, self._get_name = awaitable, get_name
+
+    def __await__(self) -> Generator[Any, Any, ResultT]:
+        steps = self._awaitable.__await__()
+        cause: RuntimeError | None = None
+        try:
+            next(steps)
+        except StopIteration as ended:
+            return ended.value
+        except RuntimeError as error:
+            if not _is_event_loop_missing(error):
+                raise
+            cause = error
+        else:
+            with suppress(RuntimeError):  # it ignored the end
+                _close(steps)
+        raise ConfigError(
+            f"{self._get_name()} waits, which riverpy.sync.Client cannot do: let it await nothing "
+            "but do_inner, or insert with riverpy.Client"
+        ) from cause
+        yield  # this line makes the method a generator
+
+
+def _close(steps: Generator[Any, Any, Any]) -> None:
+    close = getattr(steps, "close", None)
+    if close is not None:
+        close()
+
+
+def _is_event_loop_missing(error: RuntimeError) -> bool:
+    return (
+        type(error).__name__ in _NO_EVENT_LOOP_ERROR_NAMES
+        or str(error) == _NO_EVENT_LOOP_ERROR_TEXT
+    )
+
+
+def refuse_wait(awaitable: Awaitable[ResultT], get_name: Callable[[], str]) -> Awaitable[ResultT]:
+    """Return an awaitable for code of the user's. In an event loop it is the same one. Without an
+    event loop it raises ConfigError, with the name of the code, if the code waits."""
+    return _WithoutWait(awaitable, get_name) if is_without_loop() else awaitable

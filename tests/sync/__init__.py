@@ -1,0 +1,3 @@
+"""`riverpy.sync`: the client for code that is not async."""
+
+from __future__ import annotations
