@@ -5,6 +5,8 @@ A page's blocks are used in their order, in one directory, with an empty databas
     ```python that starts with "# jobs.py", ```toml file=a.toml   is written to that file
     ```sh run, ```python run     is run by `sh -eu` or by Python
     ```text output               is what the block before it printed; `…` stands for any text
+
+Port 8000 in a block that is run becomes a free port.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import asyncio
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from itertools import pairwise, takewhile
@@ -69,6 +72,12 @@ def environment(database_url: str) -> dict[str, str]:
     }
 
 
+def find_free_port() -> str:
+    """Return a port on which no program of this machine listens now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
+
+
 def use(block: Block, directory: Path, printed: str, environ: dict[str, str]) -> str:
     """Use one block; what it printed."""
     match block:
@@ -78,6 +87,7 @@ def use(block: Block, directory: Path, printed: str, environ: dict[str, str]) ->
             (directory / use.removeprefix("file=")).write_text(text)
             return ""
         case Block("sh" | "python" as language, "run", text):
+            text = text.replace("8000", find_free_port()) if "8000" in text else text
             command = ["sh", "-eu"] if language == "sh" else [sys.executable, "-"]
             done = subprocess.run(
                 command,

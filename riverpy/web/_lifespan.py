@@ -1,0 +1,186 @@
+"""The lifespan of a web application with a client."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import threading
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, overload
+
+import anyio
+
+from riverpy._lifecycle import unwrap_single_error
+from riverpy._log import get_logger
+from riverpy._log_events import WEB_WORKER_FAILED
+from riverpy.client import Client
+from riverpy.errors import ConfigError
+from riverpy.web._state import STATE_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+
+    from anyio.abc import TaskStatus
+
+AppT = TypeVar("AppT")
+_ClientState: TypeAlias = AbstractAsyncContextManager["dict[str, object]"]
+_InnerState: TypeAlias = AbstractAsyncContextManager["Mapping[str, object] | None"]
+
+
+@overload
+def lifespan(client: Client, *, work: bool = False) -> Callable[[object], _ClientState]: ...
+
+
+@overload
+def lifespan(
+    client: Client, *, work: bool = False, inner: Callable[[AppT], _InnerState]
+) -> Callable[[AppT], _ClientState]: ...
+
+
+def lifespan(
+    client: Client, *, work: bool = False, inner: Callable[[AppT], _InnerState] | None = None
+) -> Callable[[AppT], _ClientState]:
+    """Return a lifespan that opens the client when the web application starts, and closes it when
+    the application stops: `FastAPI(lifespan=riverpy.web.lifespan(client))`, the same for Starlette,
+    `Litestar(lifespan=[riverpy.web.lifespan(client)])`.
+
+    The client is open while `inner` starts and stops. Jobs run only after `inner` has started, and
+    have ended before it stops. A start that fails stops the server.
+
+    Args:
+        client: the client. Requests have it in `request.state.riverpy`.
+        work: work jobs in the process of the web server. When the application stops, running jobs
+            may continue for `Config.soft_stop_timeout`. If riverpy itself has a fault, the process
+            stops as at SIGTERM, and its lifespan raises the error. If no server handles SIGTERM
+            here, as in a test, the lifespan raises the error at once.
+        inner: the application's own lifespan, a function with `@asynccontextmanager`. The state
+            that it yields is kept.
+
+    Raises:
+        ConfigError: `client` is not a client, or `inner` is not a function.
+    """
+    if not isinstance(client, Client):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"the client is a riverpy.Client, got {type(client).__name__}")
+    if inner is not None and (
+        not callable(inner)  # pyright: ignore[reportUnnecessaryComparison]
+        or hasattr(inner, "__aenter__")  # the result of a lifespan, which is callable too
+    ):
+        raise ConfigError(
+            "inner is a function with @asynccontextmanager, as in inner=own_lifespan without "
+            f"parentheses, got {type(inner).__name__}"
+        )
+
+    @asynccontextmanager
+    async def client_lifespan(app: AppT) -> AsyncGenerator[dict[str, object]]:
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(client)
+            except Exception as error:
+                error.add_note("riverpy.web.lifespan could not open the client")
+                raise
+            stack.enter_context(_shown_in_litestar(app, client))
+            state: Mapping[str, object] = {}
+            if inner is not None:
+                state = await _start_inner(stack, inner, app)
+            if work:
+                await stack.enter_async_context(_working(client))
+            yield {**state, STATE_KEY: client}
+
+    return client_lifespan
+
+
+async def _start_inner(
+    stack: AsyncExitStack, inner: Callable[[AppT], _InnerState], app: AppT
+) -> Mapping[str, object]:
+    """Start the application's own lifespan, and return its state."""
+    started = inner(app)
+    if not isinstance(started, AbstractAsyncContextManager):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"inner returned {type(started).__name__}, which has no `async with`: write "
+            "@asynccontextmanager above the function of the lifespan"
+        )
+    state = await stack.enter_async_context(started) or {}
+    if STATE_KEY in state:
+        raise ConfigError(
+            f"the state of the inner lifespan has the key {STATE_KEY!r}, which is the key of the "
+            "client: choose another key"
+        )
+    return state
+
+
+@contextmanager
+def _shown_in_litestar(app: object, client: Client) -> Generator[None]:
+    """Set the client in the state of a Litestar application, which ignores the state that a
+    lifespan yields. Do nothing for other applications."""
+    classes = type(app).__mro__
+    if not any(one.__module__.partition(".")[0] == "litestar" for one in classes):
+        yield
+        return
+    state: object = getattr(app, "state")  # noqa: B009 (the type of Litestar is not imported)
+    setattr(state, STATE_KEY, client)
+    try:
+        yield
+    finally:
+        delattr(state, STATE_KEY)
+
+
+@asynccontextmanager
+async def _working(client: Client) -> AsyncGenerator[None]:
+    """Work jobs during the block, and stop the client softly at its end.
+
+    After a fault of riverpy the block goes on if the server can be stopped: its requests may end,
+    and then the error is raised.
+    """
+    is_started = False
+    ended = anyio.Event()
+    failure: BaseException | None = None
+
+    async def run(*, task_status: TaskStatus[None]) -> None:
+        nonlocal failure
+        try:
+            await client.run(task_status=task_status)
+        except Exception as error:
+            if not is_started:
+                raise
+            get_logger().exception(WEB_WORKER_FAILED, client_id=client.id)
+            if not _request_server_stop():
+                raise
+            failure = error
+        finally:
+            ended.set()
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(run)
+            is_started = True
+            try:
+                yield
+            finally:
+                client.stop()
+                with anyio.CancelScope(shield=True):  # `run` has a timeout for its stop
+                    await ended.wait()
+    except BaseExceptionGroup as group:
+        failure = unwrap_single_error(group)
+    if failure is not None:
+        raise failure
+
+
+def _request_server_stop() -> bool:
+    """Let the server of this process stop as at SIGTERM. Return False if no server handles SIGTERM
+    here, so that it would end a process that is not a server's.
+
+    A process that a server has started, such as a worker of Hypercorn, may have no handler. SIGTERM
+    ends this process at once, and the server reports it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    has_handler = callable(signal.getsignal(signal.SIGTERM))
+    if not has_handler and multiprocessing.parent_process() is None:
+        return False
+    signal.raise_signal(signal.SIGTERM)
+    return True
