@@ -29,8 +29,6 @@ SCHEMA_NAME_TOO_LONG_TEXT = (
 DEFAULT_DOMAIN = "default"
 """The leader domain of clients that set no `leader_domain`. The lease of its leader is the row in
 River's `river_leader`."""
-PYPI_PACKAGE_NAME = "riverpy-queue"
-"""The name of the package on PyPI."""
 LEASE_NAME_LENGTH_MAX = 100
 EXPIRES_AT_METADATA_KEY = "riverpy:expires_at"
 """The metadata key of the time from which no attempt of a job starts, by the server's clock. Its

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from riverpy._leases.spreading import HEARTBEAT_AGE_MAX_SHARE_OF_DEAD_AFTER, LeaseSpreader
-from riverpy._names import DEFAULT_DOMAIN, PYPI_PACKAGE_NAME
+from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.clients import ClientRegistration
 from riverpy._postgres.connection import (
     ConnectionOutageTracker,
@@ -20,6 +19,7 @@ from riverpy._postgres.schema import (
     LEASE_REPORTS_MIGRATION,
     expect_migration_version,
 )
+from riverpy._version import read_version
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -71,7 +71,7 @@ class ClientParts:
             kinds=list(self.workers),
             is_candidate=self.config.candidate,
             poll_only=self.config.poll_only,
-            version=version(PYPI_PACKAGE_NAME),
+            version=read_version(),
             dead_after=self.config.dead_after,
         )
 

@@ -7,12 +7,11 @@ import os
 import signal
 import sys
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any
 
 import click
 
-from riverpy._names import PYPI_PACKAGE_NAME
+from riverpy._version import PYPI_PACKAGE_NAME
 from riverpy.cli._logging import send_log_to_stderr
 from riverpy.cli._run import (
     COMMAND_ARGUMENTS_KEY,
@@ -94,7 +93,7 @@ class _CommandGroup(click.Group):
 
 
 @click.group("riverpy", cls=_CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version(PYPI_PACKAGE_NAME), prog_name="riverpy")
+@click.version_option(package_name=PYPI_PACKAGE_NAME, prog_name="riverpy")
 @debug_option
 def main() -> None:
     """The River job queue for asyncio Python on PostgreSQL."""

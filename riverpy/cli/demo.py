@@ -8,16 +8,15 @@ import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from riverpy._dsn import mask_passwords
-from riverpy._names import PYPI_PACKAGE_NAME
 from riverpy._tools.demo.files import FileScan
 from riverpy._tools.demo.run import MAX_WORKERS, DemoRun
+from riverpy._version import read_version
 from riverpy.cli._embedded import start_server
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import database_options
@@ -91,10 +90,7 @@ def demo(
             f"there is no file to read below {files.directory}", param_hint="--dir"
         )
     with ExitStack() as stack:
-        url = (
-            database.url
-            or start_server(stack, POSTGRES_NAME, f"riverpy {version(PYPI_PACKAGE_NAME)}").url
-        )
+        url = database.url or start_server(stack, POSTGRES_NAME, f"riverpy {read_version()}").url
         result = run_async(_run_demo, url, database.schema, files, limit)
     for reason in result.read_errors[:PRINTED_PROBLEMS_MAX]:
         print_note(f"skipped {reason}")

@@ -9,7 +9,6 @@ import time
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
@@ -29,7 +28,6 @@ from riverpy._log_events import (
     WORKER_STOPPED_WITH_ABANDONED_JOBS,
 )
 from riverpy._main_import import skip_main_module
-from riverpy._names import PYPI_PACKAGE_NAME
 from riverpy._postgres.connection import expect_writable
 from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS, close_connection, connect
 from riverpy._postgres.passwords import make_password_source
@@ -37,6 +35,7 @@ from riverpy._tools.bench.process_cost import reduce_garbage_collection
 from riverpy._tools.health.probes import check_liveness
 from riverpy._tools.health.systemd import SystemdNotifier
 from riverpy._tools.health.worker_health import HealthRequestHandler
+from riverpy._version import read_version
 from riverpy.cli import _settings
 from riverpy.cli._leader_options import (
     GroupedOptionsCommand,
@@ -376,7 +375,7 @@ class _WorkerProcess:
         config = client.config
         self._log.info(
             WORKER_STARTED,
-            version=version(PYPI_PACKAGE_NAME),
+            version=read_version(),
             client_id=client.id,
             database=mask_passwords(client.database_url or ""),
             schema=config.schema or "(search path)",

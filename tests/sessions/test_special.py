@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -247,16 +244,3 @@ async def test_poolers(client: Client, schema: Schema) -> None:
                 await write_with_job(caller, client, schema, number)
                 await caller.commit()
     assert await stored(schema) == ([0, 1, 2, 3], [0, 1, 2, 3])
-
-
-def test_nothing_is_imported() -> None:
-    """`import riverpy` imports neither psycopg nor SQLAlchemy nor the adapters for them."""
-    program = (
-        "import sys, riverpy, json;"
-        "print(json.dumps([name for name in sys.modules if 'psycopg' in name or"
-        " 'sqlalchemy' in name]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True
-    )
-    assert json.loads(done.stdout) == []

@@ -8,13 +8,11 @@ import statistics
 import time
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING, ClassVar
 
 import anyio
 import msgspec
 
-from riverpy._names import PYPI_PACKAGE_NAME
 from riverpy._postgres.driver import close_connection, connect
 from riverpy._postgres.schema import check_schema
 from riverpy._postgres.sql_files import get_query
@@ -24,6 +22,7 @@ from riverpy._tools.bench.process_cost import (
     reduce_garbage_collection,
 )
 from riverpy._tools.errors import ToolError
+from riverpy._version import read_version
 from riverpy.client import Client
 from riverpy.config import Config, QueueConfig
 from riverpy.events import EventKind
@@ -216,7 +215,7 @@ class BenchRun:
             pickup_p50_ms=round(pickups[49] * 1e3, 3),
             pickup_p99_ms=round(pickups[98] * 1e3, 3),
             rss_mib=None if rss is None else round(rss, 1),
-            riverpy_version=version(PYPI_PACKAGE_NAME),
+            riverpy_version=read_version(),
             postgres_version=postgres.split()[0],
         )
 

@@ -6,10 +6,9 @@ attempt or error of a job never creates a series. Each kind has at most 20 serie
 from __future__ import annotations
 
 from functools import lru_cache
-from importlib.metadata import version
 from typing import TYPE_CHECKING, TypeAlias
 
-from riverpy._names import PYPI_PACKAGE_NAME
+from riverpy._version import read_version
 from riverpy.stats import Histogram
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def render_metrics(
 
 
 def _process_metrics(stats: ClientStats, process_started_at: float) -> Iterator[str]:
-    info = {version(PYPI_PACKAGE_NAME): 1}
+    info = {read_version(): 1}
     yield from _labelled_metric("info", "gauge", "The version of riverpy.", "version", info)
     states = {name: stats.state == name for name in ("starting", "working", "stopping", "stopped")}
     text = "1 for the current state of the worker."
