@@ -13,11 +13,13 @@ import json
 import sys
 
 from scripts._bench.competitors import NAMES
-from scripts._bench.measures import durations, rounds, tables
+from scripts._bench.measures import durations, rounds, tables, transactions
 from scripts._bench.run import Options, Run
 from scripts._bench.server import server
-from scripts._bench.table import KEYS, TITLES, as_json, as_text
+from scripts._bench.table import GROUPS, KEYS, TITLES, as_json, as_text
+from scripts._bench.tx_insert.names import INSERT_ONLY
 
+ALL_NAMES = (*NAMES, *INSERT_ONLY)
 QUICK_NOTE = (
     "--quick: fewer old rows, a smaller backlog and less work for memory; riverpy alone on "
     "full tables; no steady load, open snapshot, two processes, or sleeping jobs"
@@ -34,15 +36,17 @@ def parse_arguments(arguments: list[str] | None = None) -> Options:
     parser.add_argument("-n", "--jobs", type=int, help="jobs per run (50000; --quick: 20000)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each competitor (3)")
     parser.add_argument("--rows", type=int, help="old rows, and jobs of the backlog (1000000)")
-    parser.add_argument("--only", help="measurements, as in work_100,insert_one")
     parser.add_argument(
-        "--competitors", default=",".join(NAMES), help="competitors, joined by commas (all)"
+        "--only", help="measurements, as in work_100,insert_one; tx_insert: those of all sessions"
+    )
+    parser.add_argument(
+        "--competitors", default=",".join(ALL_NAMES), help="competitors, joined by commas (all)"
     )
     parser.add_argument(
         "--snapshot-seconds", type=float, default=300, help="how long a snapshot is open (300)"
     )
     given = parser.parse_args(arguments)
-    known = {*KEYS, *TITLES}
+    known = {*KEYS, *TITLES, *GROUPS}
     only = frozenset(given.only.split(",")) if given.only else None
     names = given.competitors.split(",")
     if only and only - known:
@@ -50,8 +54,10 @@ def parse_arguments(arguments: list[str] | None = None) -> Options:
             f"no such measurement: {', '.join(sorted(only - known))}; there are "
             f"{', '.join(sorted(known))}"
         )
-    if set(names) - set(NAMES):
-        parser.error(f"--competitors are of {', '.join(NAMES)}")
+    if set(names) - set(ALL_NAMES):
+        parser.error(f"--competitors are of {', '.join(ALL_NAMES)}")
+    if only and only <= {*GROUPS, *GROUPS["tx_insert"]}:
+        names = [name for name in names if name != "river_go"]  # nothing is built for it
     if given.rounds < 1 or (given.jobs is not None and given.jobs < 1):
         parser.error("--jobs and --rounds are 1 or more")
     jobs = given.jobs or (20_000 if given.quick else 50_000)
@@ -83,6 +89,7 @@ async def compare(options: Options, *, is_json: bool) -> str:
         await tables.full_tables(run)
         await tables.memory(run)
         await tables.two_processes(run)
+        await transactions.measure_transactions(run)
         await durations.run_all(run)
         about = await run.about()
     if is_json:

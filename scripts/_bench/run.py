@@ -106,5 +106,6 @@ class Run:
             "versions": {"postgres": postgres, **versions(), **self._versions},
             "rounds": self.options.rounds,
             "jobs": self.options.jobs,
+            "only": sorted(self.options.only) if self.options.only else None,
             "notes": self.notes,
         }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from scripts._bench.competitors import NAMES
 from scripts._bench.goals import verdicts
 from scripts._bench.samples import rounded
+from scripts._bench.tx_insert.names import COLUMNS, MEASURE, SESSIONS, make_measure_key
 
 if TYPE_CHECKING:
     from scripts._bench.samples import Samples
@@ -46,7 +47,19 @@ TITLES = {
     "rss_growth": "memory at the end / at a tenth",
     "idle_statements_per_s": "idle, statements a second",
     "idle_cpu": "idle, share of a core",
+    **{make_measure_key(name): f"{title} (µs)" for name, title in SESSIONS.items()},
 }
+GROUPS = {MEASURE: frozenset(map(make_measure_key, SESSIONS))}
+"""Names of several measurements together."""
+
+
+def _names_of(measure: str) -> tuple[str, ...]:
+    return COLUMNS if measure in GROUPS[MEASURE] else NAMES
+
+
+def _is_wanted(measure: str, only: list[str] | None) -> bool:
+    names = {measure, *(group for group, members in GROUPS.items() if measure in members)}
+    return only is None or not names.isdisjoint(only)
 
 
 def as_json(samples: Samples, about: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +68,11 @@ def as_json(samples: Samples, about: dict[str, Any]) -> dict[str, Any]:
     return {
         **{measure: _figures(samples, measure) for measure in measures},
         "spread": {
-            measure: {name: spread for name in NAMES if (spread := samples.spread(measure, name))}
+            measure: {
+                name: spread
+                for name in _names_of(measure)
+                if (spread := samples.spread(measure, name))
+            }
             for measure in measures
         },
         "goals": [
@@ -73,12 +90,12 @@ def as_json(samples: Samples, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def _figures(samples: Samples, measure: str) -> dict[str, float | None]:
-    medians = {name: samples.median(measure, name) for name in NAMES}
+    medians = {name: samples.median(measure, name) for name in _names_of(measure)}
     return {name: None if value is None else rounded(value) for name, value in medians.items()}
 
 
 def as_text(samples: Samples, about: dict[str, Any]) -> str:
-    """Return the table: a line for each measurement, and riverpy's goals below."""
+    """Return the table: a line for each wanted measurement, and riverpy's goals below."""
     width = max(map(len, TITLES.values()))
     lines = [
         *(f"{name}: {value}" for name, value in {**about["machine"], **about["versions"]}.items()),
@@ -91,9 +108,11 @@ def as_text(samples: Samples, about: dict[str, Any]) -> str:
     for one in verdicts(samples):
         by_measure.setdefault(one.goal.measure, []).append(one.text)
     for measure, title in TITLES.items():
+        if not _is_wanted(measure, about["only"]):
+            continue
         figures = [
             f"{name} {_number(median)}{_range(samples.spread(measure, name))}"
-            for name in NAMES
+            for name in _names_of(measure)
             if (median := samples.median(measure, name)) is not None
         ]
         lines.append(f"{title:<{width}}  {'   '.join(figures) or 'not measured'}")

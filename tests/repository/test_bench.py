@@ -13,10 +13,19 @@ from scripts._bench.competitors import NAMES
 from scripts._bench.goals import GOALS, Goal
 from scripts._bench.samples import Samples
 from scripts._bench.table import KEYS, TITLES, as_json, as_text
+from scripts._bench.tx_insert.names import ALONE
+from scripts._bench.tx_insert.timing import Timings
 from scripts.bench_compare import parse_arguments
 
 ROOT = Path(__file__).parents[2]
-ABOUT = {"machine": {"cores": "2"}, "versions": {}, "rounds": 3, "jobs": 100, "notes": ["short"]}
+ABOUT = {
+    "machine": {"cores": "2"},
+    "versions": {},
+    "rounds": 3,
+    "jobs": 100,
+    "only": None,
+    "notes": ["short"],
+}
 
 
 def samples() -> Samples:
@@ -69,6 +78,9 @@ def test_table() -> None:
     assert "goal at least 1 x bare: 1.10, met" in text
     assert "goal at most 2 x bare: 2.50, MISSED" in text
     assert all(title in text for title in TITLES.values())
+    text = as_text(samples(), {**ABOUT, "only": ["tx_insert", "work_100"]})
+    assert TITLES["tx_insert_django"] in text
+    assert TITLES["work_1000"] not in text
 
 
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,11 +91,27 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert "work_100" in capsys.readouterr().err
 
 
+def test_transactions_are_compared_in_turns() -> None:
+    """What an insert adds is the median of its differences to the transaction without a job in the
+    same turn. An insert that fails is left out, with the reason."""
+    timings = Timings([ALONE, "riverpy", "row"])
+    turns = list(timings.run_turns(0))
+    assert turns[:6] == [ALONE, "riverpy", "row", "riverpy", "row", ALONE]
+    for alone, added in ((1.0, 0.1), (9.0, 0.2), (5.0, 0.3)):
+        timings.add(ALONE, alone)
+        timings.add("riverpy", alone + added)
+    timings.leave_out("row", ImportError("no such\nmodule"))
+    found = timings.result()
+    assert found.us == pytest.approx({ALONE: 5e6, "riverpy": 2e5})
+    assert found.reasons == {"row": "ImportError: no such"}
+
+
 def test_small_run() -> None:
     """Standard output is one JSON object. A competitor that fails is null, and the reason is
-    printed."""
+    printed. A transaction of each kind of session is measured with and without the insert."""
     command = [sys.executable, "-m", "scripts.bench_compare", "--json", "--quick", "--jobs", "200"]
-    command += ["--rounds", "1", "--only", "work_100", "--competitors", "riverpy,bare,oban"]
+    only = "work_100,tx_insert_asyncpg,tx_insert_psycopg,tx_insert_sqlalchemy_psycopg2"
+    command += ["--rounds", "1", "--only", only, "--competitors", "riverpy,bare,oban"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
@@ -91,3 +119,6 @@ def test_small_run() -> None:
     assert printed["work_100"]["bare"] > 0
     assert printed["work_100"]["river_go"] is None
     assert printed["work_1000"]["riverpy"] is None
+    for measure in only.split(",")[1:]:
+        names = ["alone", "row", "row_notify", "riverpy"]
+        assert [name for name in names if printed[measure][name] is None] == [], done.stderr
