@@ -77,6 +77,7 @@ def lifespan(
 
     @asynccontextmanager
     async def client_lifespan(app: AppT) -> AsyncGenerator[dict[str, object]]:
+        worker = _WebWorker(client)
         async with AsyncExitStack() as stack:
             try:
                 await stack.enter_async_context(client)
@@ -88,8 +89,10 @@ def lifespan(
             if inner is not None:
                 state = await _start_inner(stack, inner, app)
             if work:
-                await stack.enter_async_context(_working(client))
+                await stack.enter_async_context(worker.working())
             yield {**state, STATE_KEY: client}
+        if worker.failure is not None:
+            raise worker.failure
 
     return client_lifespan
 
@@ -129,45 +132,48 @@ def _shown_in_litestar(app: object, client: Client) -> Generator[None]:
         delattr(state, STATE_KEY)
 
 
-@asynccontextmanager
-async def _working(client: Client) -> AsyncGenerator[None]:
-    """Work jobs during the block, and stop the client softly at its end.
+class _WebWorker:
+    """Works jobs in the process of a web server."""
 
-    After a fault of riverpy the block goes on if the server can be stopped: its requests may end,
-    and then the error is raised.
-    """
-    is_started = False
-    ended = anyio.Event()
-    failure: BaseException | None = None
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._has_started = False
+        self._ended = anyio.Event()
+        self.failure: Exception | None = None
+        """The error of a run that failed while the server could be stopped. The requests of the
+        server may end, and so may the inner lifespan. Then this error is raised."""
 
-    async def run(*, task_status: TaskStatus[None]) -> None:
-        nonlocal failure
+    @asynccontextmanager
+    async def working(self) -> AsyncGenerator[None]:
+        """Work jobs during the block, and stop the client softly at its end."""
+        error: BaseException | None = None
         try:
-            await client.run(task_status=task_status)
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(self._run)
+                self._has_started = True
+                try:
+                    yield
+                finally:
+                    self._client.stop()
+                    with anyio.CancelScope(shield=True):  # `run` has a timeout for its stop
+                        await self._ended.wait()
+        except BaseExceptionGroup as group:
+            error = unwrap_single_error(group)
+        if error is not None:
+            raise error
+
+    async def _run(self, *, task_status: TaskStatus[None]) -> None:
+        try:
+            await self._client.run(task_status=task_status)
         except Exception as error:
-            if not is_started:
+            if not self._has_started:
                 raise
-            get_logger().exception(WEB_WORKER_FAILED, client_id=client.id)
+            get_logger().exception(WEB_WORKER_FAILED, client_id=self._client.id)
             if not _request_server_stop():
                 raise
-            failure = error
+            self.failure = error
         finally:
-            ended.set()
-
-    try:
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(run)
-            is_started = True
-            try:
-                yield
-            finally:
-                client.stop()
-                with anyio.CancelScope(shield=True):  # `run` has a timeout for its stop
-                    await ended.wait()
-    except BaseExceptionGroup as group:
-        failure = unwrap_single_error(group)
-    if failure is not None:
-        raise failure
+            self._ended.set()
 
 
 def _request_server_stop() -> bool:
