@@ -16,7 +16,7 @@ import threading
 import time
 from contextlib import asynccontextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import anyio
 
@@ -116,6 +116,29 @@ def fail_after(seconds: float, reason: str | None = None) -> AbstractContextMana
     if is_without_loop():
         return nullcontext()
     return anyio.fail_after(seconds, reason=reason)
+
+
+class _TimeoutScope(Protocol):
+    """The scope of a timeout."""
+
+    @property
+    def cancelled_caught(self) -> bool:
+        """Whether the timeout has ended the `with` block."""
+        ...
+
+
+class _NoTimeoutScope:
+    """The scope of a `with` block that has no timeout."""
+
+    cancelled_caught = False
+
+
+def move_on_after(seconds: float) -> AbstractContextManager[_TimeoutScope]:
+    """End the `with` block if it takes longer, as anyio's function. Without an event loop there is
+    no limit."""
+    if is_without_loop():
+        return nullcontext(_NoTimeoutScope())
+    return anyio.move_on_after(seconds)
 
 
 @asynccontextmanager

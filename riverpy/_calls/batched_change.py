@@ -7,7 +7,6 @@ from datetime import timedelta
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
-import anyio
 import msgspec
 
 from riverpy._lifecycle import run_despite_cancellation
@@ -21,6 +20,7 @@ from riverpy._postgres.driver import (
     is_unreadable_value_error,
 )
 from riverpy._postgres.job_maintenance import job_set_lock_timeout
+from riverpy._without_loop import sleep
 from riverpy.job_list import JobChanges
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class BatchedJobChange:
         for delay in LOCKED_JOB_RETRY_DELAYS:
             if not self._locked_job_ids:
                 break
-            await anyio.sleep(delay)
+            await sleep(delay)
             ids, self._locked_job_ids = self._locked_job_ids, []
             await self._change_in_batches(ids, on_progress)
         if self._locked_job_ids:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import time
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from functools import cached_property, partial
@@ -42,6 +43,7 @@ from riverpy._postgres.executions import (
 )
 from riverpy._postgres.schema import RIVERPY_MIGRATION_LINE, migrate_command
 from riverpy._postgres.transactions import flush_session, limit_lock_wait, run_caller_function
+from riverpy._without_loop import move_on_after, sleep
 from riverpy.errors import ConfigError, SchemaMissingError
 from riverpy.executions import Claim, Execution, ExecutionState
 
@@ -391,6 +393,8 @@ class ExecutionMethods(ClientMethods):
     async def _record_earlier_failures(self) -> None:
         """Record the failures that could not be recorded before. An error is not raised, because
         the caller's own statement will meet it too."""
+        if not self._unrecorded_failures:
+            return
         with suppress(*DATABASE_ERRORS), anyio.move_on_after(CLAIM_RELEASE_TIMEOUT):
             for claim in [*self._unrecorded_failures.values()]:
                 await self._store_failure(claim)
@@ -430,7 +434,7 @@ class ExecutionMethods(ClientMethods):
         """
         try:
             cancel_after = wait if is_asyncpg_connection(connection) else math.inf
-            with self._translate_missing_table_error(), anyio.move_on_after(cancel_after) as scope:
+            with self._translate_missing_table_error(), move_on_after(cancel_after) as scope:
                 async with limit_lock_wait(connection, wait):
                     yield
         except (LockNotAvailableError, QueryCanceledError) as error:
@@ -462,28 +466,28 @@ async def _retry_while_key_locked(
 ) -> OutcomeT | Execution[Any]:
     """Call `attempt(remaining_seconds)` until it succeeds or `wait` has passed. Several calls are
     needed if the session has a short lock timeout or an old snapshot."""
-    deadline = anyio.current_time() + wait.total_seconds()
+    deadline = time.monotonic() + wait.total_seconds()
     backoff = Backoff(_LOCKED_KEY_RETRY_DELAY_MIN, _LOCKED_KEY_RETRY_DELAY_MAX)
     while True:
         try:
-            return await attempt(deadline - anyio.current_time())
+            return await attempt(deadline - time.monotonic())
         except _KeyLockedError:
-            if anyio.current_time() >= deadline:
+            if time.monotonic() >= deadline:
                 return Execution(ExecutionState.IN_PROGRESS)
-            await anyio.sleep(backoff.next_delay())
+            await sleep(backoff.next_delay())
 
 
 def _validate_arguments(key: str, fn: object, **durations: timedelta | None) -> None:
     validate_execution_key(key)
     _validate_function(fn)
-    for name, time in durations.items():
-        if time is None and name == "kept":
+    for name, duration in durations.items():
+        if duration is None and name == "kept":
             continue
-        if not isinstance(time, timedelta):
-            raise ConfigError(f"{name} takes a timedelta, got {type(time).__name__}")
-        if not timedelta(0) < time <= DURATION_ARGUMENT_MAX:
+        if not isinstance(duration, timedelta):
+            raise ConfigError(f"{name} takes a timedelta, got {type(duration).__name__}")
+        if not timedelta(0) < duration <= DURATION_ARGUMENT_MAX:
             days = DURATION_ARGUMENT_MAX.days
-            raise ConfigError(f"{name} must be above zero and at most {days} days, got {time}")
+            raise ConfigError(f"{name} must be above zero and at most {days} days, got {duration}")
 
 
 def _validate_function(fn: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, timedelta
 from functools import lru_cache, partial
@@ -279,6 +280,15 @@ class Inserter:
         if not any(plugins.has_insert_plugins for plugins in all_plugins):
             return await self._send_rows(tx, rows, send)
         jobs = [PreparedJob(*job) for job in zip(args, rows, strict=True)]
+        return await self._insert_with_plugins(tx, jobs, all_plugins, send)
+
+    async def _insert_with_plugins(
+        self,
+        tx: CallerTransaction | None,
+        jobs: Sequence[PreparedJob],
+        all_plugins: Sequence[PluginLists],
+        send: SendRows[T],
+    ) -> T:
         return await self._insert_with_hooks(
             jobs, all_plugins, lambda rows: self._send_rows(tx, rows, send)
         )
@@ -322,15 +332,7 @@ class Inserter:
     async def _send_rows(
         self, tx: CallerTransaction | None, rows: list[InsertRow], send: SendRows[T]
     ) -> T:
-        queues: list[str] = []
-        if self._insert_settings.should_notify:
-            # A replaced job may become due although the new job is not.
-            available = (
-                row.queue
-                for row in rows
-                if row.state == JobState.AVAILABLE or row.replace is not None
-            )
-            queues = list(dict.fromkeys(available))
+        queues = self._list_queues(rows)
         if tx is None:
             if not any(row.replace is not None for row in rows):
                 queues = self._notify_limiter.select_queues_to_notify(queues)
@@ -338,6 +340,16 @@ class Inserter:
         connection = expect_transaction(tx)
         with translate_insert_errors(connection):
             return await send(connection, rows, queues)
+
+    def _list_queues(self, rows: list[InsertRow]) -> list[str]:
+        """Return the queues in which a job may be due."""
+        if not self._insert_settings.should_notify:
+            return []
+        # A replaced job may become due although the new job is not.
+        available = (
+            row.queue for row in rows if row.state == JobState.AVAILABLE or row.replace is not None
+        )
+        return list(dict.fromkeys(available))
 
     # -- on the client's pool
 
@@ -381,6 +393,7 @@ class Inserter:
         """Acquire a connection. While the database is unavailable, try again. Return the context
         manager that releases the connection, and the connection."""
         backoff: Backoff | None = None
+        give_up_at = time.monotonic() + ACQUIRE_CONNECTION_TIMEOUT
         while True:
             pooled = self._acquire_from_pool()
             try:
@@ -388,8 +401,10 @@ class Inserter:
             except DATABASE_ERRORS as error:
                 if not isinstance(error, OSError) and sqlstate(error) not in _UNAVAILABLE_SQLSTATES:
                     raise
+                if time.monotonic() > give_up_at:
+                    raise
             backoff = backoff or Backoff(timedelta(milliseconds=50), timedelta(seconds=1))
-            await anyio.sleep(backoff.next_delay())
+            await sleep(backoff.next_delay())
 
     # -- sending
 

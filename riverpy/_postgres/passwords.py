@@ -7,6 +7,7 @@ import contextvars
 import inspect
 import threading
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
@@ -78,14 +79,34 @@ class PasswordSource:
             raise PasswordError(f"the password function did not return within {timeout:g} s")
         # Raised outside the `except` block, so that the error of the function, whose text may have
         # the password, is not logged as its context.
-        if error_type is not None:
-            raise PasswordError(f"the password function raised {error_type.__qualname__}")
-        if not isinstance(password, str):
-            kind = type(password).__name__
-            raise PasswordError(f"the password function must return a str, got {kind}")
-        if problem := _password_problem(password):
-            raise PasswordError(f"the password function returned {problem}")
-        return password
+        return _check_result(password, error_type)
+
+    def fetch_password_in_thread(self, timeout: float) -> str:
+        """Do the same for code that is not async. The function runs in a thread, with an event loop
+        of its own if it is async.
+
+        Raises:
+            PasswordError: as `fetch_password`.
+        """
+        self._count_call()
+        results: SimpleQueue[tuple[object, type[BaseException] | None]] = SimpleQueue()
+        context = contextvars.copy_context()
+
+        def call_function() -> object:
+            result = self._function()
+            return asyncio.run(_await(result)) if inspect.isawaitable(result) else result
+
+        def run_in_thread() -> None:
+            result, error = _call(context, call_function)
+            self._running_calls -= 1
+            results.put((result, None if error is None else type(error)))
+
+        threading.Thread(target=run_in_thread, name="riverpy password", daemon=True).start()
+        try:
+            return _check_result(*results.get(timeout=timeout))
+        except Empty:
+            pass
+        raise PasswordError(f"the password function did not return within {timeout:g} s")
 
     async def _call_function(self) -> object:
         result = self._function() if self._is_async else await self._call_in_thread()
@@ -94,10 +115,7 @@ class PasswordSource:
     async def _call_in_thread(self) -> object:
         """Call the function in a daemon thread, which does not keep the process alive if the
         function hangs."""
-        if self._running_calls >= HANGING_CALLS_MAX:
-            raise PasswordError(
-                f"{HANGING_CALLS_MAX} calls of the password function have not returned"
-            )
+        self._count_call()
         loop, future = asyncio.get_running_loop(), asyncio.Future[object]()
         context = contextvars.copy_context()
 
@@ -115,9 +133,32 @@ class PasswordSource:
             with suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(end_call, result, error)
 
-        self._running_calls += 1
         threading.Thread(target=run_in_thread, name="riverpy password", daemon=True).start()
         return await future
+
+    def _count_call(self) -> None:
+        """Count a call that starts. Raise PasswordError if too many calls have not returned."""
+        if self._running_calls >= HANGING_CALLS_MAX:
+            raise PasswordError(
+                f"{HANGING_CALLS_MAX} calls of the password function have not returned"
+            )
+        self._running_calls += 1
+
+
+async def _await(result: Awaitable[object]) -> object:
+    return await result
+
+
+def _check_result(password: object, error_type: type[BaseException] | None) -> str:
+    """Return the password, or raise PasswordError."""
+    if error_type is not None:
+        raise PasswordError(f"the password function raised {error_type.__qualname__}")
+    if not isinstance(password, str):
+        kind = type(password).__name__
+        raise PasswordError(f"the password function must return a str, got {kind}")
+    if problem := _password_problem(password):
+        raise PasswordError(f"the password function returned {problem}")
+    return password
 
 
 def _call(

@@ -178,11 +178,11 @@ async def flush_session(tx: object) -> None:
 async def run_caller_function(
     connection: Transaction, function: Callable[[Any], Awaitable[T]], tx: object
 ) -> T:
-    """Run a caller's function with the object that the caller passed as `tx`; None: with
-    `connection`."""
+    """Run a caller's function with the object that the caller passed as `tx`; None: with the
+    library's own connection under `connection`."""
     if isinstance(connection, CallerSession):
         async with connection.savepoint():
-            return await function(tx)
+            return await function(connection.native if tx is None else tx)
     return await function(connection)
 
 

@@ -2,38 +2,61 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, TypeVar
 
 from riverpy._calls.base import open_savepoint
 from riverpy._calls.executions import ExecutionMethods
 from riverpy._calls.job_batches import JobBatchMethods
 from riverpy._calls.job_lists import JobListMethods
 from riverpy._calls.jobs import JobMethods
+from riverpy._calls.leadership import LeadershipMethods
+from riverpy._calls.periodic_jobs import PeriodicJobMethods
 from riverpy._calls.queues import QueueMethods
 from riverpy._client_arguments import make_insert_settings
 from riverpy._clock import Clock
+from riverpy._insert.errors import translate_insert_errors, translate_notify_channel_error
 from riverpy._insert.inserter import Inserter
 from riverpy._names import make_unique_id
 from riverpy._plugins import PluginLists
+from riverpy._without_loop import make_async
 from riverpy.errors import ClientStateError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
+    from typing import Any
 
+    from riverpy._insert.inserter import SendRows
+    from riverpy._insert.row import PreparedJob
     from riverpy._postgres.driver import Pool, Transaction
+    from riverpy._postgres.inserts import InsertRow
     from riverpy._postgres.sessions.protocols import CallerTransaction
     from riverpy.config import Config
+    from riverpy.sync._database import BlockingDatabase, Isolation
     from riverpy.worker import Workers
 
+T = TypeVar("T")
 
-class BlockingCalls(JobMethods, JobListMethods, JobBatchMethods, QueueMethods, ExecutionMethods):
+
+class BlockingCalls(
+    JobMethods,
+    JobListMethods,
+    JobBatchMethods,
+    QueueMethods,
+    LeadershipMethods,
+    PeriodicJobMethods,
+    ExecutionMethods,
+):
     """The calls of a client without an event loop. `run_without_loop` runs them."""
 
-    def __init__(self, config: Config, workers: Workers | None) -> None:
+    def __init__(
+        self, database: BlockingDatabase | None, config: Config, workers: Workers | None
+    ) -> None:
         self._config = config
         self._database = self._password = None
+        self._blocking_database = database
         self._workers = workers
         self._id = config.id or make_unique_id(config.name)
 
@@ -47,30 +70,76 @@ class BlockingCalls(JobMethods, JobListMethods, JobBatchMethods, QueueMethods, E
 
     @property
     def database_url(self) -> str | None:
-        return None
+        return self._blocking_database and self._blocking_database.url
 
     def _get_open_pool(self) -> Pool:
         raise ClientStateError("a client without an event loop has no asyncpg pool")
 
     @asynccontextmanager
     async def _transaction(
-        self,
-        tx: CallerTransaction | None,
-        *,
-        isolation: Literal["read_committed", "repeatable_read"] | None = "read_committed",
+        self, tx: CallerTransaction | None, *, isolation: Isolation = "read_committed"
     ) -> AsyncGenerator[Transaction]:
-        if tx is None:
-            raise ClientStateError("give a transaction with tx=: the client has no database")
-        async with open_savepoint(tx) as connection:
-            yield connection
+        if tx is not None:
+            async with open_savepoint(tx) as connection:
+                yield connection
+            return
+        database = self._blocking_database
+        if database is None:
+            raise ClientStateError(
+                "the client has no database: give a transaction with tx=, or create it as "
+                'riverpy.sync.Client("postgres://…")'
+            )
+        if not database.is_open:
+            raise ClientStateError("the client is not open: use `with client:`, or give tx=")
+        session: Any
+        async with make_async(database.transaction(isolation)) as session:
+            with translate_notify_channel_error():
+                yield session
 
     @cached_property
     def inserter(self) -> Inserter:
         """The inserter of the client."""
-        return Inserter(
-            lambda: self._transaction(None),
+        return _BlockingInserter(
+            self._transaction,
             schema=self._config.schema,
             insert_settings=make_insert_settings(self._config, self._workers),
             plugins=PluginLists(self._config.plugins, self._config.hooks, self._config.middleware),
             clock=Clock(),
         )
+
+
+class _BlockingInserter(Inserter):
+    """Inserts jobs over blocking connections."""
+
+    def __init__(
+        self,
+        open_transaction: Callable[
+            [CallerTransaction | None], AbstractAsyncContextManager[Transaction]
+        ],
+        **settings: Any,
+    ) -> None:
+        super().__init__(lambda: open_transaction(None), **settings)
+        self._open_transaction = open_transaction
+
+    async def _insert_with_plugins(
+        self,
+        tx: CallerTransaction | None,
+        jobs: Sequence[PreparedJob],
+        all_plugins: Sequence[PluginLists],
+        send: SendRows[T],
+    ) -> T:
+        async def send_in_savepoint(rows: list[InsertRow]) -> T:
+            with translate_insert_errors(connection, in_savepoint=True):
+                return await send(connection, rows, self._list_queues(rows))
+
+        # Middleware may wait after `do_inner`, which is refused. Then the savepoint, or the
+        # transaction of ours, is rolled back.
+        async with self._open_transaction(tx) as connection:
+            return await self._insert_with_hooks(jobs, all_plugins, send_in_savepoint)
+
+    async def _send_on_pool(self, rows: list[InsertRow], queues: list[str], send: SendRows[T]) -> T:
+        with translate_insert_errors(None):
+            async with AsyncExitStack() as pooled:
+                context, connection = await self._acquire_pool_connection()
+                pooled.push_async_exit(context)
+                return await send(connection, rows, queues)

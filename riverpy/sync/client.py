@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast, overload
 
+from riverpy._calls.executions import KEY_RETENTION_DEFAULT, KEY_WAIT_TIMEOUT_DEFAULT
+from riverpy._calls.job_lists import PAGE_SIZE_DEFAULT
+from riverpy._calls.job_page import JOB_LIMIT_DEFAULT
+from riverpy._calls.queues import QUEUE_LIST_LIMIT_DEFAULT
 from riverpy._client_arguments import check_client_arguments
-from riverpy._without_loop import run_without_loop
+from riverpy._without_loop import iterate_without_loop, run_without_loop
 from riverpy.config import Config
+from riverpy.errors import ConfigError
 from riverpy.sync._calls import BlockingCalls
+from riverpy.sync._choice import make_database
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from datetime import timedelta
+    from types import TracebackType
 
+    from riverpy._postgres.passwords import PasswordFunction
     from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
+    from riverpy.executions import Execution
     from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
-    from riverpy.job import JobArgs, RawArgs
+    from riverpy.job import JobArgs, JobRow, RawArgs
+    from riverpy.job_list import JobChanges, JobFilters, JobOrder, JobPage
+    from riverpy.queue import Queue
+    from riverpy.sync._protocols import Database
     from riverpy.worker import Workers
+
+ResultT = TypeVar("ResultT")
+TransactionT = TypeVar("TransactionT", bound="BlockingTransaction")
 
 
 def _give_tx(tx: BlockingTransaction | None) -> CallerTransaction | None:
@@ -28,28 +45,76 @@ class Client:
     `riverpy worker` works the jobs.
 
     Each call blocks the thread until the server has answered. Threads may share a client. The
-    names, arguments and results of the methods are those of `riverpy.Client`.
+    names, arguments and results of the methods are those of `riverpy.Client`, whose documentation
+    applies too.
+
+    Every call takes `tx=`: your connection or session, in a transaction. The effect of the call
+    exists when the transaction commits. Without `tx`, a call has a transaction of its own on the
+    client's database.
     """
 
-    def __init__(self, *, workers: Workers | None = None, config: Config | None = None) -> None:
-        """Create a client.
+    def __init__(
+        self,
+        database: Database | None = None,
+        *,
+        workers: Workers | None = None,
+        config: Config | None = None,
+        password: PasswordFunction | None = None,
+    ) -> None:
+        """Create a client. It opens no connection.
 
         Args:
+            database: an `Engine` of SQLAlchemy, a `ConnectionPool` or `Connection` of psycopg, or a
+                `postgres://` URL. The client closes none of the caller's objects. With a URL, the
+                client has up to `Config.pool_size` connections of its own: they need psycopg, and
+                `with client:` opens and closes them. None: only calls with `tx=` work.
             workers: the workers by kind. A client with workers refuses to insert other kinds unless
                 it is configured to accept them.
-            config: the settings. Only those for inserts apply, and `schema`, `id` and `name`.
+            config: the settings. Only those for inserts apply, and `schema`, `id`, `name`, and for
+                a URL `pool_size` and `pooler`.
+            password: a function, `async` or not, that returns the password. It is called for each
+                new connection to the URL, which has no password then. It runs in a thread.
 
         Raises:
-            ConfigError: an argument is not allowed.
+            ConfigError: an argument is not allowed, or psycopg is not installed.
         """
         check_client_arguments(workers, config)
         self._config = config or Config()
-        self._calls = BlockingCalls(self._config, workers)
+        self._database = make_database(database, self._config, password)
+        self._calls = BlockingCalls(self._database, self._config, workers)
 
     @property
     def config(self) -> Config:
         """The settings."""
         return self._config
+
+    # -- opening and closing
+
+    def __enter__(self) -> Self:
+        """Open the connections of a client with a URL. For other clients this does nothing.
+
+        Raises:
+            ConfigError: no database was given.
+            ClientStateError: the client is open already.
+            OSError: the database cannot be reached, or refuses the connection.
+        """
+        if self._database is None:
+            raise ConfigError('give the client a database: riverpy.sync.Client("postgres://…")')
+        self._database.open()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """Close the connections that `__enter__` has opened. Those in use are closed when their
+        calls end."""
+        if self._database is not None:
+            self._database.close()
+
+    # -- inserting
 
     def insert(
         self,
@@ -64,7 +129,7 @@ class Client:
             args: the args of the job.
             opts: the options of this insert. They override the options of the args class.
             tx: your connection or session, in a transaction. The job exists when the transaction
-                commits.
+                commits. Default: a transaction on the client's database.
 
         Raises:
             InsertError: the job is not allowed; nothing was sent.
@@ -72,6 +137,7 @@ class Client:
             TransactionError: `tx` is closed, aborted or not in a transaction.
             TypeError: `tx` has a type that riverpy does not know, or is async.
             SchemaMissingError: the database has no River tables.
+            ClientStateError: there is no `tx`, and the client has no database or is not open.
         """
         return run_without_loop(self._calls.inserter.insert(args, opts, tx=_give_tx(tx)))
 
@@ -82,7 +148,7 @@ class Client:
 
         Raises:
             InsertError: there is no job, or a job is not allowed; nothing was sent.
-            ConfigError, TransactionError, TypeError, SchemaMissingError: as `insert`.
+            RiverError, TypeError: as `insert`.
         """
         return run_without_loop(self._calls.inserter.insert_many(params, tx=_give_tx(tx)))
 
@@ -94,7 +160,344 @@ class Client:
         Raises:
             UniqueConflictError: a job with the same unique key exists. No job was inserted, and
                 `tx` stays usable.
-            InsertError: as `insert_many`. Or `tx` is a session of SQLAlchemy, which has no COPY.
-            ConfigError, TransactionError, TypeError, SchemaMissingError: as `insert`.
+            InsertError: as `insert_many`; or riverpy has no COPY on this kind of connection.
+            RiverError, TypeError: as `insert`.
         """
         return run_without_loop(self._calls.inserter.insert_many_fast(params, tx=_give_tx(tx)))
+
+    # -- one job
+
+    def job_get(self, job_id: int, *, tx: BlockingTransaction | None = None) -> JobRow:
+        """Return one job.
+
+        Raises:
+            ConfigError: the id is no whole number of 64 bits.
+            NotFoundError: there is no job with this id.
+            JobDamagedError: the server cannot read the job.
+        """
+        return run_without_loop(self._calls.job_get(job_id, tx=_give_tx(tx)))
+
+    def job_cancel(self, job_id: int, *, tx: BlockingTransaction | None = None) -> JobRow:
+        """Cancel a job, as `riverpy.Client.job_cancel`. Returns the job.
+
+        Raises:
+            ConfigError, NotFoundError, JobDamagedError: as `job_get`.
+        """
+        return run_without_loop(self._calls.job_cancel(job_id, tx=_give_tx(tx)))
+
+    def job_retry(self, job_id: int, *, tx: BlockingTransaction | None = None) -> JobRow:
+        """Make a job available now, as `riverpy.Client.job_retry`. Returns the job.
+
+        Raises:
+            ConfigError, NotFoundError, JobDamagedError: as `job_get`.
+            UniqueConflictError: another job has the same unique key now.
+        """
+        return run_without_loop(self._calls.job_retry(job_id, tx=_give_tx(tx)))
+
+    def job_update(
+        self, job_id: int, *, output: object, tx: BlockingTransaction | None = None
+    ) -> JobRow:
+        """Set the output of a job, as `riverpy.Client.job_update`. Returns the job.
+
+        Raises:
+            ArgsError: the output cannot be encoded as JSON, or is larger than 32 MiB as JSON.
+            ConfigError, NotFoundError, JobDamagedError: as `job_get`.
+        """
+        return run_without_loop(self._calls.job_update(job_id, output=output, tx=_give_tx(tx)))
+
+    def job_delete(self, job_id: int, *, tx: BlockingTransaction | None = None) -> JobRow:
+        """Delete a job. Returns the job as it was.
+
+        Raises:
+            JobRunningError: the job is running. Nothing was changed.
+            ConfigError, NotFoundError, JobDamagedError: as `job_get`.
+        """
+        return run_without_loop(self._calls.job_delete(job_id, tx=_give_tx(tx)))
+
+    # -- many jobs
+
+    def job_list(
+        self,
+        *,
+        order_by: JobOrder = "id",
+        descending: bool = False,
+        limit: int = JOB_LIMIT_DEFAULT,
+        after: str | JobRow | None = None,
+        tx: BlockingTransaction | None = None,
+        **filters: Unpack[JobFilters],
+    ) -> JobPage:
+        """Return one page of the jobs that pass all filters, as `riverpy.Client.job_list`.
+
+        Raises:
+            ConfigError: a filter, the order, the limit or the cursor is not allowed.
+            JobDamagedError: a filter on metadata or errors meets a job that the server cannot read.
+        """
+        call = self._calls.job_list(
+            order_by=order_by,
+            descending=descending,
+            limit=limit,
+            after=after,
+            tx=_give_tx(tx),
+            **filters,
+        )
+        return run_without_loop(call)
+
+    def jobs(
+        self,
+        *,
+        order_by: JobOrder = "id",
+        descending: bool = False,
+        page_size: int = PAGE_SIZE_DEFAULT,
+        after: str | JobRow | None = None,
+        tx: BlockingTransaction | None = None,
+        **filters: Unpack[JobFilters],
+    ) -> Iterator[JobRow]:
+        """Iterate over all jobs that pass all filters, as `riverpy.Client.jobs`.
+
+        Raises:
+            ConfigError: as `job_list`. It is raised by this call, before the first job.
+            JobDamagedError: the server cannot read some of the jobs. It is raised after the last
+                readable job.
+        """
+        found = self._calls.jobs(
+            order_by=order_by,
+            descending=descending,
+            page_size=page_size,
+            after=after,
+            tx=_give_tx(tx),
+            **filters,
+        )
+        return iterate_without_loop(found)
+
+    def job_count(
+        self, *, tx: BlockingTransaction | None = None, **filters: Unpack[JobFilters]
+    ) -> int:
+        """Return the number of jobs that pass all filters. The server reads all of them.
+
+        Raises:
+            ConfigError: a filter is not allowed.
+        """
+        return run_without_loop(self._calls.job_count(tx=_give_tx(tx), **filters))
+
+    def job_delete_many(
+        self,
+        *,
+        limit: int = JOB_LIMIT_DEFAULT,
+        unsafe_all: bool = False,
+        tx: BlockingTransaction | None = None,
+        **filters: Unpack[JobFilters],
+    ) -> list[JobRow]:
+        """Delete the first jobs that pass all filters, as `riverpy.Client.job_delete_many`. Returns
+        the jobs as they were.
+
+        Raises:
+            ConfigError: a filter or the limit is not allowed; or no filter is given, and
+                `unsafe_all` is False.
+            JobDamagedError: the server cannot read one of the jobs. Nothing was changed.
+        """
+        call = self._calls.job_delete_many(
+            limit=limit, unsafe_all=unsafe_all, tx=_give_tx(tx), **filters
+        )
+        return run_without_loop(call)
+
+    def job_retry_many(
+        self,
+        *,
+        limit: int | None = None,
+        on_progress: Callable[[JobChanges], object] | None = None,
+        tx: BlockingTransaction | None = None,
+        **filters: Unpack[JobFilters],
+    ) -> JobChanges:
+        """Make all jobs that pass all filters available now, as `riverpy.Client.job_retry_many`.
+
+        Raises:
+            ConfigError: no filter is given, or a filter, the limit or `on_progress` is not allowed.
+        """
+        call = self._calls.job_retry_many(
+            limit=limit, on_progress=on_progress, tx=_give_tx(tx), **filters
+        )
+        return run_without_loop(call)
+
+    def job_cancel_many(
+        self,
+        *,
+        limit: int | None = None,
+        on_progress: Callable[[JobChanges], object] | None = None,
+        tx: BlockingTransaction | None = None,
+        **filters: Unpack[JobFilters],
+    ) -> JobChanges:
+        """Cancel all jobs that pass all filters, as `riverpy.Client.job_cancel_many`.
+
+        Raises:
+            ConfigError: as `job_retry_many`.
+        """
+        call = self._calls.job_cancel_many(
+            limit=limit, on_progress=on_progress, tx=_give_tx(tx), **filters
+        )
+        return run_without_loop(call)
+
+    def job_delete_in_batches(
+        self,
+        *,
+        limit: int | None = None,
+        on_progress: Callable[[JobChanges], object] | None = None,
+        tx: BlockingTransaction | None = None,
+        **filters: Unpack[JobFilters],
+    ) -> JobChanges:
+        """Delete all jobs that pass all filters, as `riverpy.Client.job_delete_in_batches`.
+
+        Raises:
+            ConfigError: as `job_retry_many`.
+        """
+        call = self._calls.job_delete_in_batches(
+            limit=limit, on_progress=on_progress, tx=_give_tx(tx), **filters
+        )
+        return run_without_loop(call)
+
+    # -- queues, periodic jobs and the leader
+
+    def queue_get(self, name: str, *, tx: BlockingTransaction | None = None) -> Queue:
+        """Return one queue.
+
+        Raises:
+            NotFoundError: no client has worked a queue with this name.
+        """
+        return run_without_loop(self._calls.queue_get(name, tx=_give_tx(tx)))
+
+    def queue_list(
+        self, *, limit: int = QUEUE_LIST_LIMIT_DEFAULT, tx: BlockingTransaction | None = None
+    ) -> list[Queue]:
+        """Return the queues, sorted by name, as `riverpy.Client.queue_list`.
+
+        Raises:
+            ConfigError: `limit` is below 1.
+        """
+        return run_without_loop(self._calls.queue_list(limit=limit, tx=_give_tx(tx)))
+
+    def queue_lags(
+        self, names: Sequence[str], *, tx: BlockingTransaction | None = None
+    ) -> dict[str, timedelta]:
+        """Return how long the oldest due job of each queue has been waiting. Zero: no job waits.
+
+        Raises:
+            ConfigError: a queue name is not allowed.
+        """
+        return run_without_loop(self._calls.queue_lags(names, tx=_give_tx(tx)))
+
+    def queue_update(
+        self, name: str, *, metadata: Mapping[str, object], tx: BlockingTransaction | None = None
+    ) -> Queue:
+        """Replace the metadata of a queue, and notify all clients. Returns the queue.
+
+        Raises:
+            ArgsError: the metadata is not a JSON object, or does not fit into a notification of
+                7,999 bytes.
+            NotFoundError: no client has worked a queue with this name.
+        """
+        return run_without_loop(self._calls.queue_update(name, metadata=metadata, tx=_give_tx(tx)))
+
+    def queue_pause(self, name: str, *, tx: BlockingTransaction | None = None) -> None:
+        """Stop all clients from claiming jobs of a queue, or of all queues if the name is `*`.
+
+        Raises:
+            NotFoundError: no client has worked a queue with this name.
+        """
+        run_without_loop(self._calls.queue_pause(name, tx=_give_tx(tx)))
+
+    def queue_resume(self, name: str, *, tx: BlockingTransaction | None = None) -> None:
+        """Let all clients claim jobs of a paused queue again, or of all queues if the name is `*`.
+
+        Raises:
+            NotFoundError: no client has worked a queue with this name.
+        """
+        run_without_loop(self._calls.queue_resume(name, tx=_give_tx(tx)))
+
+    def periodic_pause(self, job_id: str, *, tx: BlockingTransaction | None = None) -> None:
+        """Stop inserting jobs of a periodic job until `periodic_resume`.
+
+        Raises:
+            NotFoundError: no leader has registered a periodic job with this id.
+            SchemaMissingError: the database lacks migration 2 of the migration line `riverpy`.
+        """
+        run_without_loop(self._calls.periodic_pause(job_id, tx=_give_tx(tx)))
+
+    def periodic_resume(self, job_id: str, *, tx: BlockingTransaction | None = None) -> None:
+        """Resume a paused periodic job. Runs that were due during the pause are skipped.
+
+        Raises:
+            NotFoundError, SchemaMissingError: as `periodic_pause`.
+        """
+        run_without_loop(self._calls.periodic_resume(job_id, tx=_give_tx(tx)))
+
+    def periodic_run(self, job_id: str, *, tx: BlockingTransaction | None = None) -> None:
+        """Let the leader insert one job of a periodic job now, in addition to the schedule.
+
+        Raises:
+            NotFoundError, SchemaMissingError: as `periodic_pause`.
+        """
+        run_without_loop(self._calls.periodic_run(job_id, tx=_give_tx(tx)))
+
+    def request_resign(self, *, tx: BlockingTransaction | None = None) -> None:
+        """Request that the leader of this client's leader domain resigns, as
+        `riverpy.Client.request_resign`."""
+        run_without_loop(self._calls.request_resign(tx=_give_tx(tx)))
+
+    # -- effects that happen once
+
+    @overload
+    def run_once(
+        self,
+        key: str,
+        fn: Callable[[Any], ResultT],
+        *,
+        kept: timedelta | None = ...,
+        wait: timedelta = ...,
+        tx: None = None,
+    ) -> Execution[ResultT]: ...
+
+    @overload
+    def run_once(
+        self,
+        key: str,
+        fn: Callable[[TransactionT], ResultT],
+        *,
+        kept: timedelta | None = ...,
+        wait: timedelta = ...,
+        tx: TransactionT,
+    ) -> Execution[ResultT]: ...
+
+    def run_once(
+        self,
+        key: str,
+        fn: Callable[[Any], ResultT],
+        *,
+        kept: timedelta | None = KEY_RETENTION_DEFAULT,
+        wait: timedelta = KEY_WAIT_TIMEOUT_DEFAULT,
+        tx: BlockingTransaction | None = None,
+    ) -> Execution[ResultT]:
+        """Run an effect on the database once for this key, as `riverpy.Client.run_once`.
+
+        Args:
+            key: identifies the effect: 1 to 255 characters.
+            fn: a plain function. It receives your `tx`, or else the connection of the transaction:
+                a `Connection` of SQLAlchemy or psycopg. It must write only over this connection.
+            kept: how long the key is stored. Default 30 days. None: forever.
+            wait: how long to wait for another call with this key. Default 10 seconds.
+            tx: as for `insert`.
+
+        Raises:
+            ConfigError: the key or a duration is not allowed, or `fn` does not take one argument,
+                or is async.
+            SchemaMissingError: the migration line `riverpy` is not applied.
+            TransactionError: `fn` has ended the transaction, or `tx` is not usable.
+            Exception: what `fn` raised, or a database error.
+        """
+        if iscoroutinefunction(fn):
+            raise ConfigError("fn must be a plain function; riverpy.Client takes async ones")
+
+        async def run_function(connection: Any) -> ResultT:
+            return fn(connection)
+
+        function: Any = run_function if callable(fn) else fn
+        call = self._calls.run_once(key, function, kept=kept, wait=wait, tx=cast("Any", tx))
+        return cast("Execution[ResultT]", run_without_loop(call))

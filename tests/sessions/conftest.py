@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from riverpy import Client, Config
-from tests.sessions.kinds import KINDS
+from tests.sessions.kinds import ALL_KINDS, KINDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -24,11 +24,20 @@ async def _data(schema: Schema) -> AsyncGenerator[None]:
     await schema.execute("drop table data")
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=ALL_KINDS)
 async def caller(
     request: pytest.FixtureRequest, schema: Schema, _data: None
 ) -> AsyncGenerator[Caller]:
     """A caller of each kind, in a transaction."""
+    async with ALL_KINDS[request.param](schema.url) as caller:
+        yield caller
+
+
+@pytest.fixture(params=KINDS)
+async def async_caller(
+    request: pytest.FixtureRequest, schema: Schema, _data: None
+) -> AsyncGenerator[Caller]:
+    """A caller of each kind for async code, in a transaction."""
     async with KINDS[request.param](schema.url) as caller:
         yield caller
 

@@ -9,6 +9,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -23,10 +24,16 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
+import riverpy.sync
+from riverpy import Client
+from riverpy._without_loop import run_without_loop
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
 
     from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from riverpy import Config
 
 
 class Caller(ABC):
@@ -37,9 +44,18 @@ class Caller(ABC):
     is_blocking = False
     """Whether `tx` is for `riverpy.sync.Client`."""
 
+    @property
+    def is_sqlalchemy(self) -> bool:
+        """Whether `tx` is SQLAlchemy's, which begins by itself and has no COPY."""
+        return any(base.__module__.startswith("sqlalchemy") for base in type(self.tx).__mro__)
+
     async def call(self, function: Callable[[], Any]) -> Any:
         """Call a blocking function where the caller's code runs."""
         return function()
+
+    def make_client(self, config: Config) -> Any:
+        """Return a client for `tx`, whose methods are to be awaited."""
+        return AwaitableClient(self, config) if self.is_blocking else Client(config=config)
 
     @abstractmethod
     async def execute(self, sql: str) -> None:
@@ -68,6 +84,33 @@ class Caller(ABC):
     @abstractmethod
     def savepoint(self) -> AbstractAsyncContextManager[Any]:
         """Return the library's own savepoint, which is rolled back if the block raises."""
+
+
+class AwaitableClient:
+    """A blocking client with methods that are to be awaited, so that one test serves both
+    clients."""
+
+    def __init__(self, caller: Caller, config: Config) -> None:
+        self._caller = caller
+        self._client = riverpy.sync.Client(config=config)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._client, name)
+
+        async def call(*args: Any, **options: Any) -> Any:
+            return await self._caller.call(lambda: method(*args, **options))
+
+        return call
+
+    async def jobs(self, **options: Any) -> AsyncGenerator[Any]:
+        """Iterate over jobs."""
+        for job in await self._caller.call(lambda: [*self._client.jobs(**options)]):
+            yield job
+
+    async def run_once(self, key: str, fn: Any, **options: Any) -> Any:
+        """Run a function of a test once. It is async, but does not wait."""
+        call = partial(self._client.run_once, key, lambda tx: run_without_loop(fn(tx)), **options)
+        return await self._caller.call(call)
 
 
 class AsyncpgCaller(Caller):
@@ -277,9 +320,16 @@ class RunSyncCaller(BlockingCaller):
     def __init__(self, session: AsyncSession) -> None:
         super().__init__(session.sync_session)
         self._session = session
+        self._is_inside = False
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        return await self._session.run_sync(lambda _: function())
+        if self._is_inside:
+            return function()
+        self._is_inside = True
+        try:
+            return await self._session.run_sync(lambda _: function())
+        finally:
+            self._is_inside = False
 
 
 @asynccontextmanager
@@ -368,3 +418,4 @@ KINDS: dict[str, Any] = {
     },
 }
 """A function that opens a caller, for each kind."""
+ALL_KINDS = {**KINDS, **BLOCKING_KINDS}

@@ -11,6 +11,7 @@ import pytest
 
 from riverpy import (
     Client,
+    Config,
     ExecutionState,
     InsertError,
     InsertManyParams,
@@ -22,7 +23,6 @@ from riverpy import (
     UniqueOpts,
 )
 from tests.client.test_caller_transactions import CALLS, ClientCall, state
-from tests.sessions.kinds import SqlAlchemyCaller
 from tests.work.rig import PATIENCE, Task
 
 if TYPE_CHECKING:
@@ -30,6 +30,13 @@ if TYPE_CHECKING:
     from tests._database import Schema
     from tests.sessions.kinds import Caller
     from tests.work.rig import Rig
+
+
+@pytest.fixture
+def client(caller: Caller, schema: Schema) -> Client:
+    """A client for the caller's transactions, which is not open."""
+    return caller.make_client(Config(schema=schema.name))
+
 
 UNIQUE = InsertOpts(unique_opts=UniqueOpts(by_args=True))
 SHORT = timedelta(milliseconds=200)
@@ -106,7 +113,7 @@ async def test_unusable_transactions(caller: Caller, client: Client, schema: Sch
     await caller.begin()
     await write_with_job(caller, client, schema, 2)
     await caller.commit()
-    if not isinstance(caller, SqlAlchemyCaller):
+    if not caller.is_sqlalchemy:
         with pytest.raises(TransactionError, match="in no transaction"):
             await client.insert(Task(3), tx=caller.tx)
     await caller.begin()
@@ -137,7 +144,7 @@ async def test_every_call(caller: Caller, client: Client, schema: Schema) -> Non
         if name == "run_once":
             call.close()
             call = client.run_once("known", lambda _: caller.execute("select 1"), tx=caller.tx)
-        if name == "insert_many_fast" and isinstance(caller, SqlAlchemyCaller):
+        if name == "insert_many_fast" and caller.is_sqlalchemy:
             with pytest.raises(InsertError, match="COPY, which SQLAlchemy does not have"):
                 await call
         else:
@@ -157,7 +164,7 @@ async def test_calls_that_fail(caller: Caller, client: Client, schema: Schema) -
     await client.insert(Task(2), UNIQUE, tx=caller.tx)
     duplicate = await client.insert(Task(2), UNIQUE, tx=caller.tx)
     assert duplicate.unique_skipped_as_duplicate
-    if not isinstance(caller, SqlAlchemyCaller):
+    if not caller.is_sqlalchemy:
         with pytest.raises(UniqueConflictError):
             await client.insert_many_fast([InsertManyParams(Task(2), UNIQUE)], tx=caller.tx)
     with pytest.raises(ExpectedError):
@@ -192,7 +199,9 @@ async def test_run_once(caller: Caller, client: Client, schema: Schema) -> None:
     assert execution.state is ExecutionState.DONE_BEFORE
     async with schema.connected() as rival:
         await rival.execute("begin")
-        await client.run_once("busy", lambda tx: tx.execute("select 1"), tx=rival)
+        await Client(config=Config(schema=schema.name)).run_once(
+            "busy", lambda tx: tx.execute("select 1"), tx=rival
+        )
         await caller.execute("set local lock_timeout = '7s'")
         execution = await client.run_once("busy", effect, wait=SHORT, tx=caller.tx)
         assert execution.state is ExecutionState.IN_PROGRESS
@@ -202,8 +211,9 @@ async def test_run_once(caller: Caller, client: Client, schema: Schema) -> None:
     assert await stored(schema) == ([7, 8], [])
 
 
-async def test_cancelled_insert(caller: Caller, client: Client, schema: Schema) -> None:
+async def test_cancelled_insert(async_caller: Caller, schema: Schema) -> None:
     """An insert that is cancelled while it waits stores nothing, whatever the caller does then."""
+    caller, client = async_caller, Client(config=Config(schema=schema.name))
     async with schema.connected() as rival:
         await rival.execute("begin")
         await client.insert(Task(1), UNIQUE, tx=rival)
@@ -222,8 +232,9 @@ async def test_cancelled_insert(caller: Caller, client: Client, schema: Schema) 
     assert await stored(schema) == ([], [])
 
 
-async def test_fence(caller: Caller, client: Client, schema: Schema) -> None:
+async def test_fence(async_caller: Caller, schema: Schema) -> None:
     """A lease's fence binds the transaction to the lease. It is refused in a savepoint."""
+    caller, client = async_caller, Client(config=Config(schema=schema.name))
     async with (
         LeaseManager(schema.url, schema=schema.name) as manager,
         manager.hold("lock") as lease,
@@ -240,9 +251,10 @@ async def test_fence(caller: Caller, client: Client, schema: Schema) -> None:
     assert await stored(schema) == ([1], [1])
 
 
-async def test_jobs(caller: Caller, rig: Rig) -> None:
+async def test_jobs(async_caller: Caller, rig: Rig) -> None:
     """A running worker is woken by the commit. The job completes itself in the caller's
     transaction, and stores the progress of a step there."""
+    caller = async_caller
     schema = rig.schema
     done = anyio.Event()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING
 
 import pytest
 
 import riverpy.sync
 from riverpy import Config, InsertManyParams, RawArgs
+from tests.client.test_caller_transactions import CALLS
 from tests.sessions.kinds import BLOCKING_KINDS, KINDS
 
 if TYPE_CHECKING:
@@ -42,3 +44,18 @@ async def test_async_sessions(kind: str, schema: Schema) -> None:
     async with KINDS[kind](schema.url) as caller:
         with pytest.raises(TypeError, match=r"which is async: use riverpy\.Client"):
             client.insert(ARGS, tx=caller.tx)
+
+
+def test_every_call_is_there() -> None:
+    """The blocking client has the same calls with `tx` as the async client, with the same
+    parameters and defaults."""
+    calls = {"insert", "insert_many", "insert_many_fast", *CALLS}
+    for name in calls:
+        expected, found = (
+            [
+                (one.name, one.kind, one.default)
+                for one in inspect.signature(getattr(owner, name)).parameters.values()
+            ]
+            for owner in (riverpy.Client, riverpy.sync.Client)
+        )
+        assert found == expected, name

@@ -119,6 +119,10 @@ class PsycopgSession(CallerSession):
         """Return a context manager of psycopg for `async with`."""
         return make_async(cast("AbstractContextManager[T]", context))
 
+    @property
+    def native(self) -> object:
+        return self._connection
+
     def get_state(self) -> SessionState:
         if self._connection.closed:
             return SessionState.CLOSED

@@ -44,6 +44,11 @@ class CallerSession(ABC):
     pooler_remedy: str
     """What to set for a pooler in transaction mode."""
 
+    @property
+    @abstractmethod
+    def native(self) -> object:
+        """The connection or session of the library."""
+
     @abstractmethod
     def get_state(self) -> SessionState:
         """Return the state of the transaction. No statement is sent."""

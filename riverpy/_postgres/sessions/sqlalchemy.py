@@ -68,6 +68,11 @@ def _adapt_async(tx: object) -> CallerSession | None:
     return None
 
 
+def _copy_buffer(value: object) -> object:
+    """Return the bytes of a `bytea`, for which psycopg2 returns a view of its buffer."""
+    return bytes(cast("memoryview[int]", value)) if isinstance(value, memoryview) else value
+
+
 class SqlAlchemySession(CallerSession):
     """A blocking session or connection of SQLAlchemy."""
 
@@ -81,6 +86,10 @@ class SqlAlchemySession(CallerSession):
         """None: a connection that is not open."""
         self._tx = tx
         self._connection: Connection | None = None
+
+    @property
+    def native(self) -> object:
+        return self._tx
 
     def get_state(self) -> SessionState:
         connection = self._connection if isinstance(self._tx, Session) else self._tx
@@ -116,7 +125,10 @@ class SqlAlchemySession(CallerSession):
             raise self._translate(error) from error
         if not result.returns_rows:
             return []
-        return make_records(list(result.keys()), [tuple(row) for row in result.all()])
+        rows = [tuple(row) for row in result.all()]
+        if connection.dialect.driver == "psycopg2":
+            rows = [tuple(map(_copy_buffer, row)) for row in rows]
+        return make_records(list(result.keys()), rows)
 
     async def flush(self) -> None:
         if isinstance(session := self._tx, Session):
@@ -182,6 +194,10 @@ class AsyncSqlAlchemySession(SqlAlchemySession):
         """`blocking_tx` is the session or connection under `tx`."""
         super().__init__(blocking_tx)
         self._async_tx = tx
+
+    @property
+    def native(self) -> object:
+        return self._async_tx
 
     async def _run(self, function: Callable[[], T]) -> T:
         return await self._async_tx.run_sync(lambda _: function())

@@ -1,0 +1,81 @@
+"""BlockingDatabase: the base of what a blocking client uses for calls without `tx`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+
+from riverpy._dsn import mask_passwords
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from contextlib import AbstractContextManager
+
+    from riverpy._postgres.sessions.session import CallerSession
+
+T = TypeVar("T")
+Isolation: TypeAlias = Literal["read_committed", "repeatable_read"] | None
+"""The isolation level of a transaction; None: the default of the connection."""
+
+
+class BlockingDatabase(ABC):
+    """The database of a blocking client."""
+
+    url: str | None = None
+    """The URL; None: the client was created without one."""
+    is_open = True
+    """Whether a transaction can be opened."""
+
+    def open(self) -> None:
+        """Open the connections of the client's own. The caller's connections are open already."""
+        return
+
+    def close(self) -> None:
+        """Close the connections of the client's own."""
+        return
+
+    @abstractmethod
+    def transaction(self, isolation: Isolation) -> AbstractContextManager[CallerSession]:
+        """Open a transaction for a `with` block. The end of the block commits, and an exception
+        rolls back.
+
+        Raises:
+            OSError: no connection could be made.
+            TimeoutError: no connection became free.
+            PostgresError: the server refused the commit.
+        """
+
+
+@contextmanager
+def translate_block_errors(
+    block: AbstractContextManager[T],
+    error_type: type[Exception],
+    translate: Callable[[Any], Exception],
+    translate_start: Callable[[Any], Exception] | None = None,
+) -> Generator[T]:
+    """Run a context manager of another library. Errors of its start and end are translated, and
+    errors of the `with` block stay as they are. `translate_start` is for errors of the start, if
+    another translation applies there."""
+    try:
+        value = block.__enter__()
+    except error_type as error:
+        raise (translate_start or translate)(error) from error
+    try:
+        yield value
+    except BaseException as error:
+        if not block.__exit__(type(error), error, error.__traceback__):
+            raise
+        return
+    try:
+        block.__exit__(None, None, None)
+    except error_type as error:
+        raise translate(error) from error
+
+
+def make_connect_error(error: BaseException, hosts: str | None = None) -> OSError:
+    """Return the error for a connection that could not be made. `hosts` names the server."""
+    text = mask_passwords(" ".join(str(error).split())) or type(error).__name__
+    place = f"to {hosts}" if hosts else "to the database"
+    error_type = TimeoutError if "timeout" in type(error).__name__.lower() else ConnectionError
+    return error_type(f"cannot connect {place}: {text}")

@@ -1,0 +1,49 @@
+"""EngineDatabase: an engine of SQLAlchemy."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from riverpy._postgres.sessions.errors import make_asyncpg_error
+from riverpy._postgres.sessions.sqlalchemy import SqlAlchemySession
+from riverpy.sync._database import BlockingDatabase, make_connect_error, translate_block_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from sqlalchemy import Engine
+
+    from riverpy.sync._database import Isolation
+
+
+class EngineDatabase(BlockingDatabase):
+    """An engine of SQLAlchemy. Its pool belongs to the caller."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @contextmanager
+    def transaction(self, isolation: Isolation) -> Generator[SqlAlchemySession]:
+        engine = self._engine
+        if isolation is not None:
+            engine = engine.execution_options(isolation_level=isolation.replace("_", " ").upper())
+        block = translate_block_errors(
+            engine.begin(), SQLAlchemyError, _translate, _translate_connect_error
+        )
+        with block as connection:
+            yield SqlAlchemySession(connection)
+
+
+def _translate(error: SQLAlchemyError) -> Exception:
+    is_lost = isinstance(error, DBAPIError) and error.connection_invalidated
+    return make_asyncpg_error(error, is_connection_closed=is_lost)
+
+
+def _translate_connect_error(error: SQLAlchemyError) -> Exception:
+    if isinstance(error, DBAPIError):
+        return make_connect_error(error.orig or error)
+    return make_connect_error(error) if isinstance(error, PoolTimeoutError) else error

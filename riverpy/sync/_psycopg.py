@@ -1,0 +1,92 @@
+"""Connections and pools of psycopg as the database of a blocking client."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import psycopg
+from psycopg import IsolationLevel
+from psycopg.pq import TransactionStatus
+
+from riverpy._postgres.sessions.errors import make_asyncpg_error
+from riverpy._postgres.sessions.psycopg import PsycopgSession
+from riverpy.errors import ClientStateError, TransactionError
+from riverpy.sync._database import BlockingDatabase, make_connect_error, translate_block_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from contextlib import AbstractContextManager
+
+    from riverpy.sync._database import Isolation
+
+_ISOLATION_LEVELS = {
+    "read_committed": IsolationLevel.READ_COMMITTED,
+    "repeatable_read": IsolationLevel.REPEATABLE_READ,
+}
+
+
+@contextmanager
+def open_transaction(
+    connection: psycopg.Connection[Any], isolation: Isolation
+) -> Generator[PsycopgSession]:
+    """Open a transaction of a connection that is in none."""
+    before = connection.isolation_level
+    level = before if isolation is None else _ISOLATION_LEVELS[isolation]
+    if level != before:  # this sends nothing: the next transaction begins with this level
+        connection.isolation_level = level
+
+    def translate(error: psycopg.Error) -> Exception:
+        return make_asyncpg_error(error, is_connection_closed=connection.closed)
+
+    try:
+        with translate_block_errors(connection.transaction(), psycopg.Error, translate):
+            yield PsycopgSession(connection)
+    finally:
+        status = connection.pgconn.transaction_status
+        if level != before and status == TransactionStatus.IDLE:
+            connection.isolation_level = before
+
+
+class PsycopgConnectionDatabase(BlockingDatabase):
+    """A connection of psycopg. The threads that share it take turns."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+        self._lock = threading.RLock()  # a function of run_once may make another call
+
+    @contextmanager
+    def transaction(self, isolation: Isolation) -> Generator[PsycopgSession]:
+        with self._lock:
+            connection = self._connection
+            if connection.closed:
+                raise ClientStateError("the connection of the client is closed")
+            if connection.pgconn.transaction_status != TransactionStatus.IDLE:
+                raise TransactionError(
+                    "the connection of the client is in a transaction, so the call would not "
+                    "commit: pass it as tx, or end the transaction first"
+                )
+            with open_transaction(connection, isolation) as session:
+                yield session
+
+
+class ConnectionPool(Protocol):
+    """A pool of psycopg's, such as `psycopg_pool.ConnectionPool`."""
+
+    def connection(self) -> AbstractContextManager[psycopg.Connection[Any]]:
+        """Take a connection for a `with` block."""
+        ...
+
+
+class PsycopgPoolDatabase(BlockingDatabase):
+    """A pool of psycopg. It belongs to the caller."""
+
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._pool = pool
+
+    @contextmanager
+    def transaction(self, isolation: Isolation) -> Generator[PsycopgSession]:
+        pooled = translate_block_errors(self._pool.connection(), psycopg.Error, make_connect_error)
+        with pooled as connection, open_transaction(connection, isolation) as session:
+            yield session

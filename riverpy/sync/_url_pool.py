@@ -1,0 +1,207 @@
+"""UrlDatabase: a small pool of connections of psycopg to a URL."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qsl
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import Conninfo, TransactionStatus
+
+from riverpy._dsn import adapt_url_for_asyncpg, server_from_url
+from riverpy._postgres.driver import CONNECT_TIMEOUT, PASSWORD_TIMEOUT_FRACTION, SERVER_VERSION_MIN
+from riverpy.errors import ClientStateError, ServerVersionError
+from riverpy.sync._database import BlockingDatabase, make_connect_error
+from riverpy.sync._psycopg import open_transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from riverpy._postgres.passwords import PasswordSource
+    from riverpy._postgres.sessions.psycopg import PsycopgSession
+    from riverpy.sync._database import Isolation
+
+STATEMENT_TIMEOUT = 30.0
+"""The server's timeout for one statement, in seconds."""
+NETWORK_TIMEOUT = 30.0
+"""Seconds after which a connection whose server does not answer on the network is lost."""
+FREE_CONNECTION_TIMEOUT = 10.0
+"""The longest wait for a connection while all of them are in use, in seconds."""
+IDLE_LIFETIME = 300.0
+"""Seconds after which an idle connection is closed instead of used again."""
+_KEEPALIVE_COUNT = 3
+
+
+class _IdleConnection(NamedTuple):
+    """A connection that no thread uses."""
+
+    connection: psycopg.Connection[Any]
+    idle_since: float
+
+
+class _Connections:
+    """The connections that one process has made."""
+
+    def __init__(self, size: int) -> None:
+        self.pid = os.getpid()
+        self.free_places = threading.Semaphore(size)
+        self.idle: deque[_IdleConnection] = deque()
+
+
+class UrlDatabase(BlockingDatabase):
+    """A pool of connections to a URL. The connection that was used last is used next. After a fork,
+    the child makes connections of its own."""
+
+    def __init__(
+        self, url: str, *, size: int, through_pooler: bool, password: PasswordSource | None
+    ) -> None:
+        self.url = url
+        self._hosts = server_from_url(url).hosts
+        self._options = _make_connect_options(url, through_pooler=through_pooler)
+        self._size, self._password = size, password
+        self._connections = _Connections(size)
+        self._inherited: list[_Connections] = []
+        """The connections of parent processes. They stay referenced, because closing them would end
+        the sessions of the parent."""
+        self.is_open = False
+
+    def open(self) -> None:
+        """Make one connection as a test.
+
+        Raises:
+            ClientStateError: the pool is open already.
+            OSError: no connection could be made.
+        """
+        if self.is_open:
+            raise ClientStateError("the client is open already")
+        self.is_open = True
+        try:
+            with self._connection():
+                pass
+        except BaseException:
+            self.is_open = False
+            raise
+
+    def close(self) -> None:
+        """Close the idle connections. The others are closed when their calls end."""
+        self.is_open = False
+        connections = self._get_connections()
+        while connections.idle:
+            connections.idle.pop().connection.close()
+
+    @contextmanager
+    def transaction(self, isolation: Isolation) -> Generator[PsycopgSession]:
+        with self._connection() as connection, open_transaction(connection, isolation) as session:
+            yield session
+
+    def _get_connections(self) -> _Connections:
+        if self._connections.pid != os.getpid():
+            self._inherited.append(self._connections)
+            self._connections = _Connections(self._size)
+        return self._connections
+
+    @contextmanager
+    def _connection(self) -> Generator[psycopg.Connection[Any]]:
+        connections = self._get_connections()
+        if not connections.free_places.acquire(timeout=FREE_CONNECTION_TIMEOUT):
+            raise TimeoutError(
+                f"got no connection within {FREE_CONNECTION_TIMEOUT:g} s, because all "
+                f"{self._size} are in use: increase Config(pool_size=…)"
+            )
+        try:
+            connection = self._take_idle(connections) or self._connect()
+            try:
+                yield connection
+            finally:
+                self._give_back(connections, connection)
+        finally:
+            connections.free_places.release()
+
+    def _take_idle(self, connections: _Connections) -> psycopg.Connection[Any] | None:
+        """Return an idle connection that the server has not closed."""
+        while True:
+            try:
+                connection, idle_since = connections.idle.pop()
+            except IndexError:  # another thread has taken the last one
+                return None
+            if time.monotonic() - idle_since < IDLE_LIFETIME and _is_alive(connection):
+                return connection
+            connection.close()
+
+    def _give_back(self, connections: _Connections, connection: psycopg.Connection[Any]) -> None:
+        status = connection.pgconn.transaction_status
+        if self.is_open and status == TransactionStatus.IDLE and connections.pid == os.getpid():
+            connections.idle.append(_IdleConnection(connection, time.monotonic()))
+        else:
+            connection.close()
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        options = dict(self._options)
+        if self._password is not None:
+            timeout = options["connect_timeout"] * PASSWORD_TIMEOUT_FRACTION
+            options["password"] = self._password.fetch_password_in_thread(timeout)
+        try:
+            connection = psycopg.Connection.connect(**options)
+        except psycopg.Error as error:
+            raise make_connect_error(error, self._hosts) from None
+        if connection.info.server_version < SERVER_VERSION_MIN * 10_000:
+            connection.close()
+            raise ServerVersionError(f"riverpy needs PostgreSQL {SERVER_VERSION_MIN} or newer")
+        return connection
+
+
+def _is_alive(connection: psycopg.Connection[Any]) -> bool:
+    """Whether an idle connection can be used. The server sends hardly anything but its end to an
+    idle one, so a socket that can be read counts as ended."""
+    if connection.closed:
+        return False
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return not poll.poll(0)
+
+
+def _make_connect_options(url: str, *, through_pooler: bool) -> dict[str, Any]:
+    """Return psycopg's options for connections to a valid URL. As in the async client, parameters
+    that are no options of a connection are settings of the session."""
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    ignored = adapt_url_for_asyncpg(url).ignored_parameters
+    base, _, query = url.partition("?")
+    kept: list[str] = []
+    settings: dict[str, str] = {}
+    for part in query.split("&") if query else ():
+        ((name, value),) = parse_qsl(part, keep_blank_values=True)
+        if name in known:
+            kept.append(part)
+        elif name not in ignored:
+            settings[name] = value
+    options: dict[str, Any] = {
+        "fallback_application_name": "riverpy",
+        "keepalives_idle": round(NETWORK_TIMEOUT / 2),
+        "keepalives_interval": round(NETWORK_TIMEOUT / 2 / _KEEPALIVE_COUNT),
+        "keepalives_count": _KEEPALIVE_COUNT,
+        "tcp_user_timeout": round(NETWORK_TIMEOUT * 1000),
+        **conninfo_to_dict(f"{base}?{'&'.join(kept)}" if kept else base),
+        "autocommit": True,
+    }
+    if through_pooler:
+        options["prepare_threshold"] = None
+    else:  # a pooler in transaction mode refuses settings
+        settings = {"statement_timeout": str(round(STATEMENT_TIMEOUT * 1000)), **settings}
+    words = [f"-c {name}={_escape_option(value)}" for name, value in settings.items()]
+    if words:
+        options["options"] = " ".join([*words, options.get("options") or ""]).strip()
+    timeout = options.get("connect_timeout") or os.environ.get("PGCONNECT_TIMEOUT")
+    options["connect_timeout"] = int(timeout or 0) or round(CONNECT_TIMEOUT)
+    return options
+
+
+def _escape_option(value: str) -> str:
+    """Return a value of a setting for libpq's `options`, which spaces separate."""
+    return "".join(rf"\{character}" if character in " \\\t" else character for character in value)
