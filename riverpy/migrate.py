@@ -3,9 +3,11 @@ of a database, and returns the SQL of migrations."""
 
 from __future__ import annotations
 
+import re
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ from riverpy._postgres.driver import (
 from riverpy._postgres.migration_step import (
     Direction,
     MigrationRunner,
+    make_migration_statement,
     make_record_sql,
     transaction_with_timeouts,
 )
@@ -48,6 +51,7 @@ __all__ = [
     "MigrationStep",
     "Migrator",
     "ValidateResult",
+    "is_riverpy_table",
     "migrate_all",
 ]
 
@@ -57,6 +61,8 @@ _SQL_OUTPUT_HEADER = """\
 -- Do not run these migrations in one transaction: version 4 of line main adds a value to an enum,
 -- and PostgreSQL does not allow its use before the commit. Commit after each version.
 """
+
+_CREATED_TABLE_PATTERN = re.compile(r"CREATE (?:UNLOGGED )?TABLE /\* schema \*/ (\w+)")
 
 _SERVER_TIMEOUT_MAX = timedelta(days=24)
 """The longest timeout. It is a little below the longest timeout that PostgreSQL accepts."""
@@ -290,20 +296,35 @@ class Migrator:
             ConfigError: the migration line is unknown or the name of the schema is not allowed.
             MigrationError: a version is unknown.
         """
-        if schema is not None:
-            validate_schema(schema)
-        for version in versions or ():
-            _expect_known_version(line, version)
-        up = direction is Direction.UP
         texts = [_SQL_OUTPUT_HEADER] if line == MAIN_MIGRATION_LINE else []
-        for version in sorted(versions or load_migrations(line), reverse=not up):
-            migration = load_migrations(line)[version]
-            body = migration.up_sql if up else migration.down_sql
-            texts.append(
-                f"-- Line {line}, version {version:03} ({migration.name}), {direction}\n"
-                + splice_schema(body + make_record_sql(line, version, direction), schema)
+        for migration, sql in _list_recorded_migrations(line, versions, direction, schema):
+            title = (
+                f"-- Line {line}, version {migration.version:03} ({migration.name}), {direction}"
             )
+            texts.append(f"{title}\n{sql}")
         return "\n".join(texts)
+
+    @staticmethod
+    def statements(
+        *,
+        line: str = MAIN_MIGRATION_LINE,
+        versions: Sequence[int] | None = None,
+        direction: Direction = Direction.UP,
+        schema: str | None = None,
+    ) -> Sequence[str]:
+        """Return one SQL statement for each migration, to run them with another tool, such as
+        Alembic. This needs no database.
+
+        A statement changes nothing if its version is applied already, or undone already. It is
+        atomic without a transaction around it. Commit after each statement. A statement waits at
+        most 4 s for a table that another transaction has locked.
+
+        Args, Raises: as `sql`.
+        """
+        return [
+            make_migration_statement(line, migration.version, direction, sql, schema)
+            for migration, sql in _list_recorded_migrations(line, versions, direction, schema)
+        ]
 
     async def _run_migrations(
         self, direction: Direction, target: int | None, max_steps: int | None, *, dry_run: bool
@@ -451,6 +472,44 @@ async def migrate_all(
         ).up(dry_run=dry_run)
         for line in list_migration_lines()
     ]
+
+
+def is_riverpy_table(name: str | None) -> bool:
+    """Whether a table with this name is one of River's or riverpy's, also one of an older version.
+
+    This is for tools that compare the tables of a database with the models of a program, such as
+    Alembic.
+    """
+    return name in _list_tables()
+
+
+@cache
+def _list_tables() -> frozenset[str]:
+    texts = (
+        migration.up_sql
+        for line in list_migration_lines()
+        for migration in load_migrations(line).values()
+    )
+    return frozenset(name for text in texts for name in _CREATED_TABLE_PATTERN.findall(text))
+
+
+def _list_recorded_migrations(
+    line: str, versions: Sequence[int] | None, direction: Direction, schema: str | None
+) -> list[tuple[Migration, str]]:
+    """Return migrations in the order in which they must run, each with its SQL and the statement
+    that records it."""
+    if schema is not None:
+        validate_schema(schema)
+    for version in versions or ():
+        _expect_known_version(line, version)
+    up = direction is Direction.UP
+    found: list[tuple[Migration, str]] = []
+    for version in sorted(versions or load_migrations(line), reverse=not up):
+        migration = load_migrations(line)[version]
+        body = migration.up_sql if up else migration.down_sql
+        sql = splice_schema(body + make_record_sql(line, version, direction), schema)
+        found.append((migration, sql))
+    return found
 
 
 def _expect_known_version(migration_line: str, version: int | None) -> None:

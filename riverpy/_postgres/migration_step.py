@@ -16,7 +16,13 @@ from riverpy._postgres.schema import (
     SCHEMA_READ_TIMEOUT,
     read_schema_state,
 )
-from riverpy._postgres.sql_files import get_query, load_statements, to_milliseconds
+from riverpy._postgres.sql_files import (
+    get_query,
+    load_statements,
+    quote_literal,
+    splice_schema,
+    to_milliseconds,
+)
 from riverpy.errors import MigrationError
 
 if TYPE_CHECKING:
@@ -142,6 +148,22 @@ def make_record_sql(migration_line: str, version: int, direction: Direction) -> 
         return ""
     text = load_statements(_SQL_FILE)[block].replace("@line", f"'{migration_line}'")
     return "\n" + text.replace("@version", str(version)) + ";\n"
+
+
+def make_migration_statement(
+    migration_line: str, version: int, direction: Direction, sql: str, schema: str | None
+) -> str:
+    """Return one statement that runs the SQL of a migration, unless it has run already."""
+    values = {
+        "@line": quote_literal(migration_line),
+        "@version": str(version),
+        "@applied": "false" if direction is Direction.UP else "true",
+        "@sql": f"$riverpy_sql$\n{sql}$riverpy_sql$",
+    }
+    text = splice_schema(load_statements(_SQL_FILE)["migration_run"], schema)
+    for name, value in values.items():
+        text = text.replace(name, value)
+    return text
 
 
 @asynccontextmanager

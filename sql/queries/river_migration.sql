@@ -115,3 +115,26 @@ JOIN pg_settings USING (name);
 -- Lock out other migrators of the schema, for all lines: version 5 of line main rebuilds the table that all lines
 -- share.
 SELECT pg_advisory_xact_lock(hashtextextended('riverpy migrate ' || @schema::text, 0));
+
+-- name: migration_run
+-- One statement for another migration tool. It changes nothing if the version is applied already (in the other
+-- direction: undone already). `@sql` is the text of the migration. EXECUTE runs all statements of a text, so that also
+-- drivers that send only single statements can run it. Old versions of the table have no column `line`.
+DO $riverpy$
+DECLARE
+    is_applied boolean := false;
+BEGIN
+    PERFORM set_config('lock_timeout', '4s', true);
+    IF to_regclass($name$/* schema */ river_migration$name$) IS NOT NULL THEN
+        is_applied := EXISTS (
+            SELECT
+            FROM /* schema */ river_migration AS migration
+            WHERE migration.version = @version
+                AND coalesce(to_jsonb(migration) ->> 'line', 'main') = @line
+        );
+    END IF;
+    IF is_applied = @applied THEN
+        EXECUTE @sql;
+    END IF;
+END
+$riverpy$;
