@@ -43,7 +43,7 @@ from uuid import UUID
 
 import msgspec
 
-from riverpy._pydantic_models import dump_model, is_model_class
+from riverpy._pydantic_models import ModelValueError, dump_model, is_model_class
 from riverpy.errors import ArgsError
 
 if TYPE_CHECKING:
@@ -245,9 +245,11 @@ def _encode_array(values: Iterable[object], depth: int) -> str:
 
 
 def _encode_map(value: Mapping[object, object], depth: int) -> str:
-    items = {_encode_key(key): item for key, item in value.items()}
-    if len(items) != len(value):
-        raise _EncodingError("two keys have the same text")
+    items: Mapping[Any, object] = value
+    if not all(type(key) is str for key in value):
+        items = {_encode_key(key): item for key, item in value.items()}
+        if len(items) != len(value):
+            raise _EncodingError("two keys have the same text")
     members = ((key, None, items[key]) for key in sorted(items))
     return f"{{{_encode_members(members, depth)}}}"
 
@@ -271,15 +273,25 @@ def _encode_model(value: object, depth: int, *, as_args: bool = False) -> str:
     sorted, because pydantic's values do not show which of them are dicts."""
     try:
         dumped = dump_model(value, as_args=as_args)
-    except RecursionError:
-        raise
-    except Exception as error:  # serializers of the user may raise anything
-        raise _EncodingError(str(error)) from None
+    except TypeError as error:
+        found = _EncodingError(str(error))
+        if isinstance(error, ModelValueError):
+            found.path_keys = [*reversed(error.keys)]
+        raise found from None
     if not isinstance(dumped, dict):  # a RootModel
         return _encode_value(dumped, depth)
     members = cast("dict[str, object]", dumped)
-    items = ((key, None, members[key]) for key in members)
+    items = ((key, _make_field_prefix(key), members[key]) for key in members)
     return f"{{{_encode_members(items, depth)}}}"
+
+
+@lru_cache(maxsize=4096)
+def _make_field_prefix(name: str) -> str | None:
+    """Return the encoded name of a field and a colon. None: PostgreSQL refuses the name."""
+    try:
+        return f"{_encode_str(name, 0)}:"
+    except _EncodingError:
+        return None
 
 
 class _Field(NamedTuple):

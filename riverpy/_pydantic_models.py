@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, cast, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _MODEL_MODULES = {"pydantic.main", "pydantic.v1.main"}
 _SECRET_TYPES = {"Secret", "SecretStr", "SecretBytes"}
@@ -16,6 +17,24 @@ _MASKED_SECRET = "*" * 10
 """What pydantic writes in place of a secret."""
 _UNDECODABLE_SCHEMAS = {"is-instance", "is-subclass", "callable"}
 """The types of a core schema that accept no JSON value."""
+_NON_OBJECT_SCHEMAS = {
+    *("list", "set", "frozenset", "tuple", "str", "bytes", "int", "float", "decimal", "bool"),
+    *("none", "date", "time", "datetime", "timedelta", "uuid", "url", "enum", "literal"),
+}
+"""Types of a core schema whose values are no JSON objects."""
+
+
+class ModelValueError(TypeError):
+    """A value of a model cannot be stored, or would be lost.
+
+    Args:
+        reason: why.
+        keys: the JSON names and indexes that lead from the model to the value.
+    """
+
+    def __init__(self, reason: str, keys: Sequence[str | int]) -> None:
+        super().__init__(reason)
+        self.keys = keys
 
 
 @lru_cache(maxsize=4096)
@@ -35,17 +54,60 @@ def dump_model(model: object, *, as_args: bool = False) -> object:
             are left out.
 
     Raises:
-        TypeError: the model has a secret, or is of version 1.
-        Exception: a serializer of the model failed.
+        TypeError: the model is of version 1.
+        ModelValueError: a value is a secret, has no JSON form, or its serializer failed.
     """
     _expect_version_2(type(model))
     value: Any = model
-    dumped = value.model_dump(mode="json", by_alias=True, round_trip=as_args, warnings=False)
-    if _has_untyped_values(type(model)):
-        reason = _find_lost_value(value.model_dump(warnings=False))
-        if reason is not None:
-            raise TypeError(reason)
+    untyped = None
+    try:
+        dumped = value.model_dump(mode="json", by_alias=True, round_trip=as_args, warnings=False)
+        if _has_untyped_values(type(model)):
+            untyped = value.model_dump(by_alias=True, warnings=False)
+    except RecursionError:
+        raise
+    except Exception as error:  # serializers of the user may raise anything
+        raise ModelValueError(str(error), _find_failing_keys(value)) from None
+    if untyped is not None:
+        _expect_no_lost_value(untyped, ())
     return dumped
+
+
+def _find_failing_keys(value: Any) -> list[str | int]:
+    """Return the keys that lead to the part that pydantic cannot write. It writes the parts of a
+    value one by one."""
+    cls = cast("type[Any]", type(value))
+    if getattr(cls, "__pydantic_root_model__", False):
+        return _find_failing_keys(value.root)
+    if is_model_class(cls):
+        names = [*get_model_field_names(cls), *((name, name) for name in value.model_extra or ())]
+        for name, json_name in names:
+            if not _can_write(lambda name=name: value.model_dump(mode="json", include={name})):
+                return [json_name, *_find_failing_keys(getattr(value, name, None))]
+        return []
+    to_json: Any = sys.modules["pydantic_core"].to_jsonable_python
+    for key, part in _list_parts(value):
+        if not _can_write(lambda part=part: to_json(part)):
+            return [key, *_find_failing_keys(part)]
+    return []
+
+
+def _list_parts(value: Any) -> list[tuple[str | int, Any]]:
+    """Return the parts of a dict or collection, with their keys or indexes."""
+    if isinstance(value, dict):
+        items = cast("dict[object, Any]", value).items()
+        return [(key if isinstance(key, int) else str(key), part) for key, part in items]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return list(enumerate(cast("Iterable[Any]", value)))
+    return []
+
+
+def _can_write(write: Callable[[], object]) -> bool:
+    try:
+        write()
+    except Exception:  # pydantic's errors, and any error of a serializer
+        return False
+    return True
 
 
 @lru_cache(maxsize=4096)
@@ -70,6 +132,15 @@ def make_model_decoder(cls: type[Any]) -> Callable[[str], Any]:
     if (place := _find_undecodable_place(cls.__pydantic_core_schema__, "$")) is not None:
         raise TypeError(f"{place}: its type cannot be decoded from JSON")
     return cls.model_validate_json
+
+
+def expect_object(cls: type[Any]) -> None:
+    """Raise TypeError if the values of a model, a RootModel, can never be JSON objects."""
+    schema: Any = cls.__pydantic_core_schema__
+    while schema["type"] in {"model", "definitions", "function-after"}:
+        schema = schema["schema"]
+    if schema["type"] in _NON_OBJECT_SCHEMAS:
+        raise TypeError(f"args must be a JSON object, but its root is of type {schema['type']}")
 
 
 def decode_model(cls: type[Any], text: str) -> Any:
@@ -126,7 +197,10 @@ def _list_fields(cls: type[Any]) -> list[tuple[str, Any]]:
     if is_model_class(cls):
         return [(name, field.annotation) for name, field in cls.model_fields.items()]
     names: Sequence[str] = getattr(cls, "__struct_fields__", ())
-    names = [field.name for field in fields(cls)] if is_dataclass(cls) else names
+    if is_dataclass(cls):
+        names = [field.name for field in fields(cls)]
+    elif hasattr(cls, "__required_keys__") or hasattr(cls, "_fields"):  # TypedDict, NamedTuple
+        names = list(getattr(cls, "__annotations__", ()))
     try:
         hints = get_type_hints(cls) if names else {}
     except (NameError, TypeError):  # pydantic or msgspec reports it
@@ -135,9 +209,11 @@ def _list_fields(cls: type[Any]) -> list[tuple[str, Any]]:
 
 
 def _iterate_classes(annotation: Any) -> Iterator[type[Any]]:
-    """Yield the classes in an annotation, such as `list[Order] | None`."""
-    if isinstance(annotation, type):
-        yield annotation
+    """Yield the classes in an annotation, such as `list[Order] | None`, or in a type alias."""
+    annotation = getattr(annotation, "__value__", annotation)
+    for cls in (annotation, get_origin(annotation)):
+        if isinstance(cls, type):
+            yield cls
     for inner in get_args(annotation):
         yield from _iterate_classes(inner)
 
@@ -148,6 +224,8 @@ def _check_aliases(cls: type[Any], path: str) -> None:
     config: Any = cls.model_config
     for name, field in cls.model_fields.items():
         written = field.serialization_alias or name
+        if field.exclude and field.is_required():
+            raise TypeError(f"{path}.{name}: it is excluded from JSON, so give it a default")
         if field.exclude or written in _accepted_names(name, field.validation_alias, config):
             continue
         raise TypeError(
@@ -175,16 +253,15 @@ def _is_secret_class(cls: type[Any]) -> bool:
     )
 
 
-def _find_lost_value(value: object) -> str | None:
-    """Return why a value would be lost; None: no value would be lost."""
-    if isinstance(value, dict):
-        values = cast("dict[object, object]", value).values()
-        return next(filter(None, map(_find_lost_value, values)), None)
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return next(filter(None, map(_find_lost_value, cast("list[object]", value))), None)
+def _expect_no_lost_value(value: Any, keys: tuple[str | int, ...]) -> None:
+    """Raise ModelValueError if pydantic would write another value for a part of this one. `keys`
+    lead to the value."""
+    for key, part in _list_parts(value):
+        _expect_no_lost_value(part, (*keys, key))
     if isinstance(value, float) and not math.isfinite(value):
-        return f"{value} has no JSON form; use None or a string"
-    return _secret_reason("a value") if _is_secret_class(type(value)) else None
+        raise ModelValueError(f"{value} has no JSON form; use None or a string", keys)
+    if _is_secret_class(cast("type[Any]", type(value))):
+        raise ModelValueError(_secret_reason("the value"), keys)
 
 
 def _secret_reason(place: str) -> str:

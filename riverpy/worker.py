@@ -31,6 +31,7 @@ from riverpy._json_decoder import make_decoder
 from riverpy._names import validate_kind
 from riverpy._plugins import check_worker_middleware
 from riverpy._process_functions import check_process_function, check_replacing_function
+from riverpy._pydantic_models import expect_object, is_model_class
 from riverpy.errors import ConfigError
 from riverpy.job import Job
 
@@ -517,7 +518,10 @@ def _make_args_decoder(args_type: Any, owner_name: str) -> Callable[[str], Any]:
         plain = msgspec.json.Decoder(dict[str, Any])
         return lambda text: make(plain.decode(text))
     try:
-        return make_decoder(cast("type[Any]", args_type))
+        args_class = cast("type[Any]", args_type)
+        decode = make_decoder(args_class)
+        if is_model_class(args_class):
+            expect_object(args_class)
     except NameError as error:
         raise ConfigError(
             f"{described} cannot be decoded: its annotations cannot be resolved ({error}): import "
@@ -525,3 +529,4 @@ def _make_args_decoder(args_type: Any, owner_name: str) -> Callable[[str], Any]:
         ) from None
     except TypeError as error:
         raise ConfigError(f"{described} cannot be decoded: {error}") from None
+    return decode

@@ -8,7 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NamedTuple,
+    NotRequired,
+    TypeVar,
+)
 from uuid import UUID
 
 import msgspec
@@ -17,16 +27,22 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     Json,
     RootModel,
+    Secret,
     SecretBytes,
     SecretStr,
+    Tag,
     computed_field,
+    field_serializer,
     field_validator,
 )
 from pydantic.alias_generators import to_camel
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic.v1 import BaseModel as BaseModelV1
+from typing_extensions import TypeAliasType, TypedDict  # pydantic needs these before Python 3.12
 
 from riverpy import ArgsError, ConfigError, InsertOpts, Job, Unique, UniqueOpts, Workers, _json
 from riverpy._insert.json_text import encode_args
@@ -74,6 +90,29 @@ class Dog(BaseModel):
 
     pet: Literal["dog"] = "dog"
     wait: timedelta = timedelta(seconds=90)
+
+
+class Box(TypedDict):
+    """A TypedDict inside a model."""
+
+    width: int
+    height: NotRequired[int]
+
+
+class Point(NamedTuple):
+    """A NamedTuple inside a model."""
+
+    x: int
+    name: str
+
+
+@pydantic_dataclass
+class Parcel:
+    """A dataclass of pydantic: stored like other dataclasses."""
+
+    kind: ClassVar[str] = "parcel"
+    width: Annotated[int, Field(ge=0)]
+    wait: timedelta = timedelta(0)
 
 
 class Page(BaseModel, Generic[ItemT]):
@@ -169,6 +208,28 @@ def test_round_trip() -> None:
     class Root(RootModel[dict[str, int]]):
         kind: ClassVar[str] = "root"
 
+    class Mixed(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        kind: ClassVar[str] = "mixed"
+        pet: Annotated[
+            Annotated[Cat, Tag("cat")] | Annotated[Dog, Tag("dog")],
+            Discriminator(lambda pet: pet["pet"] if isinstance(pet, dict) else pet.pet),
+        ]
+        box: Box
+        point: Point
+        tree: Tree
+        hidden: int = Field(default=1, exclude=True)
+
+        @computed_field
+        def wait(self) -> int:
+            return 1
+
+    mixed = Mixed(
+        pet=Dog(),
+        box={"width": 1},
+        point=Point(1, "b"),
+        tree=Tree(subTrees=[Tree(leafValue=1)]),
+    )
     size = Size(Line(unitPrice=Decimal(2)), timedelta(seconds=2))
     models: list[Any] = [
         ORDER,
@@ -176,6 +237,8 @@ def test_round_trip() -> None:
         Strict(at=datetime.now(UTC), id=UUID(int=3)),
         Root({"b": 1, "a": 2}),
         size,
+        mixed,
+        Parcel(width=2, wait=timedelta(seconds=1)),
     ]
     for model in models:
         text = encode_args(model)
@@ -194,6 +257,27 @@ class Loose(BaseModel):
     number: Annotated[int, Field(ge=0)] = 0
 
 
+class Tree(BaseModel):
+    """A model with itself and any values inside it, by aliases."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+    kind: ClassVar[str] = "tree"
+    leaf_value: Any = None
+    sub_trees: list[Tree] = Field(default_factory=list)
+
+
+class Written(BaseModel):
+    """A field that is written in a form from which it cannot be read."""
+
+    kind: ClassVar[str] = "written"
+    number: int
+
+    @field_serializer("number")
+    def write_number(self, value: int) -> str:
+        """Write the number."""
+        return f"number {value}"
+
+
 class WithComputed(msgspec.Struct):
     """A Struct whose model has a computed field that it does not accept."""
 
@@ -204,19 +288,28 @@ class WithComputed(msgspec.Struct):
 @pytest.mark.parametrize(
     ("args", "path", "reason"),
     [
-        (Loose(value={"x": [float("nan")]}), "$", "nan has no JSON form"),
+        (Loose(value={"x": [1, float("nan")]}), "$.value.x[1]", "nan has no JSON form"),
         (Loose(value="a\0b"), "$.value", "NUL"),
         (Loose(value="a\udc80"), "$.value", "surrogate"),
-        (Loose(value=b"\xff"), "$", "invalid utf-8"),
-        (Loose(value=SecretStr("hidden")), "$", "a secret of pydantic"),
-        (Loose(value=object()), "$", "Unable to serialize unknown type"),
+        (Loose(value=b"\xff"), "$.value", "invalid utf-8"),
+        (Loose(value=SecretStr("hidden")), "$.value", "a secret of pydantic"),
+        (Loose(value=object()), "$.value", "Unable to serialize unknown type"),
+        (Loose(more=[{"x": object()}]), "$.more[0].x", "Unable to serialize unknown type"),
+        (
+            Order(order_id=1, note=[Loose(value=(1, object()))]),
+            "$.note[0].value[1]",
+            "unknown type",
+        ),
+        (Tree(subTrees=[Tree(leafValue=SecretStr("hidden"))]), "$.subTrees[0].leafValue", "secret"),
+        (RootModel[dict[str, Any]]({"a": object()}), "$.a", "Unable to serialize unknown type"),
+        (Written(number=1), "$.number", "valid integer"),
         (Loose.model_construct(number=-1), "$.number", "greater than or equal to 0"),
         (Loose.model_construct(number="x"), "$.number", "valid integer"),
         (Order.model_construct(order_id=1, ratio=-1.0), "$.ratio", "a ratio is not negative"),
         (WithComputed(ORDER), "$.order", "Extra inputs are not permitted"),
         (RootModel[int](3), None, "must be a JSON object"),
     ],
-    ids=range(11),
+    ids=range(16),
 )
 def test_refused_values(args: Any, path: str | None, reason: str) -> None:
     """A value that PostgreSQL cannot store, or that a worker could not decode, is refused at the
@@ -239,6 +332,14 @@ def _class_with(annotation: Any, field: Any = ..., **config: Any) -> type[BaseMo
     )
 
 
+class _SecretTuple(NamedTuple):
+    token: SecretStr
+
+
+class _SecretDict(TypedDict):
+    token: SecretStr
+
+
 class _WithSecret(BaseModel):
     token: SecretBytes | None = None
 
@@ -254,6 +355,11 @@ class _PlaceWithSecret:
         (_class_with(SecretStr), r"\$.value is a secret of pydantic"),
         (_class_with(list[_WithSecret]), r"\$.value.token is a secret of pydantic"),
         (_class_with(dict[str, _PlaceWithSecret]), r"\$.value.token is a secret of pydantic"),
+        (_class_with(list[_SecretTuple]), r"\$.value.token is a secret of pydantic"),
+        (_class_with(_SecretDict), r"\$.value.token is a secret of pydantic"),
+        (_class_with(TypeAliasType("Token", SecretStr)), r"\$.value is a secret of pydantic"),
+        (_class_with(Secret[int]), r"\$.value is a secret of pydantic"),
+        (_class_with(int, Field(exclude=True)), r"\$.value: it is excluded from JSON"),
         (_class_with(int, Field(serialization_alias="a")), "written as 'a', but not read"),
         (_class_with(int, Field(validation_alias="a")), "written as 'value', but not read"),
         (
@@ -264,7 +370,7 @@ class _PlaceWithSecret:
         (_class_with(Callable[[], int]), r"\$.value: its type cannot"),
         (type("Old", (BaseModelV1,), {"kind": "old", "__module__": __name__}), "pydantic 1"),
     ],
-    ids=range(9),
+    ids=range(14),
 )
 def test_refused_classes(args_class: Any, reason: str) -> None:
     """A class whose jobs could never be decoded, or would lose a value, is refused at the
@@ -276,10 +382,28 @@ def test_refused_classes(args_class: Any, reason: str) -> None:
     work.__annotations__ = {"job": Job[args_class], "return": None}
     with pytest.raises(ConfigError, match=reason):
         Workers().job(kind="made")(work)
-    with pytest.raises(ArgsError, match=reason):
+    with pytest.raises(ArgsError, match=reason) as raised:
         encode_args(
             args_class.construct() if args_class.__name__ == "Old" else args_class.model_construct()
         )
+    assert raised.value.path.startswith("$.value") is (reason != "pydantic 1")
+
+
+@pytest.mark.parametrize("root", [list[int], int, Literal["a"]], ids=str)
+def test_refused_roots(root: Any) -> None:
+    """A RootModel whose values are never objects is refused at the registration of a worker. Inside
+    a model it is accepted."""
+
+    class Root(RootModel[root]):  # type: ignore[valid-type]
+        pass
+
+    async def work(job: Any) -> None:
+        pass
+
+    work.__annotations__ = {"job": Job[Root], "return": None}
+    with pytest.raises(ConfigError, match="must be a JSON object, but its root is of type"):
+        Workers().job(kind="made")(work)
+    make_decoder(_class_with(Root))
 
 
 def test_accepted_classes() -> None:

@@ -40,7 +40,11 @@ def _check_args_decodable(cls: type[object], args_json: str) -> None:
         if (decode := _get_args_decoder(cls)) is not None:
             decode(args_json)
     except TypeError as error:
-        raise ArgsError(f"args of {cls.__qualname__} can never be decoded: {error}") from None
+        place = str(error).partition(" ")[0].rstrip(":")
+        raise ArgsError(
+            f"args of {cls.__qualname__} can never be decoded: {error}",
+            path=place if place.startswith("$") else "$",
+        ) from None
     except Exception as error:
         if (problem := find_validation_problem(error)) is not None:
             path, reason = problem
