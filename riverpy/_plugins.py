@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Generator
+    from contextlib import AbstractContextManager
+
     from riverpy.hooks import (
         Hook,
         HookInsertBegin,
@@ -18,11 +22,56 @@ if TYPE_CHECKING:
         HookWorkBegin,
         HookWorkEnd,
     )
-    from riverpy.middleware import JobInsertMiddleware, Middleware, Plugin, WorkerMiddleware
+    from riverpy.job import Job
+    from riverpy.middleware import (
+        JobInsertMiddleware,
+        Middleware,
+        Plugin,
+        WorkerMiddleware,
+        WorkInner,
+    )
 
 _HOOK_METHODS = ("insert_begin", "work_begin", "work_end", "periodic_jobs_start", "metric_emit")
 _MIDDLEWARE_METHODS = ("insert_many", "work")
 _SYNC_HOOK_METHOD = "metric_emit"
+
+
+class ProcessPlugin(Protocol):
+    """Worker middleware of a framework, which belongs to the jobs of all clients of this
+    process."""
+
+    @property
+    def child_setup(self) -> str:
+        """`module:function`. The function is called when a process for jobs starts."""
+        ...
+
+    def around_blocking_job(self) -> AbstractContextManager[None]:
+        """Return a context manager for a blocking job. It is entered in the thread of the job."""
+        ...
+
+    def work(self, job: Job[Any], do_inner: WorkInner, /) -> Awaitable[None]:
+        """Run an attempt, as `WorkerMiddleware.work`."""
+        ...
+
+
+process_plugins: list[ProcessPlugin] = []
+"""The plugins of all clients of this process. They run outside of all other middleware."""
+
+
+def add_process_plugin(plugin: ProcessPlugin) -> None:
+    """Add a plugin, unless one of its class is there already. Clients that run already do not get
+    it."""
+    if not any(type(one) is type(plugin) for one in process_plugins):
+        process_plugins.append(plugin)
+
+
+@contextmanager
+def surround_blocking_job() -> Generator[None]:
+    """Run a blocking job in the context managers of all process plugins."""
+    with ExitStack() as stack:
+        for plugin in process_plugins:
+            stack.enter_context(plugin.around_blocking_job())
+        yield
 
 
 class PluginLists:

@@ -25,6 +25,8 @@ SHARING = (
 )
 """Files whose tests share a table that takes long to fill, a wheel, or a run of mypy. The tests of
 each file run on one worker."""
+DJANGO = "tests/django/"
+"""Tests that share a database with the tables of Django. They run on one worker."""
 QUIET = (
     "tests/faults/test_connections.py",
     "tests/faults/test_failover.py",
@@ -39,13 +41,15 @@ one worker, one after the other."""
 
 
 class Scheduling(LoadScopeScheduling):
-    """Distributes tests one by one, except those of `SHARING` and `QUIET`, and continues when a
-    worker dies. (The marks of xdist for this have no effect with this version of pytest.)"""
+    """Distributes tests one by one, except those of `SHARING`, `DJANGO` and `QUIET`, and continues
+    when a worker dies. (The marks of xdist for this have no effect with this version of pytest.)"""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         if nodeid.startswith(QUIET):
             return "quiet"
+        if nodeid.startswith(DJANGO):
+            return DJANGO
         return file if file in SHARING else nodeid
 
     def _reschedule(self, node: WorkerController) -> None:

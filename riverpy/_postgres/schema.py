@@ -11,8 +11,6 @@ from shlex import quote
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-import anyio
-
 from riverpy._dsn import mask_passwords
 from riverpy._log import get_logger
 from riverpy._log_events import (
@@ -23,6 +21,7 @@ from riverpy._log_events import (
 from riverpy._names import validate_schema_length
 from riverpy._postgres.driver import check_server_version
 from riverpy._postgres.sql_files import get_query, quote_identifier, sql_directory
+from riverpy._without_loop import fail_after
 from riverpy.errors import ConfigError, SchemaMissingError
 
 if TYPE_CHECKING:
@@ -259,7 +258,7 @@ async def read_schema_state(connection: Transaction, schema: str | None) -> Sche
         TimeoutError: no answer within `SCHEMA_READ_TIMEOUT`.
     """
     check_server_version(connection)
-    with anyio.fail_after(SCHEMA_READ_TIMEOUT):
+    with fail_after(SCHEMA_READ_TIMEOUT):
         statement = get_query("river_migration", "migration_place", None)
         (row,) = await statement.fetch(connection, schema=schema)
         name: str | None = row["schema"]

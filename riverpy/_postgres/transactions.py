@@ -65,7 +65,9 @@ def expect_transaction(tx: object) -> Transaction:
         raise TransactionError(
             "the connection given as tx is closed or back in its pool: nothing was done"
         )
-    if not is_in_transaction(connection):
+    if not is_in_transaction(connection) and not (
+        isinstance(connection, CallerSession) and connection.commits_by_itself
+    ):
         raise TransactionError(NO_TRANSACTION_ERROR_TEXT)
     if isinstance(connection, CallerSession) and connection.get_state() is SessionState.ABORTED:
         raise TransactionError(TRANSACTION_ABORTED_ERROR_TEXT)
@@ -128,6 +130,10 @@ async def savepoint(connection: Transaction) -> AsyncGenerator[None]:
     Raises:
         TransactionError: the transaction was aborted before, or the block has ended it.
     """
+    if isinstance(connection, CallerSession) and connection.has_transaction_blocks:
+        async with connection.transaction():
+            yield
+        return
     try:
         await _run_statement(connection, "session_savepoint")
     except InFailedTransactionError as error:

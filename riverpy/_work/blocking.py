@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 import anyio
 
 from riverpy._main_import import describe_main_module
+from riverpy._plugins import process_plugins, surround_blocking_job
 from riverpy._work.child_main import get_type_name
 from riverpy._work.child_process import (
     IDLE_CHILD_TIMEOUT,
@@ -219,6 +220,9 @@ def _call_job_function(function: Callable[[Job[Any]], object], job: Job[Any]) ->
     """Run the function, and return the type name of its return value. A StopIteration becomes a
     RuntimeError, as in a coroutine, because a future cannot store a StopIteration."""
     try:
+        if process_plugins:
+            with surround_blocking_job():
+                return get_type_name(function(job))
         return get_type_name(function(job))
     except StopIteration as error:
         raise RuntimeError("blocking job raised StopIteration") from error

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from importlib import import_module
 from multiprocessing.spawn import prepare
 from queue import SimpleQueue
 from typing import IO, TYPE_CHECKING, Any, NoReturn
@@ -23,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from riverpy._main_import import MainGuardMissingError, importing_main_module
+from riverpy._plugins import surround_blocking_job
 from riverpy._work.child_messages import (
     CANCEL_JOB,
     CHECK_FUNCTIONS,
@@ -46,7 +48,7 @@ from riverpy.context import running_job
 from riverpy.job import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from riverpy.progress import JobProgress
 
@@ -217,12 +219,18 @@ class _WorkerConnection:
             os.set_blocking(self._output, True)
 
 
-def run_jobs(*, main_module: dict[str, str], token: str, owns_process_group: bool) -> NoReturn:
-    """Run jobs until the worker ends."""
+def run_jobs(
+    *,
+    main_module: dict[str, str],
+    setup_functions: Sequence[str],
+    token: str,
+    owns_process_group: bool,
+) -> NoReturn:
+    """Call the setup functions, each `module:function`, and run jobs until the worker ends."""
     worker = _WorkerConnection(token, owns_process_group=owns_process_group)
     faulthandler.enable()  # after a crash in C code, the places of the threads are in the output
     _line_buffer_c_output()
-    refusal = _import_main_module(main_module)
+    refusal = _call_setup_functions(setup_functions) or _import_main_module(main_module)
     if refusal is None:
         worker.send(CHILD_READY)
     else:
@@ -257,6 +265,17 @@ def _line_buffer_c_output() -> None:
             library = ctypes.CDLL(None)
             stdout = ctypes.c_void_p.in_dll(library, "stdout")
             library.setvbuf(stdout, None, _C_LINE_BUFFERING, 0)
+
+
+def _call_setup_functions(names: Sequence[str]) -> str | None:
+    """Call the setup functions. Returns None, or why this process cannot run jobs."""
+    for name in names:
+        module, _, function = name.partition(":")
+        try:
+            getattr(import_module(module), function)()
+        except BaseException as error:
+            return f"{name} failed in a process for jobs:\n{make_storable_trace(error)}"
+    return None
 
 
 def _import_main_module(main_module: dict[str, str]) -> str | None:
@@ -311,7 +330,8 @@ def get_type_name(value: object) -> str | None:
 
 def _call_function(function: Callable[[Job[Any]], object], job: Job[Any]) -> str | None:
     running_job.set(job)
-    return get_type_name(function(job))
+    with surround_blocking_job():
+        return get_type_name(function(job))
 
 
 def _make_error_picklable(error: BaseException) -> BaseException:

@@ -29,6 +29,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 import anyio
 
 from riverpy._main_import import describe_main_module
+from riverpy._plugins import process_plugins
 from riverpy._pydantic_models import decode_model, is_model_class
 from riverpy._work.child_messages import (
     CANCEL_JOB,
@@ -99,7 +100,12 @@ class ChildProcess:
         pipes = self._process.stdin, self._process.stdout, self._process.stderr
         self._pipe_to_child, self._pipe_from_child, output = cast("tuple[IO[bytes], ...]", pipes)
         self._token = secrets.token_hex(16)
-        setup = {"path": sys.path, "main_module": describe_main_module(), "token": self._token}
+        setup = {
+            "path": sys.path,
+            "main_module": describe_main_module(),
+            "token": self._token,
+            "setup_functions": [plugin.child_setup for plugin in process_plugins],
+        }
         with suppress(OSError):  # the child has ended: `run_job` reports it
             self._pipe_to_child.write(json.dumps(setup).encode() + b"\n")
             self._pipe_to_child.flush()

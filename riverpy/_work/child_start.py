@@ -41,6 +41,7 @@ def main() -> None:
 
     run_jobs(
         main_module=setup["main_module"],
+        setup_functions=setup["setup_functions"],
         token=setup["token"],
         owns_process_group=is_session_leader,
     )

@@ -23,7 +23,7 @@ from riverpy._log_events import (
     JOB_STARTED,
 )
 from riverpy._names import EXPIRES_AT_METADATA_KEY
-from riverpy._plugins import PluginLists, read_class_plugins
+from riverpy._plugins import PluginLists, process_plugins, read_class_plugins
 from riverpy._work import outcomes
 from riverpy._work.attempt import Attempt, Outcome
 from riverpy._work.blocking import BlockingJobRunner
@@ -106,7 +106,7 @@ class JobExecutor:
             for kind in workers
             if (unit := workers.get(kind)) is not None
         }
-        plugins = PluginLists(config.plugins, config.hooks, config.middleware)
+        plugins = PluginLists([*process_plugins, *config.plugins], config.hooks, config.middleware)
         self._stack_by_kind, self._unknown_kind_stack = self._make_middleware_stacks(plugins)
 
     def _make_middleware_stacks(

@@ -41,7 +41,7 @@ _COMMANDS = {
 }
 
 
-class _CommandGroup(click.Group):
+class CommandGroup(click.Group):
     """The group of commands. It imports the module of a command only when needed, so that `--help`
     is fast."""
 
@@ -55,7 +55,7 @@ class _CommandGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(sorted(_COMMANDS.items()))
+            formatter.write_dl([(name, _COMMANDS[name]) for name in self.list_commands(ctx)])
 
     def make_context(
         self,
@@ -92,7 +92,7 @@ class _CommandGroup(click.Group):
         sys.exit(result if isinstance(result, int) else 0)
 
 
-@click.group("riverpy", cls=_CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("riverpy", cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name=PYPI_PACKAGE_NAME, prog_name="riverpy")
 @debug_option
 def main() -> None:

@@ -1,7 +1,7 @@
-"""The script of a worker process: `python _process_start.py PIPE SOCKET NUMBER ARGUMENT…`.
+"""The script of a worker process: `python _process_start.py PIPE SOCKET NUMBER MODULE ARGUMENT…`.
 
 The supervisor of `riverpy worker --processes` starts it. The first line in the pipe is the
-`sys.path` of the supervisor, as JSON.
+`sys.path` of the supervisor, as JSON. MODULE has the function `main` that runs the command.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from importlib import import_module
 
 
 def main() -> None:
@@ -16,11 +17,10 @@ def main() -> None:
     stop_pipe, health_socket, number = map(int, sys.argv[1:4])
     with os.fdopen(stop_pipe, "rb", buffering=0, closefd=False) as pipe:
         sys.path[:] = json.loads(pipe.readline())
-    from riverpy.cli import main as run_command
     from riverpy.cli._supervision import start_supervision
 
     start_supervision(stop_pipe, health_socket, number)
-    run_command(sys.argv[4:], prog_name="riverpy")
+    import_module(sys.argv[4]).main(sys.argv[5:], prog_name="riverpy")
 
 
 if __name__ == "__main__":

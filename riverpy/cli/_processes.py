@@ -21,6 +21,7 @@ from riverpy.cli._run import (
     EXIT_ABANDONED,
     EXIT_LIMIT_REACHED,
     EXIT_USAGE_ERROR,
+    PROGRAM_MODULE_KEY,
     CommandError,
     raise_command_errors,
 )
@@ -55,9 +56,10 @@ def run_worker_processes(
             "--processes runs on Linux and macOS: start several commands instead",
             exit_code=EXIT_USAGE_ERROR,
         )
+    meta = click.get_current_context().find_root().meta
     command = WorkerCommand(
         program=[get_executable(), "-P", str(_START_SCRIPT)],
-        arguments=click.get_current_context().find_root().meta[COMMAND_ARGUMENTS_KEY],
+        arguments=(meta.get(PROGRAM_MODULE_KEY, "riverpy.cli"), *meta[COMMAND_ARGUMENTS_KEY]),
         environ={
             name: value for name, value in os.environ.items() if name not in _SYSTEMD_VARIABLES
         },

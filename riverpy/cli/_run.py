@@ -42,6 +42,9 @@ EXIT_LIMIT_REACHED = 10
 
 COMMAND_ARGUMENTS_KEY = "riverpy.arguments"
 """The key of the context's `meta` that has the arguments of `riverpy`, as a tuple."""
+PROGRAM_MODULE_KEY = "riverpy.program_module"
+"""The key of the context's `meta` that has the name of the module whose function `main` runs this
+command, if it is not `riverpy.cli`."""
 _DEBUG_CONTEXT_KEY = "riverpy.debug"
 _TABLE_MISSING_SQLSTATE = "42P01"
 

@@ -3,6 +3,7 @@
 The value comes from the first of these sources that has one:
 
 - the option of the command
+- the program that runs the command, such as Django's `manage.py`
 - the environment variable RIVERPY_<NAME>; for the database also DATABASE_URL and PG*
 - the nearest riverpy.toml or pyproject.toml (`[tool.riverpy]`), searched upwards from the directory
 - the default
@@ -65,6 +66,10 @@ NON_OPTION_VARIABLES = ("RIVERPY_EMBEDDED_DIR", "RIVERPY_PG_BIN")
 """The environment variables of riverpy that set no option of a command."""
 TEST_VARIABLE_PREFIX = "RIVERPY_TEST_"
 """The prefix of the environment variables of riverpy's own tests."""
+PROGRAM_VALUES_KEY = "riverpy.program_values"
+"""The key of the context's `meta` with the values that the program sets that runs this command: a
+`SettingValue` by the name of its setting. They take precedence over the environment and the
+file."""
 KUBERNETES_SERVICE_SUFFIX = "_SERVICE_HOST"
 """The suffix of the environment variables that Kubernetes sets for the Services of a namespace."""
 
@@ -389,6 +394,11 @@ class SettingSources:
             return SettingValue(
                 option, f"--no-{setting.name}" if option is False else f"--{setting.name}"
             )
+        context = click.get_current_context(silent=True)
+        if context is not None and (
+            given := context.find_root().meta.get(PROGRAM_VALUES_KEY, {}).get(setting.name)
+        ):
+            return given
         variables = [setting.environment_variable]
         if setting is DATABASE_URL:
             variables.append("DATABASE_URL")

@@ -17,6 +17,10 @@ ALLOWED = {
     ("riverpy/_tools/dev/worker.py", "runpy"),  # runs the command line itself
     ("riverpy/cli/__init__.py", "import_module"),  # loads the module of a command
     ("riverpy/cli/_target.py", "import_module"),  # loads the target of the command line
+    ("riverpy/cli/_process_start.py", "import_module"),  # loads the program of the supervisor
+    ("riverpy/_work/child_main.py", "import_module"),  # loads the setup functions of the worker
+    ("riverpy/django/settings.py", "import_module"),  # loads the workers of Django's settings
+    ("riverpy/django/task_workers.py", "import_module"),  # loads the modules `tasks` of the apps
 }
 LOADERS = {"cloudpickle", "dill", "jsonpickle", "marshal", "pickle", "runpy", "shelve", "yaml"}
 RUNNERS = {"__import__", "compile", "eval", "exec", "import_module"}

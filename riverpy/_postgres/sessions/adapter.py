@@ -3,6 +3,7 @@ has not imported."""
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -17,14 +18,16 @@ ASYNC_ACCEPTED_TEXT = (
     "AsyncSession, AsyncConnection or async_scoped_session"
 )
 BLOCKING_ACCEPTED_TEXT = (
-    "a psycopg Connection or Cursor, or a SQLAlchemy Session, Connection or scoped_session"
+    "a psycopg Connection or Cursor, a SQLAlchemy Session, Connection or scoped_session, or a "
+    "connection of Django or its alias"
 )
-_ADAPTER_MODULES = {"sqlalchemy": "sqlalchemy", "psycopg": "psycopg"}
+_ADAPTER_MODULES = {"sqlalchemy": "sqlalchemy", "psycopg": "psycopg", "django": "django"}
 """The module in this package that adapts objects of a library, by the name of the library's
 package. A module has `adapt(tx)`, which returns the adapter, or None for other objects. A module is
 imported when the caller passes an object of its library."""
-_ALIAS_MODULE: str | None = None
-"""The module that adapts a text as `tx` of a blocking client; None: a text is no connection."""
+_ALIAS_MODULE = "django"
+"""The module that adapts a text as `tx` of a blocking client, if the caller has imported Django's
+connections."""
 _HINTS = {
     "AsyncEngine": "open a session or connection of the engine: `async with engine.begin() as tx:`",
     "Engine": "open a session or connection of the engine: `with engine.begin() as tx:`",
@@ -51,7 +54,8 @@ def adapt_session(tx: object) -> CallerSession | None:
     if isinstance(tx, CallerSession):
         return tx
     if isinstance(tx, str):
-        return _adapt_with(_ALIAS_MODULE, tx) if _ALIAS_MODULE and is_without_loop() else None
+        is_alias = "django.db" in sys.modules and is_without_loop()
+        return _adapt_with(_ALIAS_MODULE, tx) if is_alias else None
     for base in type(tx).__mro__:
         module_name = _ADAPTER_MODULES.get(base.__module__.partition(".")[0])
         if module_name is not None:

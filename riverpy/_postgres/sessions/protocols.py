@@ -113,6 +113,25 @@ class BlockingSqlAlchemyConnection(Protocol):
         ...
 
 
+class DjangoConnection(Protocol):
+    """Django's connection, from `transaction.get_connection()`."""
+
+    @property
+    def alias(self) -> str:
+        """The alias in DATABASES."""
+        ...
+
+    @property
+    def in_atomic_block(self) -> bool:
+        """Whether a block `atomic` is open."""
+        ...
+
+    @property
+    def needs_rollback(self) -> bool:
+        """Whether the transaction can only be rolled back."""
+        ...
+
+
 CallerTransaction: TypeAlias = (
     Transaction | PsycopgConnection | PsycopgCursor | SqlAlchemySession | SqlAlchemyConnection
 )
@@ -123,5 +142,8 @@ BlockingTransaction: TypeAlias = (
     | BlockingPsycopgCursor
     | BlockingSqlAlchemySession
     | BlockingSqlAlchemyConnection
+    | DjangoConnection
+    | str
 )
-"""What a caller passes as `tx=` to `riverpy.sync.Client`."""
+"""What a caller passes as `tx=` to `riverpy.sync.Client`. A text is an alias of Django's
+DATABASES."""

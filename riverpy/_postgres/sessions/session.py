@@ -39,6 +39,10 @@ class CallerSession(ABC):
     """The library's name, for error texts."""
     is_blocking = True
     """Whether `fetch` blocks the thread until the server has answered. It never waits then."""
+    commits_by_itself = False
+    """Whether no transaction is open, but statements are allowed: each one commits by itself."""
+    has_transaction_blocks = False
+    """Whether savepoints, and transactions of riverpy's own, begin with `transaction`."""
     has_copy = False
     """Whether there is a method `copy_to_table`, like asyncpg's."""
     pooler_remedy: str
@@ -79,6 +83,11 @@ class CallerSession(ABC):
         """Run the caller's code in a savepoint of the library, if it has to know what a rollback
         undoes. Without objects this does nothing."""
         return nullcontext()
+
+    def transaction(self, **_: object) -> AbstractAsyncContextManager[None]:
+        """Run an `async with` block in the library's transaction or savepoint, if
+        `has_transaction_blocks` is true."""
+        raise NotImplementedError
 
     def is_in_transaction(self) -> bool:
         """Whether a transaction is open, aborted or not."""

@@ -42,7 +42,7 @@ class WorkerCommand(NamedTuple):
     """The program. Its arguments are two descriptors (the pipe that stops it, and the socket of its
     health server) and the number of the process, and then `arguments`."""
     arguments: Sequence[str]
-    """The arguments of `riverpy`."""
+    """The name of the module that runs the command, and the arguments of the command."""
     environ: Mapping[str, str]
     python_path: Sequence[str]
     """The `sys.path` of the process."""

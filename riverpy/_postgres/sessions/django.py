@@ -1,0 +1,207 @@
+"""Django's database connections, with psycopg 3 or psycopg2.
+
+Statements run through Django's cursor, so that its transactions, its wrappers of `execute` and its
+log of queries apply.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from django.core.exceptions import SynchronousOnlyOperation
+from django.db import Error as DjangoError
+from django.db import connections, transaction
+from django.db.transaction import TransactionManagementError
+from django.utils.connection import ConnectionProxy
+
+from riverpy._postgres.driver import InterfaceError
+from riverpy._postgres.sessions.errors import make_asyncpg_error
+from riverpy._postgres.sessions.records import make_records
+from riverpy._postgres.sessions.session import CallerSession, SessionState
+from riverpy._postgres.sessions.text import encode_value, to_pyformat
+from riverpy.errors import TransactionError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, Generator, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from riverpy._postgres.sessions.records import Record
+
+_IN_ERROR, _UNKNOWN = 3, 4
+"""The states of a transaction in libpq, in psycopg 3 and psycopg2: aborted, and no connection."""
+
+
+class ServerVersion(NamedTuple):
+    """The version of a server."""
+
+    major: int
+    minor: int
+
+
+_ASYNC_ERROR_TEXT = (
+    "Django's connections are for code that is not async: in an async view use `await "
+    "riverpy.django.ainsert(…)`, or call a function with `sync_to_async` that does it all in "
+    "`transaction.atomic()`"
+)
+
+
+def adapt(tx: object) -> CallerSession | None:
+    """Return the adapter of an alias, or of a connection of Django's; None: it is something else.
+
+    Raises:
+        TransactionError: there is no such alias, the database is not PostgreSQL, or the connection
+            is not the one that Django uses in this thread.
+    """
+    alias = tx if isinstance(tx, str) else getattr(tx, "alias", None)
+    if not isinstance(alias, str):
+        return None
+    if alias not in connections:
+        raise TransactionError(
+            f"{alias!r}, given as tx, is no alias of DATABASES: it has {', '.join(connections)}"
+        )
+    connection = connections[alias]
+    if not isinstance(tx, str) and _resolve_proxy(tx) is not connection:
+        raise TransactionError(
+            f"the connection given as tx is not the one of this thread: pass {alias!r}, or "
+            f"`transaction.get_connection({alias!r})`"
+        )
+    if connection.vendor != "postgresql":
+        raise TransactionError(
+            f"the database {alias!r}, given as tx, is not PostgreSQL but {connection.vendor}"
+        )
+    return DjangoSession(connection)
+
+
+def _resolve_proxy(tx: object) -> object:
+    """Return the connection behind `django.db.connection`, or the object itself."""
+    return connections[cast("Any", tx).alias] if isinstance(tx, ConnectionProxy) else tx
+
+
+class DjangoSession(CallerSession):
+    """A connection of Django's. Outside `atomic` each statement commits by itself, as in Django."""
+
+    library = "Django"
+    has_copy = True
+    has_transaction_blocks = True
+    pooler_remedy = "remove prepare_threshold from the OPTIONS of the database"
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self._connection: Any = connection
+
+    @property
+    def native(self) -> object:
+        return self._connection
+
+    @property
+    def commits_by_itself(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        connection = self._connection
+        if connection.connection is None:  # Django connects at the first statement
+            return connection.settings_dict["AUTOCOMMIT"]
+        return connection.autocommit
+
+    def get_server_version(self) -> ServerVersion:
+        """Return the version of the server, as asyncpg does."""
+        self._connection.ensure_connection()
+        return ServerVersion(*self._connection.get_database_version())
+
+    def get_state(self) -> SessionState:
+        connection = self._connection
+        raw = connection.connection
+        if connection.closed_in_transaction or (raw is None and connection.in_atomic_block):
+            return SessionState.CLOSED
+        status = None if raw is None else int(raw.info.transaction_status)
+        if status == _UNKNOWN:
+            return SessionState.CLOSED
+        if status == _IN_ERROR or (connection.in_atomic_block and connection.needs_rollback):
+            return SessionState.ABORTED
+        return SessionState.NO_TRANSACTION if self.commits_by_itself else SessionState.USABLE
+
+    async def fetch(self, statement: str, *values: object) -> list[Record]:
+        parameters = {f"p{number}": encode_value(value) for number, value in enumerate(values, 1)}
+        with self._translate_errors(), self._connection.cursor() as cursor:
+            if parameters:
+                cursor.execute(to_pyformat(statement), parameters)
+            else:
+                cursor.execute(statement)
+            if cursor.description is None:
+                return []
+            columns = [column[0] for column in cursor.description]
+            rows = [tuple(map(_decode_value, row)) for row in cursor.fetchall()]
+        return make_records(columns, rows)
+
+    def savepoint(self) -> AbstractAsyncContextManager[object]:
+        return self.transaction()
+
+    @asynccontextmanager
+    async def transaction(self, **_: object) -> AsyncGenerator[None]:
+        """Run an `async with` block in `atomic`: in a savepoint, or else in a transaction of its
+        own."""
+        block = transaction.atomic(using=self._connection.alias)
+        with self._translate_errors():
+            block.__enter__()
+        try:
+            yield
+        except BaseException as error:
+            block.__exit__(type(error), error, error.__traceback__)
+            raise
+        with self._translate_errors():
+            block.__exit__(None, None, None)
+
+    async def copy_to_table(
+        self,
+        table_name: str,
+        *,
+        schema_name: str | None,
+        columns: Sequence[str],
+        source: AsyncIterable[bytes],
+        format: str,  # noqa: A002 (asyncpg's name)
+        timeout: float,
+    ) -> None:
+        """Insert rows with COPY. `source` yields them in UTF-8. The server's timeouts apply."""
+        quote = self._connection.ops.quote_name
+        table = ".".join(map(quote, filter(None, (schema_name, table_name))))
+        names = ", ".join(map(quote, columns))
+        statement = f"copy {table} ({names}) from stdin (format {format}, encoding 'UTF8')"
+        with (
+            self._translate_errors(),
+            self._connection.wrap_database_errors,
+            self._connection.cursor() as cursor,
+        ):
+            if not hasattr(cursor, "copy"):  # psycopg2
+                lines = [line async for line in source]
+                cursor.copy_expert(statement, BytesIO(b"".join(lines)))
+                return
+            with cursor.copy(statement) as copy:
+                async for line in source:
+                    copy.write(line)
+
+    @contextmanager
+    def _translate_errors(self) -> Generator[None]:
+        """Raise Django's errors as asyncpg's. As after an error of Django's own queries, the
+        transaction can then only be rolled back, or back to a savepoint of Django's."""
+        try:
+            yield
+        except SynchronousOnlyOperation as error:
+            raise TransactionError(_ASYNC_ERROR_TEXT) from error
+        except TransactionManagementError as error:  # Django has sent nothing
+            raise InterfaceError(str(error)) from error
+        except DjangoError as error:
+            connection = self._connection
+            if connection.in_atomic_block:
+                connection.needs_rollback = True
+            raw = connection.connection
+            is_closed = raw is None or int(raw.info.transaction_status) == _UNKNOWN
+            raise make_asyncpg_error(error, is_connection_closed=is_closed) from error
+
+
+def _decode_value(value: object) -> object:
+    """Return a value as asyncpg does: times in UTC, and bytes. Without USE_TZ Django's times have
+    no time zone, and are in that of the process."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC)
+    return bytes(cast("memoryview", value)) if isinstance(value, memoryview) else value

@@ -1,0 +1,293 @@
+"""Admin pages for jobs and queues. They change rows only by riverpy's own calls.
+
+The table of jobs may have millions of rows, so no page counts all of them, and every filter has an
+index.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+from django.contrib import admin, messages
+from django.core.paginator import Paginator
+from django.http import HttpResponseRedirect
+from django.utils.html import format_html, format_html_join
+
+from riverpy.django.django_client import client
+from riverpy.django.lookups import list_kinds, list_queue_names
+from riverpy.django.models import Job, Queue
+from riverpy.errors import NotFoundError, RiverError
+from riverpy.job import JobColumn, JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from django.db.models.query import QuerySet
+    from django.http import HttpRequest, HttpResponse
+
+    from riverpy.job import JobRow
+
+if TYPE_CHECKING:
+    _Paginator = Paginator[Any]
+    _ModelAdmin = admin.ModelAdmin[Any]
+else:  # these classes have no parameters when they run
+    _Paginator, _ModelAdmin = Paginator, admin.ModelAdmin
+
+COUNTED_ROWS_MAX = 10_000
+"""The list has pages for at most this many jobs, the newest ones. More are not counted."""
+ACTION_ROWS_MAX = 1_000
+"""An action changes at most this many rows."""
+_JOB_ID_MAX = 2**63 - 1
+_ROW_ATTRIBUTE = "_riverpy_row"
+
+
+class BoundedPaginator(_Paginator):
+    """A paginator that counts at most `COUNTED_ROWS_MAX` rows."""
+
+    @cached_property
+    def count(self) -> int:
+        """The number of rows, or the limit."""
+        rows = cast("QuerySet[Any]", self.object_list)
+        return rows.order_by()[:COUNTED_ROWS_MAX].count()
+
+
+class _NamesFilter(admin.SimpleListFilter):
+    """A filter for a column, with its values."""
+
+    def list_names(self) -> Sequence[str]:
+        """Return the values of the column."""
+        raise NotImplementedError
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Return the values of the column, as Django has them."""
+        return [(name, name) for name in self.list_names()]
+
+
+class KindFilter(_NamesFilter):
+    """Shows the jobs of one kind."""
+
+    title, parameter_name = "kind", "kind"
+
+    def list_names(self) -> Sequence[str]:
+        """Return the kinds."""
+        return list_kinds()
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        """Return the jobs of the chosen kind."""
+        return queryset if self.value() is None else queryset.filter(kind=self.value())
+
+
+class QueueFilter(_NamesFilter):
+    """Shows the jobs of one queue."""
+
+    title, parameter_name = "queue", "queue"
+
+    def list_names(self) -> Sequence[str]:
+        """Return the queues."""
+        return list_queue_names()
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        """Return the jobs of the chosen queue. The index for queues begins with the state, so the
+        condition names all states."""
+        if self.value() is None:
+            return queryset
+        return queryset.filter(queue=self.value(), state__in=[*map(str, JobState)])
+
+
+class _RiverAdmin(_ModelAdmin):
+    """Pages that show rows. Only actions change them."""
+
+    list_per_page = 100
+    list_max_show_all = 100
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+    sortable_by = ()
+    paginator = BoundedPaginator
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """Nobody adds rows here."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Nobody deletes rows here."""
+        return False
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Show all fields as text."""
+        return self.fields or ()
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Store nothing: the row may have changed since it was read."""
+
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> Any:
+        """Show a row, without buttons that save it."""
+        hidden = {"show_save": False, "show_save_and_continue": False}
+        return super().changeform_view(
+            request, object_id, form_url, {**hidden, **(extra_context or {})}
+        )
+
+    def change_rows(
+        self,
+        request: HttpRequest,
+        rows: QuerySet[Any],
+        change: Callable[[Any], object],
+        done: str,
+    ) -> None:
+        """Call a function with each key, and show how many rows it has changed."""
+        keys = list(rows.order_by("pk").values_list("pk", flat=True)[: ACTION_ROWS_MAX + 1])
+        count = 0
+        for key in keys[:ACTION_ROWS_MAX]:
+            try:
+                change(key)
+                count += 1
+            except RiverError as error:
+                self.message_user(request, f"{key}: {error}", messages.WARNING)
+        self.message_user(request, f"{count} {done}", messages.SUCCESS)
+        if len(keys) > ACTION_ROWS_MAX:
+            self.message_user(
+                request,
+                f"An action changes at most {ACTION_ROWS_MAX} rows: repeat it for the others.",
+                messages.WARNING,
+            )
+
+
+@admin.register(Job)
+class JobAdmin(_RiverAdmin):
+    """The pages for jobs."""
+
+    change_form_template = "admin/riverpy/job/change_form.html"
+    list_display = ("id", "kind", "state", "queue", "priority", "attempts", "scheduled_at")
+    list_filter = ("state", QueueFilter, KindFilter)
+    search_fields = ("id", "kind")
+    search_help_text = "the id of a job, or a part of its kind"
+    ordering = ("-id",)
+    actions = ("retry_jobs", "cancel_jobs")
+    fields = (
+        *("id", "kind", "state", "queue", "priority", "attempts", "created_at", "scheduled_at"),
+        *("attempted_at", "finalized_at", "attempted_by", "tags"),
+        *("shown_args", "shown_metadata", "shown_errors"),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
+        """Return all jobs, without their large columns."""
+        return super().get_queryset(request).defer("args", "metadata")
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
+    ) -> tuple[QuerySet[Job], bool]:
+        """Search for an id, or for a part of a kind."""
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        if term.isascii() and term.isdigit():
+            return queryset.filter(pk=min(int(term[:20]), _JOB_ID_MAX)), False
+        kinds = [kind for kind in list_kinds() if term.casefold() in kind.casefold()]
+        return queryset.filter(kind__in=[*kinds, term]), False
+
+    @admin.action(description="Retry selected jobs now", permissions=["change"])
+    def retry_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        """Make jobs available."""
+        self.change_rows(request, queryset, client().job_retry, "jobs retried.")
+
+    @admin.action(description="Cancel selected jobs", permissions=["change"])
+    def cancel_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        """Cancel jobs. A running job receives the request."""
+        self.change_rows(request, queryset, client().job_cancel, "jobs cancelled.")
+
+    def response_change(self, request: HttpRequest, obj: Job) -> HttpResponse:
+        """Retry or cancel the job of the page."""
+        for name, action in (("_retry", self.retry_jobs), ("_cancel", self.cancel_jobs)):
+            if name in request.POST:
+                action(request, self.get_queryset(request).filter(pk=obj.pk))
+        return HttpResponseRedirect(request.path)
+
+    def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:
+        """Log which button was used."""
+        used = [text for name, text in _BUTTON_TEXTS.items() if name in request.POST]
+        return super().log_change(request, obj, "; ".join(used) or message)
+
+    @admin.display(description="attempt")
+    def attempts(self, job: Job) -> str:
+        """Return the number of the attempt, and the maximum."""
+        return f"{job.attempt}/{job.max_attempts}"
+
+    @admin.display(description="attempted by")
+    def attempted_by(self, job: Job) -> str:
+        """Return the ids of the clients that have claimed the job."""
+        row = _read_row(job)
+        return ", ".join(row.attempted_by) if row else "-"
+
+    @admin.display(description="tags")
+    def tags(self, job: Job) -> str:
+        """Return the tags."""
+        row = _read_row(job)
+        return ", ".join(row.tags) if row else "-"
+
+    @admin.display(description="args")
+    def shown_args(self, job: Job) -> str:
+        """Return the args as JSON."""
+        row = _read_row(job)
+        return _show_json(row.encoded_args if row else "null")
+
+    @admin.display(description="metadata")
+    def shown_metadata(self, job: Job) -> str:
+        """Return the metadata as JSON."""
+        row = _read_row(job)
+        return _show_json(row.columns()[JobColumn.METADATA] if row else "null")
+
+    @admin.display(description="errors")
+    def shown_errors(self, job: Job) -> str:
+        """Return the errors of the attempts, the newest first."""
+        row = _read_row(job)
+        errors = [
+            (error.attempt, error.at.isoformat(timespec="seconds"), error.error, error.trace)
+            for error in reversed(row.errors if row else [])
+        ]
+        return format_html_join("", "<p>{}: {} {}</p><pre>{}</pre>", errors) or "-"
+
+
+_BUTTON_TEXTS = {"_retry": "Retried.", "_cancel": "Cancelled."}
+
+
+@admin.register(Queue)
+class QueueAdmin(_RiverAdmin):
+    """The pages for queues."""
+
+    list_display = ("name", "paused_at", "updated_at", "created_at")
+    ordering = ("name",)
+    actions = ("pause_queues", "resume_queues")
+    fields = ("name", "paused_at", "updated_at", "created_at", "metadata")
+
+    @admin.action(description="Pause selected queues", permissions=["change"])
+    def pause_queues(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
+        """Let no client claim jobs of these queues."""
+        self.change_rows(request, queryset, client().queue_pause, "queues paused.")
+
+    @admin.action(description="Resume selected queues", permissions=["change"])
+    def resume_queues(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
+        """Let clients claim jobs of these queues again."""
+        self.change_rows(request, queryset, client().queue_resume, "queues resumed.")
+
+
+def _read_row(job: Job) -> JobRow | None:
+    """Return the whole row of a job, which is read once for a page. None: the row is gone."""
+    if not hasattr(job, _ROW_ATTRIBUTE):
+        try:
+            row = client().job_get(job.pk)
+        except NotFoundError:
+            row = None
+        setattr(job, _ROW_ATTRIBUTE, row)
+    return getattr(job, _ROW_ATTRIBUTE)
+
+
+def _show_json(text: str) -> str:
+    """Return JSON for a page, with each number as it is stored."""
+    return format_html("<pre>{}</pre>", msgspec.json.format(text, indent=2))

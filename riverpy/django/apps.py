@@ -1,0 +1,22 @@
+"""The Django app: add `riverpy.django` to INSTALLED_APPS."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class RiverpyConfig(AppConfig):
+    """The app `riverpy`: commands, system checks, admin pages and migrations of River's tables."""
+
+    name = "riverpy.django"
+    label = "riverpy"
+    verbose_name = "River jobs"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Register the system checks, and close Django's connections around all jobs."""
+        from riverpy.django import checks
+        from riverpy.django.connections import install_connection_closing
+
+        checks.register_checks()
+        install_connection_closing()

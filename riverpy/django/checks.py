@@ -1,0 +1,97 @@
+"""System checks: `manage.py check` finds wrong settings, `manage.py check --database default` finds
+missing tables."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from django.core.checks import CheckMessage, Error, Tags, Warning, register  # noqa: A004 (Django's)
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error as DjangoDatabaseError
+from django.db import connections
+
+from riverpy.client import Client
+from riverpy.django.schema import read_schema
+from riverpy.django.settings import (
+    SETTING_NAME,
+    find_setting_problems,
+    import_workers,
+    read_settings,
+)
+from riverpy.errors import RiverError
+from riverpy.worker import Workers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WRONG_SETTING_ID = "riverpy.E001"
+WORKERS_NOT_IMPORTED_ID = "riverpy.E002"
+WRONG_WORKERS_ID = "riverpy.E003"
+TABLES_MISSING_ID = "riverpy.W001"
+
+
+def register_checks() -> None:
+    """Register the checks of riverpy."""
+    register(check_settings)
+    register(check_workers)
+    register(check_tables, Tags.database)
+
+
+def check_settings(**_: Any) -> Sequence[CheckMessage]:
+    """Check the keys and values of the setting `RIVERPY`."""
+    return [
+        Error(problem.message, hint=problem.hint, id=WRONG_SETTING_ID)
+        for problem in find_setting_problems()
+    ]
+
+
+def check_workers(**_: Any) -> Sequence[CheckMessage]:
+    """Check that the module of `RIVERPY["WORKERS"]` can be imported, and has workers."""
+    try:
+        workers = read_settings().workers
+    except ImproperlyConfigured:  # another check reports it
+        return []
+    if workers is None:
+        return []
+    label = f"{SETTING_NAME}['WORKERS'] = {workers!r}"
+    try:
+        found = import_workers(workers)
+    except Exception as error:
+        return [
+            Error(
+                f"{label} cannot be imported: {type(error).__name__}: {error}",
+                hint='name the module and the object in it, as in "shop.jobs:workers"',
+                id=WORKERS_NOT_IMPORTED_ID,
+            )
+        ]
+    if isinstance(found, (Workers, Client)) or callable(found):
+        return []
+    return [
+        Error(
+            f"{label} is a {type(found).__name__}",
+            hint="name a riverpy.Workers, a riverpy.Client, or a function that returns one",
+            id=WRONG_WORKERS_ID,
+        )
+    ]
+
+
+def check_tables(databases: Sequence[str] | None = None, **_: Any) -> Sequence[CheckMessage]:
+    """Check that the database has River's tables in their newest version."""
+    try:
+        settings = read_settings()
+    except ImproperlyConfigured:
+        return []
+    # `manage.py migrate` runs this check before it creates the tables.
+    if settings.database not in (databases or ()) or sys.argv[1:2] == ["migrate"]:
+        return []
+    command = (
+        f"manage.py migrate --database {settings.database}"
+        if settings.migrations == "django"
+        else "manage.py riverpy migrate up"
+    )
+    try:
+        messages = read_schema(connections[settings.database], settings.schema).find_problems()
+    except (RiverError, DjangoDatabaseError) as error:
+        messages = [str(error)]
+    return [Warning(message, hint=f"run `{command}`", id=TABLES_MISSING_ID) for message in messages]

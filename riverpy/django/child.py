@@ -1,0 +1,16 @@
+"""Sets up Django in a process that runs jobs with `executor="process"`."""
+
+from __future__ import annotations
+
+import os
+
+import django
+from django.apps import apps
+from django.conf import ENVIRONMENT_VARIABLE
+
+
+def set_up() -> None:
+    """Set up Django, if the environment names a settings module. This also installs the closing of
+    connections."""
+    if os.environ.get(ENVIRONMENT_VARIABLE) and not apps.ready:
+        django.setup()

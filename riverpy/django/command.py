@@ -1,0 +1,123 @@
+"""The command `riverpy` in a Django project: the database is that of Django's settings, and the
+worker works the workers of the setting `RIVERPY`."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+import django
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import CommandError
+
+from riverpy.cli import CommandGroup
+from riverpy.cli import main as riverpy_main
+from riverpy.cli._run import PROGRAM_MODULE_KEY
+from riverpy.cli._settings import DATABASE_URL, PROGRAM_VALUES_KEY, SCHEMA, SettingValue
+from riverpy.django.database import make_database_url
+from riverpy.django.settings import read_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CLIENT_TARGET = "riverpy.django.worker:make_client"
+"""The client of `manage.py riverpy worker`."""
+_EXCLUDED_COMMANDS = ("bench", "db", "demo", "dev")
+"""The commands that have a database of their own, or that start a process without Django."""
+
+
+class _DjangoCommandGroup(CommandGroup):
+    """The commands of riverpy that are of use in a Django project."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name in super().list_commands(ctx) if name not in _EXCLUDED_COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _EXCLUDED_COMMANDS:
+            return None
+        command = super().get_command(ctx, cmd_name)
+        if command is None or cmd_name != "worker":
+            return command
+        return _make_worker_command(command)
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        context = super().make_context(info_name, args, parent, **extra)
+        context.meta[PROGRAM_MODULE_KEY] = __name__
+        context.meta[PROGRAM_VALUES_KEY] = _read_program_values()
+        return context
+
+
+def _make_worker_command(command: click.Command) -> click.Command:
+    """Return `riverpy worker` with an optional MODULE:ATTR."""
+    worker = copy(command)
+    worker.params = [
+        click.Argument(["target"], metavar="[MODULE:ATTR]", default=CLIENT_TARGET)
+        if param.name == "target"
+        else param
+        for param in command.params
+    ]
+    worker.help = (
+        "Work jobs until the process is stopped.\n\n"
+        'Works the workers of RIVERPY["WORKERS"] and Django\'s tasks, on the database of '
+        "Django's settings. MODULE:ATTR names another riverpy.Client, or a function that returns "
+        "one."
+    )
+    return worker
+
+
+def _read_program_values() -> dict[str, SettingValue[Any]]:
+    """Return the database and the schema of Django's settings.
+
+    Raises:
+        UsageError: a setting is wrong.
+    """
+    try:
+        settings = read_settings()
+        url = make_database_url(settings.database)
+    except ImproperlyConfigured as error:
+        raise click.UsageError(f"Django's settings: {error}") from None
+    values = {DATABASE_URL.name: SettingValue(url, f"DATABASES[{settings.database!r}]")}
+    if settings.schema is not None:
+        values[SCHEMA.name] = SettingValue(settings.schema, "RIVERPY")
+    return values
+
+
+_group = _DjangoCommandGroup(
+    "riverpy",
+    params=riverpy_main.params,
+    callback=riverpy_main.callback,
+    help="The River job queue, on the database of this Django project.",
+    context_settings=riverpy_main.context_settings,
+)
+
+
+def main(arguments: Sequence[str], prog_name: str) -> NoReturn:
+    """Run a command of riverpy, and exit. Processes of `--processes` call this too."""
+    if not apps.ready:
+        django.setup()
+    _group.main(list(arguments), prog_name=prog_name)
+    raise AssertionError("unreachable")
+
+
+def run_command(arguments: Sequence[str]) -> None:
+    """Run a command of riverpy, and return.
+
+    Raises:
+        django.core.management.CommandError: the command failed.
+    """
+    try:
+        code = _group.main(list(arguments), prog_name="riverpy", standalone_mode=False)
+    except click.ClickException as error:
+        raise CommandError(error.format_message(), returncode=error.exit_code) from error
+    except SystemExit as error:
+        code = error.code
+    if code:
+        raise CommandError("the command failed", returncode=code if isinstance(code, int) else 1)

@@ -1,0 +1,62 @@
+"""Closes Django's connections around jobs, as Django does around requests: those that are older
+than CONN_MAX_AGE, and those that an error has made unusable.
+
+A worker runs no requests, so Django itself would never close them.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import SyncToAsync, sync_to_async
+from django.db import close_old_connections, reset_queries
+
+from riverpy._plugins import add_process_plugin
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from riverpy.job import Job
+    from riverpy.middleware import WorkInner
+
+CHILD_SETUP_FUNCTION = "riverpy.django.child:set_up"
+
+
+class ConnectionClosing:
+    """Closes old connections before and after each job, in the thread that runs the job."""
+
+    child_setup = CHILD_SETUP_FUNCTION
+
+    @contextmanager
+    def around_blocking_job(self) -> Generator[None]:
+        """Close old connections of this thread, before and after a blocking job."""
+        _close_connections()
+        try:
+            yield
+        finally:
+            _close_connections()
+
+    async def work(self, _job: Job[Any], do_inner: WorkInner, /) -> None:
+        """Run a job. After an async job, close old connections of the thread in which Django runs
+        the queries of all async code, if this thread exists."""
+        try:
+            await do_inner()
+        finally:
+            if _is_async_query_thread_used():
+                await sync_to_async(_close_connections)()
+
+
+def _close_connections() -> None:
+    reset_queries()  # with DEBUG, each connection keeps its last queries
+    close_old_connections()
+
+
+def _is_async_query_thread_used() -> bool:
+    """Whether `sync_to_async` has started its thread. Then it may have connections."""
+    return bool(getattr(SyncToAsync.single_thread_executor, "_threads", True))
+
+
+def install_connection_closing() -> None:
+    """Close Django's connections around the jobs of all clients of this process."""
+    add_process_plugin(ConnectionClosing())

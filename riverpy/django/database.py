@@ -1,0 +1,70 @@
+"""The URL of a database of Django's setting DATABASES."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+from django.db import connections
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_DRIVER_ARGUMENTS = frozenset(
+    {
+        "autocommit",
+        "client_encoding",
+        "connection_factory",
+        "context",
+        "cursor_factory",
+        "fallback_application_name",
+        "prepare_threshold",
+        "row_factory",
+    }
+)
+"""Arguments of psycopg's `connect` that are not parameters of a URL, or that riverpy sets."""
+
+
+def make_database_url(alias: str) -> str:
+    """Return the URL of a database, with its password. It has what Django would pass to psycopg,
+    and the role of the option `assume_role`.
+
+    Raises:
+        ImproperlyConfigured: the database has no name.
+    """
+    connection = connections[alias]
+    parameters: dict[str, Any] = {**connection.get_connection_params()}
+    if role := connection.settings_dict["OPTIONS"].get("assume_role"):
+        parameters["role"] = role
+    return format_url(parameters)
+
+
+def format_url(parameters: Mapping[str, Any]) -> str:
+    """Return a URL for parameters of libpq."""
+    texts = {
+        name: str(int(value)) if isinstance(value, bool) else str(value)
+        for name, value in parameters.items()
+        if name not in _DRIVER_ARGUMENTS and isinstance(value, (str, int, float))
+    }
+    user, password = texts.pop("user", ""), texts.pop("password", "")
+    login = quote(user, safe="")
+    if password:
+        login += f":{quote(password, safe='')}"
+    place = _format_host(texts)
+    database = quote(texts.pop("dbname", ""), safe="")
+    query = urlencode({name: text for name, text in texts.items() if text}, quote_via=quote)
+    return f"postgresql://{login + '@' if login else ''}{place}/{database}" + (
+        f"?{query}" if query else ""
+    )
+
+
+def _format_host(texts: dict[str, str]) -> str:
+    """Return `host:port`, and remove both from the parameters. Sockets and several hosts stay
+    parameters."""
+    host = texts.get("host", "")
+    if not host or host.startswith(("/", "@")) or "," in host:
+        return ""
+    del texts["host"]
+    port = texts.pop("port", "")
+    name = f"[{host}]" if ":" in host else host
+    return f"{name}:{port}" if port else name

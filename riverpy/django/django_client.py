@@ -1,0 +1,147 @@
+"""The client of a Django project: inserts jobs, and changes jobs and queues, over Django's
+connections."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+from asgiref.sync import sync_to_async
+from django.core.signals import setting_changed
+from django.db import connections
+
+from riverpy.django.settings import SETTING_NAME, read_settings
+from riverpy.sync import Client
+from riverpy.sync._calls import BlockingCalls
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from riverpy._insert.inserter import Args, Inserter
+    from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.sessions.protocols import CallerTransaction
+    from riverpy.config import Config
+    from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
+    from riverpy.job import JobArgs, RawArgs
+    from riverpy.sync._database import Isolation
+
+_client_by_alias: dict[str, DjangoClient] = {}
+
+
+class DjangoClient(Client):
+    """A `riverpy.sync.Client` on a database of Django's. Without `tx`, each call uses Django's
+    connection of the thread: it is part of the open `transaction.atomic()`, or else commits by
+    itself. In threads of `sync_to_async` this works too, but not in an event loop."""
+
+    def __init__(self, alias: str, config: Config) -> None:
+        """Create a client for the database with this alias."""
+        super().__init__(config=config)
+        self.alias = alias
+        """The alias of the database in DATABASES."""
+        self._calls = _DjangoCalls(alias, config)
+
+
+class _DjangoCalls(BlockingCalls):
+    """The calls of a client. Without `tx` they use the connection of an alias."""
+
+    def __init__(self, alias: str, config: Config) -> None:
+        super().__init__(None, config, None)
+        self._alias = alias
+
+    def get_tx(self, tx: CallerTransaction | None) -> CallerTransaction:
+        """Return `tx`, or else Django's connection of this thread."""
+        return cast("CallerTransaction", connections[self._alias]) if tx is None else tx
+
+    @asynccontextmanager
+    async def _transaction(
+        self,
+        tx: CallerTransaction | None,
+        *,
+        isolation: Isolation = "read_committed",
+    ) -> AsyncGenerator[Transaction]:
+        async with super()._transaction(self.get_tx(tx), isolation=isolation) as connection:
+            yield connection
+
+    @cached_property
+    def inserter(self) -> Inserter:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The inserter of the client."""
+        return cast("Inserter", _DjangoInserter(self, super().inserter))
+
+
+class _DjangoInserter:
+    """The methods of an inserter, with Django's connection in place of a pool."""
+
+    def __init__(self, calls: _DjangoCalls, inserter: Inserter) -> None:
+        self._calls, self._inserter = calls, inserter
+
+    async def insert(
+        self, args: Args, opts: InsertOpts | None, *, tx: CallerTransaction | None
+    ) -> InsertResult:
+        return await self._inserter.insert(args, opts, tx=self._calls.get_tx(tx))
+
+    async def insert_many(
+        self, params: Sequence[InsertManyParams], *, tx: CallerTransaction | None
+    ) -> list[InsertResult]:
+        return await self._inserter.insert_many(params, tx=self._calls.get_tx(tx))
+
+    async def insert_many_fast(
+        self, params: Sequence[InsertManyParams], *, tx: CallerTransaction | None
+    ) -> int:
+        return await self._inserter.insert_many_fast(params, tx=self._calls.get_tx(tx))
+
+
+def client(using: str | None = None) -> DjangoClient:
+    """Return the client for a database.
+
+    Args:
+        using: the alias of the database. Default: `RIVERPY["DATABASE"]`. Another database needs
+            River's tables too.
+
+    Raises:
+        ImproperlyConfigured: the setting `RIVERPY` is wrong.
+    """
+    if using is not None and using in _client_by_alias:
+        return _client_by_alias[using]
+    settings = read_settings()
+    alias = using or settings.database
+    if alias not in _client_by_alias:
+        _client_by_alias[alias] = DjangoClient(alias, settings.config)
+    return _client_by_alias[alias]
+
+
+def insert(
+    args: JobArgs | RawArgs, opts: InsertOpts | None = None, *, using: str | None = None
+) -> InsertResult:
+    """Insert a job. In `transaction.atomic()` the job exists when the transaction commits, so
+    `on_commit` is not needed. Otherwise the job exists when the call returns.
+
+    Args:
+        args: the args of the job.
+        opts: the options of this insert.
+        using: the alias of the database. Default: `RIVERPY["DATABASE"]`.
+
+    Raises:
+        InsertError: the job is not allowed; nothing was sent.
+        TransactionError: the transaction is aborted, the connection is closed, or the calling code
+            is async.
+        SchemaMissingError: the database has no River tables.
+    """
+    return client(using).insert(args, opts)
+
+
+async def ainsert(
+    args: JobArgs | RawArgs, opts: InsertOpts | None = None, *, using: str | None = None
+) -> InsertResult:
+    """Insert a job from async code, as `insert`, in the thread in which Django runs the queries of
+    this code. Django has no transactions for async code, so the job exists when the call
+    returns."""
+    return await sync_to_async(insert, thread_sensitive=True)(args, opts, using=using)
+
+
+def _forget_clients(*, setting: str, **_: Any) -> None:
+    if setting in (SETTING_NAME, "DATABASES"):
+        _client_by_alias.clear()
+
+
+setting_changed.connect(_forget_clients)

@@ -1,0 +1,30 @@
+"""The kinds and queues that the filters of the admin pages offer."""
+
+from __future__ import annotations
+
+from django.db import connections
+
+from riverpy._postgres.sql_files import get_query
+from riverpy._without_loop import run_without_loop
+from riverpy.django.schema import make_session
+from riverpy.django.settings import read_settings
+
+NAMES_MAX = 200
+"""The maximum number of kinds or queues that a filter offers."""
+
+
+def list_kinds() -> list[str]:
+    """Return the kinds of stored jobs, at most `NAMES_MAX`."""
+    return _list_names("django_admin", "admin_kinds")
+
+
+def list_queue_names() -> list[str]:
+    """Return the queues that have a row or unfinished jobs, about `NAMES_MAX` at most."""
+    return _list_names("top", "top_queue_names")
+
+
+def _list_names(file: str, statement: str) -> list[str]:
+    settings = read_settings()
+    session = make_session(connections[settings.database])
+    query = get_query(file, statement, settings.schema)
+    return [row[0] for row in run_without_loop(query.fetch(session, limit=NAMES_MAX))]

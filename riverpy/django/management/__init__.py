@@ -1,0 +1,3 @@
+"""Django looks for commands here."""
+
+from __future__ import annotations

@@ -1,0 +1,50 @@
+"""`manage.py riverpy`: the commands of riverpy, for the database of this project."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from django.core.management.base import BaseCommand
+
+from riverpy.django.command import main, run_command
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
+_DJANGO_OPTIONS = ("--settings", "--pythonpath")
+"""The options of every command of Django that have a value. `manage.py` has read them already."""
+
+
+class Command(BaseCommand):
+    """Runs a command of riverpy. Its arguments and exit codes are those of `riverpy`."""
+
+    help = "The commands of riverpy, such as worker, migrate, job and queue."
+
+    def run_from_argv(self, argv: list[str]) -> NoReturn:
+        """Run the command, and exit."""
+        main(_remove_django_options(argv[2:]), prog_name=f"{argv[0]} {argv[1]}")
+
+    def print_help(self, prog_name: str, subcommand: str) -> NoReturn:
+        """Print the help, for `manage.py help riverpy`."""
+        main(["--help"], prog_name=f"{prog_name} {subcommand}")
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Add the arguments for Django's `call_command`."""
+        parser.add_argument("arguments", nargs="*")
+
+    def handle(self, *_: Any, arguments: list[str], **__: Any) -> None:
+        """Run the command for Django's `call_command("riverpy", "migrate", "up")`."""
+        run_command(arguments)
+
+
+def _remove_django_options(arguments: list[str]) -> list[str]:
+    kept: list[str] = []
+    is_value = False
+    for argument in arguments:
+        if is_value:
+            is_value = False
+        elif argument in _DJANGO_OPTIONS:
+            is_value = True
+        elif not argument.startswith(tuple(f"{option}=" for option in _DJANGO_OPTIONS)):
+            kept.append(argument)
+    return kept

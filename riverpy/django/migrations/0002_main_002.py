@@ -1,0 +1,16 @@
+"""Line main, version 2: initial schema."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import migrations
+
+from riverpy.django.operations import RunRiverMigration
+
+
+class Migration(migrations.Migration):
+    """Applies version 2 of line main."""
+
+    dependencies: ClassVar = [("riverpy", "0001_main_001")]
+    operations: ClassVar = [RunRiverMigration("main", 2)]

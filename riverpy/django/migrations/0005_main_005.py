@@ -1,0 +1,16 @@
+"""Line main, version 5: migration unique client."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import migrations
+
+from riverpy.django.operations import RunRiverMigration
+
+
+class Migration(migrations.Migration):
+    """Applies version 5 of line main."""
+
+    dependencies: ClassVar = [("riverpy", "0004_main_004")]
+    operations: ClassVar = [RunRiverMigration("main", 5)]

@@ -1,0 +1,16 @@
+"""Line main, version 6: bulk unique."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import migrations
+
+from riverpy.django.operations import RunRiverMigration
+
+
+class Migration(migrations.Migration):
+    """Applies version 6 of line main."""
+
+    dependencies: ClassVar = [("riverpy", "0005_main_005")]
+    operations: ClassVar = [RunRiverMigration("main", 6)]

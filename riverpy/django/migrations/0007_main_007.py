@@ -1,0 +1,16 @@
+"""Line main, version 7: notification outbox sqlite jsonb and sql cleanup."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import migrations
+
+from riverpy.django.operations import RunRiverMigration
+
+
+class Migration(migrations.Migration):
+    """Applies version 7 of line main."""
+
+    dependencies: ClassVar = [("riverpy", "0006_main_006")]
+    operations: ClassVar = [RunRiverMigration("main", 7)]

@@ -1,0 +1,16 @@
+"""Line riverpy, version 2: periodic."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import migrations
+
+from riverpy.django.operations import RunRiverMigration
+
+
+class Migration(migrations.Migration):
+    """Applies version 2 of line riverpy."""
+
+    dependencies: ClassVar = [("riverpy", "0009_riverpy_001")]
+    operations: ClassVar = [RunRiverMigration("riverpy", 2)]

@@ -1,0 +1,16 @@
+"""Line riverpy, version 3: slots."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import migrations
+
+from riverpy.django.operations import RunRiverMigration
+
+
+class Migration(migrations.Migration):
+    """Applies version 3 of line riverpy."""
+
+    dependencies: ClassVar = [("riverpy", "0010_riverpy_002")]
+    operations: ClassVar = [RunRiverMigration("riverpy", 3)]

@@ -1,0 +1,16 @@
+"""Line riverpy, version 7: client state."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import migrations
+
+from riverpy.django.operations import RunRiverMigration
+
+
+class Migration(migrations.Migration):
+    """Applies version 7 of line riverpy."""
+
+    dependencies: ClassVar = [("riverpy", "0014_riverpy_006")]
+    operations: ClassVar = [RunRiverMigration("riverpy", 7)]

@@ -1,0 +1,16 @@
+"""Line riverpy, version 8: client leases."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import migrations
+
+from riverpy.django.operations import RunRiverMigration
+
+
+class Migration(migrations.Migration):
+    """Applies version 8 of line riverpy."""
+
+    dependencies: ClassVar = [("riverpy", "0015_riverpy_007")]
+    operations: ClassVar = [RunRiverMigration("riverpy", 8)]

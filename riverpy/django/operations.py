@@ -1,0 +1,48 @@
+"""The operation of Django's migrations that applies one of River's or riverpy's migrations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import router
+from django.db.migrations.operations.base import Operation
+
+from riverpy._postgres.migration_step import Direction
+from riverpy.django.schema import run_migration
+from riverpy.django.settings import read_settings
+
+
+class RunRiverMigration(Operation):
+    """Applies one version of a migration line, in the database of the setting `RIVERPY`. In other
+    databases, and if the version is applied already, it does nothing."""
+
+    reduces_to_sql = True
+    reversible = True
+
+    def __init__(self, line: str, version: int) -> None:
+        """`line` is `main` for River's tables, or `riverpy` for riverpy's own."""
+        self.line, self.version = line, version
+
+    def state_forwards(self, app_label: str, state: Any) -> None:
+        """Change no model: those of riverpy are not managed by Django."""
+
+    def database_forwards(
+        self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
+    ) -> None:
+        """Apply the version."""
+        self._run(app_label, schema_editor, Direction.UP)
+
+    def database_backwards(
+        self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
+    ) -> None:
+        """Undo the version. This drops tables with their jobs."""
+        self._run(app_label, schema_editor, Direction.DOWN)
+
+    def _run(self, app_label: str, schema_editor: Any, direction: Direction) -> None:
+        alias = schema_editor.connection.alias
+        if alias == read_settings().database and router.allow_migrate(alias, app_label):
+            run_migration(schema_editor, self.line, self.version, direction)
+
+    def describe(self) -> str:
+        """Return a description for `manage.py migrate --plan`."""
+        return f"River's tables, line {self.line}, version {self.version}"

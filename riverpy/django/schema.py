@@ -1,0 +1,138 @@
+"""River's tables in a database of Django's: their names, and their migrations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from riverpy._postgres.migration_step import Direction, make_record_sql
+from riverpy._postgres.schema import (
+    MAIN_MIGRATION_LINE,
+    SchemaState,
+    list_migration_lines,
+    load_migrations,
+    read_schema_state,
+)
+from riverpy._postgres.sessions.django import DjangoSession
+from riverpy._postgres.sql_files import get_query, quote_identifier, splice_schema
+from riverpy._without_loop import run_without_loop
+from riverpy.django.settings import read_schema_name, read_settings
+from riverpy.errors import MigrationError
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from riverpy._postgres.driver import Transaction
+
+LOCK_TIMEOUT_MILLISECONDS = 4_000
+"""How long a statement of a migration waits for a table that another transaction has locked. Until
+then, new statements of workers on this table wait too."""
+
+
+class RiverSchema(NamedTuple):
+    """River's and riverpy's tables in a database."""
+
+    state: SchemaState
+
+    def find_problems(self) -> list[str]:
+        """Return a sentence for each migration line that lacks versions, and for each other problem
+        of the tables."""
+        if self.state.are_migrations_unrecorded():
+            return [self.state.make_unrecorded_message()]
+        found: list[str] = []
+        for line in list_migration_lines():
+            if self.state.skipped_versions(line):
+                found.append(self.state.make_skipped_versions_message(line))
+            elif missing := self.state.missing_versions(line):
+                has_none = len(missing) == len(load_migrations(line))
+                found.append(
+                    f"schema {self.state.schema!r} has none of the tables of line {line!r}"
+                    if has_none
+                    else f"schema {self.state.schema!r} lacks the versions "
+                    f"{', '.join(map(str, missing))} of line {line!r}"
+                )
+        return found
+
+
+def make_table_name(table: str) -> str:
+    """Return the name of a table of River's for `Meta.db_table`, with the schema of the settings.
+    Django does not quote a name that has quotes already."""
+    schema = read_schema_name()
+    return table if schema is None else f"{quote_identifier(schema)}.{quote_identifier(table)}"
+
+
+def make_session(connection: BaseDatabaseWrapper) -> Transaction:
+    """Return the adapter of a connection. It has those methods of asyncpg's connection that
+    statements use."""
+    return cast("Transaction", DjangoSession(connection))
+
+
+def read_schema(connection: BaseDatabaseWrapper, schema: str | None) -> RiverSchema:
+    """Read which migrations a database has.
+
+    Raises:
+        SchemaMissingError: the schema does not exist.
+        ServerVersionError: PostgreSQL is older than 13.
+        asyncpg.PostgresError: the database failed.
+    """
+    return RiverSchema(run_without_loop(read_schema_state(make_session(connection), schema)))
+
+
+def run_migration(editor: Any, line: str, version: int, direction: Direction) -> None:
+    """Apply or undo a migration, unless the database has it in this state already: the command
+    `riverpy migrate`, River in Go or an earlier `manage.py migrate` may have done it.
+
+    Args:
+        editor: Django's schema editor, in a transaction. If it only collects SQL, nothing is read.
+        line, version: the migration.
+        direction: whether to apply or undo it.
+
+    Raises:
+        MigrationError: the tables exist but no migration is recorded, or versions below an applied
+            one are missing.
+    """
+    schema = read_settings().schema
+    migration = load_migrations(line)[version]
+    if not editor.collect_sql:
+        schema = _lock_schema(editor.connection, schema)
+        state = read_schema(editor.connection, schema).state
+        if state.are_migrations_unrecorded() and direction is Direction.UP:
+            raise MigrationError(state.make_unrecorded_message())
+        if (version in state.applied_versions(line)) is (direction is Direction.UP):
+            return
+        _check_order(state, line, version, direction)
+    body = migration.up_sql if direction is Direction.UP else migration.down_sql
+    # Without parameters Django passes the text to the driver as it is, also with percent signs.
+    editor.execute(splice_schema(body, schema), params=None)
+    if record := make_record_sql(line, version, direction):
+        editor.execute(splice_schema(record, schema).strip(), params=None)
+
+
+def _lock_schema(connection: BaseDatabaseWrapper, schema: str | None) -> str:
+    """Lock out other migrators of the schema until the end of the transaction. Return the name of
+    the schema."""
+    name = read_schema(connection, schema).state.schema
+
+    async def lock() -> None:
+        session = make_session(connection)
+        await get_query("river_migration", "migration_lock", None).execute(session, schema=name)
+        await get_query("session", "session_set_lock_timeout", None).execute(
+            session, lock_timeout=f"{LOCK_TIMEOUT_MILLISECONDS}ms"
+        )
+
+    run_without_loop(lock())
+    return name
+
+
+def _check_order(state: SchemaState, line: str, version: int, direction: Direction) -> None:
+    applied = state.applied_versions(line)
+    if direction is Direction.UP:
+        if state.skipped_versions(line):
+            raise MigrationError(state.make_skipped_versions_message(line))
+        if line != MAIN_MIGRATION_LINE and not state.has_migration_line_column:
+            raise MigrationError("the tables of River's line main must be migrated first")
+    elif applied and max(applied) != version:
+        raise MigrationError(
+            f"line {line!r} has the versions {', '.join(map(str, sorted(applied)))}, so version "
+            f"{version} cannot be undone: undo the newer ones first, with `manage.py riverpy "
+            f"migrate down --line {line}`"
+        )

@@ -1,0 +1,232 @@
+"""The setting `RIVERPY` of a Django project: its keys, defaults and checks."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from riverpy._names import validate_queue, validate_schema
+from riverpy.config import Config
+from riverpy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SETTING_NAME = "RIVERPY"
+QUEUES_DEFAULT: Mapping[str, int] = {"default": 100}
+"""The queues of `manage.py riverpy worker`, with the number of jobs that run at the same time."""
+_MIGRATION_TOOLS = ("django", "riverpy")
+
+
+class RiverpySettings(NamedTuple):
+    """The values of the setting `RIVERPY`."""
+
+    workers: str | None = None
+    """`module:attr` of a `riverpy.Workers`, of a `riverpy.Client`, or of a function that returns
+    one of them. None: `manage.py riverpy worker` works only Django's tasks, or takes a client."""
+    database: str = DEFAULT_DB_ALIAS
+    """The alias of the database that has River's tables."""
+    schema: str | None = None
+    """The schema of River's tables. None: the search path of the database decides."""
+    migrations: Literal["django", "riverpy"] = "django"
+    """Which command creates River's tables: `manage.py migrate`, or `manage.py riverpy migrate
+    up`."""
+    queues: Mapping[str, int] = QUEUES_DEFAULT
+    """The queues of `manage.py riverpy worker`, if `workers` is not a client: the number of jobs of
+    each that run at the same time."""
+    config: Config = Config()
+    """All other settings, with `schema` from above."""
+
+
+class SettingProblem(NamedTuple):
+    """What is wrong with the setting, and how to correct it."""
+
+    message: str
+    hint: str
+
+
+_KEYS = {name.upper(): name for name in RiverpySettings._fields}
+
+
+def read_settings() -> RiverpySettings:
+    """Return the checked setting `RIVERPY`.
+
+    Raises:
+        ImproperlyConfigured: a key or value is wrong.
+    """
+    values = _read_values()
+    if problems := find_setting_problems():
+        raise ImproperlyConfigured(f"{problems[0].message}: {problems[0].hint}")
+    given = {_KEYS[key]: value for key, value in values.items()}
+    settings = RiverpySettings(**given)
+    schema = settings.schema or settings.config.schema
+    return settings._replace(
+        schema=schema,
+        config=_replace_schema(settings.config, schema) if schema else settings.config,
+    )
+
+
+def read_schema_name() -> str | None:
+    """Return the schema of River's tables. A wrong setting counts as None: this is for modules that
+    Django imports before it reports the wrong setting."""
+    values = _read_values()
+    config = values.get("CONFIG")
+    schema = values.get("SCHEMA") or (config.schema if isinstance(config, Config) else None)
+    return schema if schema and _find_schema_problem(schema) is None else None
+
+
+def are_migrations_of_django() -> bool:
+    """Whether `manage.py migrate` creates River's tables."""
+    return _read_values().get("MIGRATIONS") != "riverpy"
+
+
+def read_database_alias() -> str:
+    """Return the alias of the database that has River's tables."""
+    return _read_values().get("DATABASE", DEFAULT_DB_ALIAS)
+
+
+def _replace_schema(config: Config, schema: str) -> Config:
+    from msgspec.structs import replace
+
+    return replace(config, schema=schema)
+
+
+def _read_values() -> dict[str, Any]:
+    values = getattr(django_settings, SETTING_NAME, None)
+    return cast("dict[str, Any]", values) if isinstance(values, dict) else {}
+
+
+def find_setting_problems() -> list[SettingProblem]:
+    """Return what is wrong with the setting `RIVERPY`. This opens no connection."""
+    given = getattr(django_settings, SETTING_NAME, None)
+    if given is not None and not isinstance(given, dict):
+        return [
+            SettingProblem(
+                f"{SETTING_NAME} must be a dict, got {type(given).__name__}",
+                f'write {SETTING_NAME} = {{"WORKERS": "shop.jobs:workers"}}',
+            )
+        ]
+    values = _read_values()
+    problems = [_describe_unknown_key(key) for key in values if key not in _KEYS]
+    checks = {
+        "WORKERS": _find_workers_problem,
+        "DATABASE": _find_database_problem,
+        "SCHEMA": _find_schema_problem,
+        "MIGRATIONS": _find_migrations_problem,
+        "QUEUES": _find_queues_problem,
+        "CONFIG": _find_config_problem,
+    }
+    for key, find_problem in checks.items():
+        if key in values and (problem := find_problem(values[key])):
+            problems.append(
+                SettingProblem(f"{SETTING_NAME}[{key!r}] {problem.message}", problem.hint)
+            )
+    if "DATABASE" not in values and (problem := _find_database_problem(DEFAULT_DB_ALIAS)):
+        problems.append(problem)
+    config = values.get("CONFIG")
+    if not problems and isinstance(config, Config) and config.schema and values.get("SCHEMA"):
+        problems.append(
+            SettingProblem(
+                f"{SETTING_NAME} has a SCHEMA, and its CONFIG has one too", "keep one of them"
+            )
+        )
+    return problems
+
+
+def _describe_unknown_key(key: object) -> SettingProblem:
+    near = get_close_matches(str(key).upper(), _KEYS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(_KEYS)}"
+    return SettingProblem(f"{SETTING_NAME} has the unknown key {key!r}", hint)
+
+
+def _find_workers_problem(value: object) -> SettingProblem | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        module, _, attribute = value.partition(":")
+        if all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
+            return None
+    return SettingProblem(
+        f"must be a text MODULE:ATTR, got {value!r}",
+        'name your registry of workers, as in "shop.jobs:workers"',
+    )
+
+
+def _find_database_problem(value: object) -> SettingProblem | None:
+    if not isinstance(value, str) or value not in connections:
+        return SettingProblem(
+            f"must be an alias of DATABASES, got {value!r}",
+            f"the aliases are {', '.join(connections)}",
+        )
+    vendor = connections[value].vendor
+    if vendor != "postgresql":
+        engine = connections[value].settings_dict["ENGINE"]
+        return SettingProblem(
+            f"the database {value!r} has the engine {engine}, but River's tables need PostgreSQL",
+            "set ENGINE to django.db.backends.postgresql, or name another alias with "
+            f'{SETTING_NAME} = {{"DATABASE": …}}',
+        )
+    return None
+
+
+def _find_schema_problem(value: object) -> SettingProblem | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        return SettingProblem(f"must be a text, got {value!r}", "name a schema of the database")
+    try:
+        validate_schema(value)
+    except ConfigError as error:
+        return SettingProblem(f"is not allowed: {error}", "name a schema of the database")
+    return None
+
+
+def _find_migrations_problem(value: object) -> SettingProblem | None:
+    if value in _MIGRATION_TOOLS:
+        return None
+    return SettingProblem(
+        f"must be 'django' or 'riverpy', got {value!r}",
+        "'django': `manage.py migrate` creates River's tables. 'riverpy': `manage.py riverpy "
+        "migrate up` does",
+    )
+
+
+def _find_queues_problem(value: object) -> SettingProblem | None:
+    hint = 'write {"default": 100}: at most 100 jobs of this queue run at the same time'
+    if not isinstance(value, dict) or not value:
+        return SettingProblem(f"must be a dict with at least one queue, got {value!r}", hint)
+    for name, slots in cast("dict[object, object]", value).items():
+        try:
+            validate_queue(cast("str", name))
+        except (ConfigError, TypeError) as error:
+            return SettingProblem(f"has a queue whose name is not allowed: {error}", hint)
+        if not isinstance(slots, int) or isinstance(slots, bool) or slots < 1:
+            return SettingProblem(f"of queue {name!r} must be a number from 1, got {slots!r}", hint)
+    return None
+
+
+def _find_config_problem(value: object) -> SettingProblem | None:
+    if isinstance(value, Config):
+        return None
+    return SettingProblem(
+        f"must be a riverpy.Config, got {type(value).__name__}",
+        "import riverpy in the settings module, and write riverpy.Config(…)",
+    )
+
+
+def import_workers(import_path: str) -> object:
+    """Import the object that `RIVERPY["WORKERS"]` names. If it is a function, call it.
+
+    Raises:
+        Exception: the module cannot be imported, or has no such attribute.
+    """
+    module_name, _, attribute_path = import_path.partition(":")
+    found: Any = import_module(module_name)
+    for name in attribute_path.split("."):
+        found = getattr(found, name)
+    return found

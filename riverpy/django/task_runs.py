@@ -1,0 +1,136 @@
+"""TaskRun: one attempt at a task."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from traceback import format_exception
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from django.utils import timezone
+
+from riverpy.django.task_jobs import (
+    METADATA_KEY,
+    TaskFailure,
+    TaskMetadata,
+    make_result,
+    read_metadata,
+)
+from riverpy.django.tasks_api import (
+    TaskContext,
+    TaskError,
+    TaskResultStatus,
+    normalize_json,
+    task_finished,
+    task_started,
+)
+from riverpy.errors import JobCancel, JobSnooze
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from riverpy.job import Job
+
+_NO_FAILURES = (asyncio.CancelledError, GeneratorExit, JobSnooze)
+"""Errors after which the attempt is repeated without an entry in the errors."""
+
+
+class TaskRun:
+    """Runs the function of a task for one attempt, and records what Django's result of the task
+    has."""
+
+    def __init__(self, job: Job[dict[str, Any]], task: Any, backend_class: type[Any]) -> None:
+        """`backend_class` is the sender of Django's signals."""
+        self._job, self._backend_class = job, backend_class
+        self._metadata = read_metadata(job) or TaskMetadata(task.backend, task.priority)
+        self._result = make_result(job, self._metadata, task)
+        self._function = task.func
+        self._should_signal_end = False
+        """Whether the attempt has ended, and was the last one."""
+
+    def run(self) -> None:
+        """Run a function that is not async."""
+        task_started.send(sender=self._backend_class, task_result=self._result)
+        try:
+            with self._record_end():
+                self._store_value(self._function(*self._make_arguments(), **self._result.kwargs))
+        finally:
+            # In the except block of `_record_end` no longer, but its error is still handled here.
+            if self._should_signal_end:
+                task_finished.send(sender=self._backend_class, task_result=self._result)
+
+    async def run_async(self) -> None:
+        """Run an async function."""
+        await task_started.asend(sender=self._backend_class, task_result=self._result)
+        try:
+            with self._record_end():
+                returned = await self._function(*self._make_arguments(), **self._result.kwargs)
+                self._store_value(returned)
+        finally:
+            if self._should_signal_end:
+                await task_finished.asend(sender=self._backend_class, task_result=self._result)
+
+    def _make_arguments(self) -> list[Any]:
+        if not self._result.task.takes_context:
+            return self._result.args
+        return [TaskContext(task_result=self._result), *self._result.args]
+
+    def _store_value(self, returned: object) -> None:
+        try:
+            value = normalize_json(returned)
+        except (TypeError, ValueError) as error:
+            # The function has done its work. It must not run again because of its return value.
+            self._record_failure(error, should_keep_trace=True)
+            raise JobCancel(
+                f"the task ran, but its return value cannot be stored: {error}"
+            ) from error
+        if value is not None:
+            self._job.record_output(value)
+        self._set_result("_return_value", value)
+
+    @contextmanager
+    def _record_end(self) -> Generator[None]:
+        """Record the end of the attempt in the job's metadata and in the result."""
+        try:
+            yield
+        except _NO_FAILURES:
+            self._store_metadata()
+            raise
+        except BaseException as error:
+            is_cancel = isinstance(error, JobCancel)
+            if not is_cancel or str(self._job.attempt) not in self._metadata.failures:
+                self._record_failure(error, should_keep_trace=is_cancel)
+            self._store_metadata()
+            if is_cancel or self._job.attempt >= self._job.max_attempts:
+                self._end_result(TaskResultStatus.FAILED)
+            raise
+        self._store_metadata()
+        self._end_result(TaskResultStatus.SUCCESSFUL)
+
+    def _record_failure(self, error: BaseException, *, should_keep_trace: bool) -> None:
+        cls = type(error)
+        trace = "".join(format_exception(error))
+        failure = TaskFailure(
+            f"{cls.__module__}.{cls.__qualname__}", trace if should_keep_trace else ""
+        )
+        failures = {**self._metadata.failures, str(self._job.attempt): failure}
+        self._metadata = msgspec.structs.replace(self._metadata, failures=failures)
+        self._result.errors.append(
+            TaskError(exception_class_path=failure.exception_class, traceback=trace)
+        )
+
+    def _store_metadata(self) -> None:
+        if self._metadata.started_at is None:
+            started_at = self._job.attempted_at or datetime.now(UTC)
+            self._metadata = msgspec.structs.replace(self._metadata, started_at=started_at)
+        self._job.set_metadata(METADATA_KEY, msgspec.to_builtins(self._metadata))
+
+    def _end_result(self, status: Any) -> None:
+        self._set_result("finished_at", timezone.now())
+        self._set_result("status", status)
+        self._should_signal_end = True
+
+    def _set_result(self, name: str, value: object) -> None:
+        object.__setattr__(self._result, name, value)  # the result is frozen, as Django has it

@@ -1,0 +1,110 @@
+"""The workers of Django's tasks: finds the tasks of a project, and runs their jobs."""
+
+from __future__ import annotations
+
+from datetime import timedelta  # noqa: TC003 (the decoder reads the annotations)
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import iscoroutinefunction
+from pkgutil import walk_packages
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from django.apps import apps
+from msgspec import UNSET
+
+from riverpy.django.task_jobs import find_task, make_kind
+from riverpy.django.task_runs import TaskRun
+from riverpy.django.tasks_api import Task, task_backends
+from riverpy.job import Job  # noqa: TC001 (the registry reads the annotations)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+    from msgspec import UnsetType
+
+    from riverpy.worker import Workers
+
+TASKS_MODULE_NAME = "tasks"
+"""Tasks are found in the module or package of this name of each installed app."""
+_OWN_APP_NAME = "riverpy.django"
+
+
+class TaskOptions(msgspec.Struct, frozen=True, rename="upper", forbid_unknown_fields=True):
+    """`OPTIONS` of the backend in Django's setting TASKS."""
+
+    modules: tuple[str, ...] = ()
+    """More modules and packages with tasks."""
+    max_attempts: int | None = None
+    """How often a failing task is tried. None: as other jobs, 25."""
+    timeout: timedelta | UnsetType | None = UNSET
+    """How long a task may run; None: no limit. UNSET: as other jobs, one minute."""
+
+
+def is_found_by_workers(module_name: str, options: TaskOptions) -> bool:
+    """Whether workers find the tasks of a module."""
+    return any(
+        module_name == name or module_name.startswith(f"{name}.")
+        for name in _list_module_names(options)
+    )
+
+
+def register_tasks(workers: Workers, options_by_backend: dict[str, TaskOptions]) -> bool:
+    """Register a worker for each task that a worker finds. Return whether there is one.
+
+    Args:
+        workers: the registry. Kinds that it has stay as they are.
+        options_by_backend: the options of each backend of riverpy, by its alias.
+    """
+    paths = {path for options in options_by_backend.values() for path in _find_task_paths(options)}
+    for path in sorted(paths):
+        task = find_task(path)
+        if make_kind(path) not in workers:
+            options = options_by_backend.get(task.backend, TaskOptions())
+            _register_task(workers, task, options.timeout)
+    return bool(paths)
+
+
+def _list_module_names(options: TaskOptions) -> Iterator[str]:
+    for app in apps.get_app_configs():
+        if app.name != _OWN_APP_NAME:
+            yield f"{app.name}.{TASKS_MODULE_NAME}"
+    yield from options.modules
+
+
+def _find_task_paths(options: TaskOptions) -> Iterator[str]:
+    """Yield the module path of each task in the modules of `_list_module_names`."""
+    for name in _list_module_names(options):
+        if name not in options.modules and find_spec(name) is None:
+            continue
+        for module in _import_with_submodules(name):
+            for value in vars(module).values():
+                if isinstance(value, Task) and is_found_by_workers(value.func.__module__, options):
+                    yield value.module_path
+
+
+def _import_with_submodules(name: str) -> Iterator[ModuleType]:
+    module = import_module(name)
+    yield module
+    for found in walk_packages(getattr(module, "__path__", ()), f"{name}."):
+        yield import_module(found.name)
+
+
+def _register_task(workers: Workers, task: Any, timeout: timedelta | UnsetType | None) -> None:
+    kind = make_kind(task.module_path)
+    if iscoroutinefunction(task.func):
+
+        @workers.job(kind=kind, timeout=timeout)
+        async def _run_async_task(job: Job[dict[str, Any]]) -> None:
+            await TaskRun(job, task, _get_backend_class(task)).run_async()
+
+        return
+
+    @workers.blocking_job(kind=kind, timeout=timeout)
+    def _run_task(job: Job[dict[str, Any]]) -> None:
+        TaskRun(job, task, _get_backend_class(task)).run()
+
+
+def _get_backend_class(task: Any) -> type[Any]:
+    return type(task_backends[task.backend])

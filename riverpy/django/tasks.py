@@ -1,0 +1,168 @@
+"""RiverpyBackend: Django's tasks as jobs of River.
+
+TASKS = {"default": {"BACKEND": "riverpy.django.tasks.RiverpyBackend"}}
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+from django.apps import apps
+from django.core.checks import CheckMessage, Error
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+
+from riverpy._names import validate_kind, validate_queue
+from riverpy._postgres.jobs import job_get
+from riverpy._without_loop import run_without_loop
+from riverpy.django.django_client import client
+from riverpy.django.schema import make_session
+from riverpy.django.settings import read_settings
+from riverpy.django.task_jobs import (
+    KIND_PREFIX,
+    find_task,
+    make_args,
+    make_insert_opts,
+    make_kind,
+    make_result,
+    read_metadata,
+)
+from riverpy.django.task_workers import TaskOptions, is_found_by_workers
+from riverpy.django.tasks_api import (
+    BaseTaskBackend,
+    InvalidTask,
+    TaskResultDoesNotExist,
+    normalize_json,
+    task_backends,
+    task_enqueued,
+)
+from riverpy.errors import ConfigError
+from riverpy.job import JobRow
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_ID_MAX = 2**63 - 1
+
+
+class RiverpyBackend(BaseTaskBackend):
+    """Inserts a job for each task. `manage.py riverpy worker` runs it.
+
+    In `transaction.atomic()` the task is enqueued with the commit, without `on_commit`. `OPTIONS`
+    are `MODULES` (more modules with tasks than `tasks` of each app), `MAX_ATTEMPTS` (default 25)
+    and `TIMEOUT` (a timedelta; None: no limit; default one minute).
+    """
+
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        """Create the backend of an alias of TASKS.
+
+        Raises:
+            ImproperlyConfigured: an option is wrong.
+        """
+        super().__init__(alias, params)
+        self.task_options = _read_options(alias, self.options)
+
+    def validate_task(self, task: Any) -> None:
+        """Raise InvalidTask if a job cannot have the name or the queue of the task."""
+        super().validate_task(task)
+        try:
+            validate_queue(task.queue_name)
+            validate_kind(make_kind(task.module_path))
+        except ConfigError as error:
+            raise InvalidTask(str(error)) from None
+
+    def enqueue(self, task: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Insert the job of a task, and return the result of the task.
+
+        Raises:
+            InvalidTask: the task is not allowed, or no worker would find it.
+            TypeError: an argument is not JSON.
+            TransactionError: the transaction of the database is aborted.
+        """
+        self.validate_task(task)
+        module_name = task.func.__module__
+        if not is_found_by_workers(module_name, self.task_options):
+            raise InvalidTask(
+                f"no worker finds the task {task.module_path}: move it into the module `tasks` of "
+                f"an installed app, or add its module to TASKS[{self.alias!r}]['OPTIONS'] = "
+                f"{{'MODULES': [{module_name!r}]}}"
+            )
+        given = cast("Any", normalize_json([list(args), kwargs]))
+        raw_args = make_args(task, *given)
+        opts = make_insert_opts(task, self.alias, self.task_options.max_attempts)
+        row = client().insert(raw_args, opts).job
+        result = self._make_result(row, task)
+        task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def get_result(self, result_id: str) -> Any:
+        """Return the result of a task.
+
+        Raises:
+            TaskResultDoesNotExist: there is no such job. Completed jobs are deleted after a day by
+                default, see `Config.completed_job_retention`.
+        """
+        settings = read_settings()
+        text = str(result_id)
+        job_id = int(text) if text.isascii() and text.isdigit() else _ID_MAX + 1
+        record = None
+        if job_id <= _ID_MAX:
+            session = make_session(connections[settings.database])
+            record = run_without_loop(job_get(session, settings.schema, job_id))
+        row = None if record is None else JobRow(cast("Sequence[Any]", record))
+        if row is None or not row.kind.startswith(KIND_PREFIX):
+            raise TaskResultDoesNotExist(result_id)
+        metadata = read_metadata(row)
+        if metadata is None or metadata.backend != self.alias:
+            raise TaskResultDoesNotExist(result_id)
+        module_path = row.kind.removeprefix(KIND_PREFIX)
+        if not is_found_by_workers(module_path.rpartition(".")[0], self.task_options):
+            raise TaskResultDoesNotExist(result_id)  # no module is imported that a row names
+        return self._make_result(row, find_task(module_path))
+
+    def _make_result(self, row: JobRow, task: Any) -> Any:
+        metadata = read_metadata(row)
+        assert metadata is not None  # noqa: S101 (`enqueue` has written it, or the caller checks)
+        return make_result(row, metadata, task)
+
+    def check(self, **_: Any) -> list[CheckMessage]:
+        """Check that the app is installed, and that jobs can have the names of the queues."""
+        found: list[CheckMessage] = []
+        if not apps.is_installed("riverpy.django"):
+            found.append(
+                Error(
+                    "the task backend of riverpy needs its app",
+                    hint="add 'riverpy.django' to INSTALLED_APPS",
+                    id="riverpy.E004",
+                )
+            )
+        for name in sorted(self.queues):
+            try:
+                validate_queue(name)
+            except ConfigError as error:
+                found.append(
+                    Error(
+                        f"TASKS[{self.alias!r}]['QUEUES']: {error}",
+                        hint="rename the queue",
+                        id="riverpy.E005",
+                    )
+                )
+        return found
+
+
+def find_backends() -> list[RiverpyBackend]:
+    """Return the backends of riverpy in Django's setting TASKS."""
+    return [one for one in task_backends.all() if isinstance(one, RiverpyBackend)]
+
+
+def _read_options(alias: str, options: dict[str, Any]) -> TaskOptions:
+    try:
+        return msgspec.convert(options, TaskOptions)
+    except msgspec.ValidationError as error:
+        raise ImproperlyConfigured(f"TASKS[{alias!r}]['OPTIONS']: {error}") from None

@@ -1,0 +1,3 @@
+"""The migrations of the app."""
+
+from __future__ import annotations

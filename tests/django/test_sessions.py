@@ -1,0 +1,111 @@
+"""Django's connections as the caller's transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import unittest
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+from django.test import TestCase
+
+import riverpy.django
+import riverpy.sync
+from riverpy import TransactionError
+from tests.django import contract
+from tests.django.shop.jobs import Pack
+
+PSYCOPG2 = """
+import sys
+sys.modules["psycopg"] = None
+from tests.django import project
+project.set_up(sys.argv[1])
+from django.db.backends.postgresql import psycopg_any
+from tests.django import contract
+assert not psycopg_any.is_psycopg3
+contract.check_all("default")
+"""
+
+
+@pytest.mark.parametrize("alias", ["default", "bound"])
+def test_contract(alias: str) -> None:
+    """The job is there exactly if the data is, with parameters that the client or the server
+    binds."""
+    contract.check_all(alias)
+
+
+def test_connections() -> None:
+    """`tx` takes the connection of the thread and its proxy. `riverpy.django.insert` uses it."""
+    with transaction.atomic():
+        client = riverpy.sync.Client()
+        client.insert(Pack(1), tx=transaction.get_connection())
+        client.insert(Pack(2), tx=connection)
+        riverpy.django.insert(Pack(3))
+        riverpy.django.client("other").insert(Pack(4))
+        assert contract.read_stored() == ([], [4])
+    assert contract.read_stored() == ([], [1, 2, 3, 4])
+    for tx, match in (
+        ("missing", "no alias of DATABASES"),
+        (connections.create_connection("default"), "not the one of this thread"),
+    ):
+        with pytest.raises(TransactionError, match=match):
+            client.insert(Pack(5), tx=tx)
+
+
+def test_psycopg2(project_url: str) -> None:
+    """The contract holds with psycopg2 too."""
+    subprocess.run([sys.executable, "-c", PSYCOPG2, project_url], check=True, timeout=60)
+
+
+def test_wrappers_and_autocommit() -> None:
+    """Wrappers of `execute` see the statements. Without AUTOCOMMIT the caller commits."""
+    seen: list[str] = []
+
+    def record(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        seen.append(sql)
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(record):
+        riverpy.django.insert(Pack(1))
+    assert len(seen) == 1
+    assert "river_job" in seen[0]
+    transaction.set_autocommit(False)
+    riverpy.django.insert(Pack(2))
+    transaction.rollback()
+    riverpy.django.insert(Pack(3))
+    transaction.commit()
+    transaction.set_autocommit(True)
+    assert contract.read_stored() == ([], [1, 3])
+
+
+def test_async_code() -> None:
+    """In an event loop Django's connections are refused, and `ainsert` inserts."""
+
+    async def run() -> None:
+        with pytest.raises(TransactionError, match="ainsert"):
+            riverpy.django.insert(Pack(1))
+        await riverpy.django.ainsert(Pack(2))
+
+    asyncio.run(run())
+    assert contract.read_stored() == ([], [2])
+
+
+def test_django_test_case() -> None:
+    """In a TestCase of Django's, each test is rolled back with its jobs."""
+
+    class InsertTest(TestCase):
+        def test_insert(self) -> None:
+            riverpy.django.insert(Pack(1))
+            with transaction.atomic():
+                riverpy.django.insert(Pack(2))
+            with connection.cursor() as cursor:
+                cursor.execute("select count(*) from river_job")
+                (count,) = cursor.fetchone()
+            assert count == 2
+
+    result = unittest.TestSuite([InsertTest("test_insert")]).run(unittest.TestResult())
+    assert result.wasSuccessful(), result.errors
+    assert contract.read_stored() == ([], [])
