@@ -102,6 +102,14 @@ def get_current_task() -> asyncio.Task[Any] | None:
         return None
 
 
+def get_running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread; None: there is none."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 async def sleep(seconds: float) -> None:
     """Wait for some seconds, in the event loop or without one."""
     if is_without_loop():

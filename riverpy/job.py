@@ -5,7 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Protocol,
+    TypeVar,
+    overload,
+    runtime_checkable,
+)
 
 import msgspec
 
@@ -20,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from datetime import datetime
 
-    from riverpy._postgres.sessions.protocols import CallerTransaction
+    from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
     from riverpy.attempt_log import AttemptLog
     from riverpy.progress import JobProgress
 
@@ -402,13 +411,23 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
         _json.encode(key)
         self._record_metadata(key, encode_metadata_value(value))
 
-    def complete_tx(self, tx: CallerTransaction) -> Coroutine[object, None, JobRow]:
+    @overload
+    def complete_tx(self, tx: BlockingTransaction) -> JobRow: ...
+    @overload
+    def complete_tx(self, tx: CallerTransaction) -> Coroutine[object, None, JobRow]: ...
+    def complete_tx(
+        self, tx: BlockingTransaction | CallerTransaction
+    ) -> JobRow | Coroutine[object, None, JobRow]:
         """Complete this job in your transaction, with the recorded output and metadata. Returns the
         completed job.
 
         The job and your data are then stored in one commit, or neither of them. After the commit,
         the rest of the code no longer changes how the job ends. After a rollback, the attempt ends
         as usual.
+
+        The type of `tx` decides how the call is made. A session for async code needs
+        `await job.complete_tx(session)`. With a blocking session, as in a blocking job in a thread,
+        `job.complete_tx(session)` has done its work when it returns.
 
         Args:
             tx: your connection or session, in a transaction.
@@ -418,9 +437,10 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
                 already. The transaction stays usable: roll it back.
             UniqueConflictError: another job has the same unique key.
             TransactionError: `tx` is closed, aborted or not in a transaction.
-            ClientStateError: the job is a blocking job.
+            ClientStateError: the job runs in a process of its own, or a blocking job has a session
+                for async code.
         """
-        raise make_unavailable_error("job.complete_tx")
+        raise make_unavailable_error("job.complete_tx", is_blocking_session_allowed=True)
 
     def _record_metadata(self, key: str, json_text: str) -> None:
         if self._metadata_updates is None:

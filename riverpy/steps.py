@@ -14,7 +14,7 @@ from riverpy.errors import ClientStateError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from riverpy._postgres.sessions.protocols import CallerTransaction
+    from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
 
 ArgsT = TypeVarTuple("ArgsT")
 CursorT = TypeVar("CursorT")
@@ -158,7 +158,7 @@ class StepMethods:
 
     def set_cursor(self, value: object) -> None:
         """Set the cursor of the running step. It is stored when the attempt fails, is snoozed,
-        cancelled or interrupted, and by `checkpoint`.
+        cancelled or interrupted, and by `checkpoint`. A step may call this in a thread.
 
         Raises:
             ArgsError: the value cannot be stored as JSON, or is larger than 1 MiB.
@@ -166,11 +166,18 @@ class StepMethods:
                 of its cursor.
             ClientStateError: the job is a blocking job.
         """
-        self._get_step_runner("job.set_cursor").set_cursor(value)
+        runner = self._get_step_runner("job.set_cursor", needs_event_loop=False)
+        runner.set_cursor(value)
 
+    @overload
+    def checkpoint(self, tx: BlockingTransaction, *, now: bool = ...) -> bool: ...
+    @overload
     def checkpoint(
-        self, tx: CallerTransaction | None = None, *, now: bool = False
-    ) -> Coroutine[object, None, bool]:
+        self, tx: CallerTransaction | None = ..., *, now: bool = ...
+    ) -> Coroutine[object, None, bool]: ...
+    def checkpoint(
+        self, tx: BlockingTransaction | CallerTransaction | None = None, *, now: bool = False
+    ) -> bool | Coroutine[object, None, bool]:
         """Store the completed steps and the cursors now, so that a killed process does not lose
         them. Returns whether they were stored.
 
@@ -178,6 +185,9 @@ class StepMethods:
         `tx`, the running step is stored in the caller's transaction: a step with a cursor at its
         cursor, another step as completed. Call it last in the transaction. After a rollback, the
         next attempt continues from what was stored before.
+
+        With a blocking session as `tx`, which a step may use in a thread, the call needs no `await`
+        and has done its work when it returns; see `complete_tx`.
 
         Args:
             tx: the transaction in which the running step writes its data.
@@ -190,19 +200,33 @@ class StepMethods:
             TransactionError: `tx` is closed, aborted or not in a transaction.
             ClientStateError: the job is a blocking job.
         """
-        return self._get_step_runner("job.checkpoint").checkpoint(tx, now=now)
+        return self._store_progress(tx, now=now)
 
-    def _get_step_runner(self, method: str) -> StepRunner:
-        """Return the steps of this attempt. `method` is the called method, for error texts."""
+    def _store_progress(
+        self, tx: BlockingTransaction | CallerTransaction | None, *, now: bool
+    ) -> bool | Coroutine[object, None, bool]:
+        """Store the progress, as `checkpoint`. A blocking session as `tx` gives the result at
+        once."""
+        raise make_unavailable_error("job.checkpoint")
+
+    def _get_step_runner(self, method: str, *, needs_event_loop: bool = True) -> StepRunner:
+        """Return the steps of this attempt. `method` is the called method, for error texts.
+        `needs_event_loop`: whether the method works only in the event loop."""
         raise make_unavailable_error(method)
 
 
-def make_unavailable_error(method: str) -> ClientStateError:
-    """Return the error for a method that needs the event loop of the worker."""
-    return ClientStateError(
+def make_unavailable_error(
+    method: str, *, is_blocking_session_allowed: bool = False
+) -> ClientStateError:
+    """Return the error for a method that needs the event loop of the worker.
+    `is_blocking_session_allowed`: whether a blocking session as `tx` works in a thread too."""
+    text = (
         f"{method} works only in an async job: register the function with @workers.job, and call "
         "blocking code in it with `await asyncio.to_thread(…)`"
     )
+    if is_blocking_session_allowed:
+        text += ". A blocking job in a thread may pass a blocking session as tx"
+    return ClientStateError(text)
 
 
 def is_in_event_loop() -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import anyio
 
@@ -18,20 +18,23 @@ from riverpy._postgres.transactions import (
     expect_open_transaction,
     expect_read_committed,
     make_wrong_database_error,
+    run_at_once_if_blocking,
 )
+from riverpy._without_loop import fail_after
 from riverpy.errors import FencedOutError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Coroutine
 
     from riverpy._leases.lease import Lease
     from riverpy._postgres.connection import DedicatedConnection
     from riverpy._postgres.driver import Connection, Transaction
-    from riverpy._postgres.sessions.protocols import CallerTransaction
+    from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
 
 FENCED_TRANSACTION_TIMEOUT = timedelta(seconds=5)
 """The timeout of one fenced transaction, which commits only during its term. The open transaction
 of a dead leader delays the next leader by at most this time."""
+WRITE_REFUSED_REASON = "the database refused a write of its term"
 LOCK_WAIT_SHARE_OF_TIMEOUT = 1 / 5
 """A statement may wait for a locked row for this fraction of its transaction's timeout."""
 ROLLBACK_TIMEOUT = 0.5
@@ -66,13 +69,20 @@ class LeaderTerm:
         if not self.is_held:
             raise FencedOutError("this process is not the leader any more")
 
-    async def fence(self, connection: CallerTransaction) -> None:
+    @overload
+    def fence(self, connection: BlockingTransaction) -> None: ...
+    @overload
+    def fence(self, connection: CallerTransaction) -> Coroutine[object, None, None]: ...
+    def fence(
+        self, connection: BlockingTransaction | CallerTransaction
+    ) -> Coroutine[object, None, None] | None:
         """Bind the transaction that is open on `connection` to this term: the transaction commits
         only while no other term can begin.
 
         Call this method before the transaction writes, and in the outermost transaction: the
         rollback of a savepoint would undo the fence. The server ends a transaction that lasts
-        longer than 5 seconds or `Config.leader_ttl`, whichever is shorter.
+        longer than 5 seconds or `Config.leader_ttl`, whichever is shorter. With a blocking session,
+        the call needs no `await`, as for `Lease.fence`.
 
         Args:
             connection: your connection or session, in a transaction. In the domain `default` the
@@ -85,19 +95,20 @@ class LeaderTerm:
                 `run_once(tx=…)`.
             Exception: one of DATABASE_ERRORS.
         """
+        return run_at_once_if_blocking(connection, self._fence(connection))
+
+    async def _fence(self, connection: object) -> None:
         transaction = expect_open_transaction(connection)
         self.expect_held()
         is_rivers_row = self.lease.name == DEFAULT_DOMAIN
         if is_rivers_row:
             await expect_read_committed(transaction)
-        with anyio.fail_after(
-            TRANSACTION_CHECK_TIMEOUT, reason="passing the fence of a leader term took long"
-        ):
+        with fail_after(TRANSACTION_CHECK_TIMEOUT, "passing the fence of a leader term took long"):
             is_held = await self._try_to_fence_transaction(transaction)
         if not is_held:
-            if await self.lease.renew_in_store():
+            if await self.lease.confirm_or_end(WRITE_REFUSED_REASON):
                 raise await make_wrong_database_error(transaction, "this leader term")
-            raise self._end_fenced_out_term()
+            raise _make_fenced_out_error()
         if is_rivers_row:
             await expect_no_savepoint(transaction)
 
@@ -112,8 +123,12 @@ class LeaderTerm:
 
     def _end_fenced_out_term(self) -> FencedOutError:
         """End the term, and return the error to raise."""
-        self.lease.end("the database refused a write of its term", may_be_held=False)
-        return FencedOutError("another process is the leader, or may be")
+        self.lease.end(WRITE_REFUSED_REASON, may_be_held=False)
+        return _make_fenced_out_error()
+
+
+def _make_fenced_out_error() -> FencedOutError:
+    return FencedOutError("another process is the leader, or may be")
 
 
 class TermFence(LeaderTerm):

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
-
-import anyio
+from typing import TYPE_CHECKING, Any, overload
 
 from riverpy._lifecycle import StopCause
 from riverpy._log import get_logger
 from riverpy._log_events import LEASE_CHECK_FAILED
 from riverpy._postgres.driver import PostgresError
+from riverpy._postgres.transactions import run_at_once_if_blocking
+from riverpy._without_loop import fail_after, get_running_loop, is_without_loop
 from riverpy.errors import ConfigError, LeaseLostError
 from riverpy.stats import LeaseLag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from types import TracebackType
 
     from riverpy._clock import Timer
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from riverpy._leases.store import LeaseStore
     from riverpy._leases.timing import LeaseTiming
     from riverpy._postgres.leases import LeaseAcquireResult
-    from riverpy._postgres.sessions.protocols import CallerTransaction
+    from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
 
 LEASE_STORE_TIMEOUT = 5.0
 """The timeout of one call of the store, in seconds."""
@@ -80,6 +80,7 @@ class Lease:
         self._pid = os.getpid()
         self._store, self._timing, self._timer = store, timing, timer
         self._valid_until = attempted_at + timing.validity_seconds
+        self._loop = asyncio.get_running_loop()
         self._end_event = asyncio.Event()
         self._end_callbacks: list[Callable[[], object]] = []
 
@@ -144,7 +145,15 @@ class Lease:
         ago = max(self._timer.seconds_since_boot() - reported_at, 0.0)
         return LeaseLag(count=count, age=age, reported_ago=ago)
 
-    async def fence(self, connection: CallerTransaction | MemoryTransaction) -> None:
+    @overload
+    def fence(self, connection: BlockingTransaction) -> None: ...
+    @overload
+    def fence(
+        self, connection: CallerTransaction | MemoryTransaction
+    ) -> Coroutine[object, None, None]: ...
+    def fence(
+        self, connection: BlockingTransaction | CallerTransaction | MemoryTransaction
+    ) -> Coroutine[object, None, None] | None:
         """Bind the transaction that is open on `connection` to this term: it commits only while no
         other term can begin.
 
@@ -153,6 +162,10 @@ class Lease:
         longer than the lease's ttl. Before PostgreSQL 17, the limit applies only to each statement
         and each time between two statements. Any isolation level is allowed, and renewals continue
         during the transaction.
+
+        The type of `connection` decides how the call is made. A session for async code needs
+        `await lease.fence(session)`. With a blocking session, as in a thread,
+        `lease.fence(session)` has done its work when it returns.
 
         Args:
             connection: your connection or session, in a transaction. For a lease in memory: a
@@ -165,26 +178,44 @@ class Lease:
             TimeoutError: the database did not answer before the local deadline.
             asyncpg.PostgresError: the transaction has failed.
         """
+        return run_at_once_if_blocking(connection, self._fence(connection))
+
+    async def _fence(self, connection: object) -> None:
         self.expect_held()
         ttl = self._timing.ttl_timedelta
         try:
-            with anyio.fail_after(
+            with fail_after(
                 self.valid_for,
-                reason=f"the fence of lease {self.name!r} was not set before the local deadline",
+                f"the fence of lease {self.name!r} was not set before the local deadline",
             ):
                 is_held = await self.try_fence(connection, timeout=ttl, lock_timeout=ttl)
         except PostgresError as error:
             if getattr(error, "sqlstate", None) != _SERIALIZATION_FAILURE:
                 raise
-            if await self.renew_in_store():  # the lease is held, only the snapshot is too old
-                raise
-            self.end(FENCE_REFUSED_REASON, may_be_held=False)
+            if await self.confirm_or_end(FENCE_REFUSED_REASON):
+                raise  # the lease is held, only the snapshot is too old
         else:
-            if not is_held and await self.renew_in_store():
+            if not is_held and await self.confirm_or_end(FENCE_REFUSED_REASON):
                 raise await self._store.wrong_database_error(connection, self.name)
-            if not is_held:
-                self.end(FENCE_REFUSED_REASON, may_be_held=False)
         self.expect_held()
+
+    async def confirm_or_end(self, reason: str) -> bool:
+        """Return whether the server confirms that the lease is held. Otherwise end the lease, after
+        a transaction did not find its row. This may be called in any thread, as by the fence of a
+        blocking session."""
+        if not is_without_loop():
+            return await self._confirm_or_end(reason)
+        if get_running_loop() is self._loop:
+            self.end(reason, may_be_held=False)  # this thread cannot wait for its own event loop
+            return False
+        call = asyncio.run_coroutine_threadsafe(self._confirm_or_end(reason), self._loop)
+        return call.result(2 * LEASE_STORE_TIMEOUT)
+
+    async def _confirm_or_end(self, reason: str) -> bool:
+        if await self.renew_in_store():
+            return True
+        self.end(reason, may_be_held=False)
+        return False
 
     @property
     def fence_statement(self) -> str:

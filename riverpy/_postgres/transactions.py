@@ -28,11 +28,11 @@ from riverpy._postgres.sessions.session import (
     SessionState,
 )
 from riverpy._postgres.sql_files import get_query
-from riverpy._without_loop import fail_after, is_without_loop
+from riverpy._without_loop import fail_after, is_without_loop, run_without_loop
 from riverpy.errors import InsertError, TransactionError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
     from datetime import datetime
 
     from riverpy._postgres.driver import Transaction
@@ -103,6 +103,23 @@ def _expect_kind_for_client(connection: Transaction, tx: object) -> None:
         f"tx must be {BLOCKING_ACCEPTED_TEXT}, got {name}, which is async: use riverpy.Client for "
         "it, or pass the blocking session that `AsyncSession.run_sync` gives to its function"
     )
+
+
+def is_blocking_transaction(tx: object) -> bool:
+    """Whether `tx` is a connection or session for code that is not async. A text is a name of
+    Django's."""
+    if isinstance(tx, str):
+        return True
+    session = None if is_asyncpg_connection(tx) else adapt_session(tx)
+    return session is not None and session.is_blocking
+
+
+def run_at_once_if_blocking(
+    tx: object, call: Coroutine[object, None, T]
+) -> T | Coroutine[object, None, T]:
+    """Run a call in a blocking transaction at once, and return its result. In another transaction,
+    return the call, which the caller awaits."""
+    return run_without_loop(call) if is_blocking_transaction(tx) else call
 
 
 def get_pooler_remedy(connection: Transaction) -> str:

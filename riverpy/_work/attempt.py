@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import msgspec
 from msgspec import UNSET
 
 from riverpy._postgres.jobs import AttemptResult, ClaimKey, StoredOutcome
+from riverpy._postgres.transactions import is_blocking_transaction, run_at_once_if_blocking
 from riverpy._work.attempt_store import encode_json_object
 from riverpy._work.steps import (
     CURSORS_METADATA_KEY,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from riverpy._lifecycle import StopCause
-    from riverpy._postgres.sessions.protocols import CallerTransaction
+    from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
     from riverpy._work.attempt_store import AttemptStore
     from riverpy.attempt_log import AttemptLog
     from riverpy.progress import JobProgress
@@ -245,12 +246,20 @@ class Attempt(Job[Any]):
         if STEP_METADATA_KEY_PREFIX in self._row[JobColumn.METADATA]:
             self.step_runner = AttemptStepRunner(self)
 
-    def _get_step_runner(self, method: str) -> AttemptStepRunner:
-        if not is_in_event_loop():
+    def _get_step_runner(self, method: str, *, needs_event_loop: bool = True) -> AttemptStepRunner:
+        if not is_in_event_loop() and (needs_event_loop or self.step_runner is None):
             raise make_unavailable_error(method)
         if self.step_runner is None:
             self.step_runner = AttemptStepRunner(self)
         return self.step_runner
+
+    def _store_progress(
+        self, tx: BlockingTransaction | CallerTransaction | None, *, now: bool
+    ) -> bool | Coroutine[object, None, bool]:
+        is_blocking = is_blocking_transaction(tx)
+        runner = self._get_step_runner("job.checkpoint", needs_event_loop=not is_blocking)
+        call = runner.checkpoint(cast("CallerTransaction | None", tx), now=now)
+        return run_at_once_if_blocking(tx, call)
 
     def remove_metadata_update(self, key: str) -> None:
         """Do not store this key when the attempt ends."""
@@ -282,10 +291,17 @@ class Attempt(Job[Any]):
         else:
             await self.attempt_store.merge_metadata(self.claim_key, updates, tx=tx)
 
-    def complete_tx(self, tx: CallerTransaction) -> Coroutine[object, None, JobRow]:
-        if not is_in_event_loop():
-            raise make_unavailable_error("job.complete_tx")
-        return self._complete_in_transaction(tx)
+    @overload
+    def complete_tx(self, tx: BlockingTransaction) -> JobRow: ...
+    @overload
+    def complete_tx(self, tx: CallerTransaction) -> Coroutine[object, None, JobRow]: ...
+    def complete_tx(
+        self, tx: BlockingTransaction | CallerTransaction
+    ) -> JobRow | Coroutine[object, None, JobRow]:
+        if not is_in_event_loop() and not is_blocking_transaction(tx):
+            raise make_unavailable_error("job.complete_tx", is_blocking_session_allowed=True)
+        call = self._complete_in_transaction(cast("CallerTransaction", tx))
+        return run_at_once_if_blocking(tx, call)
 
     async def _complete_in_transaction(self, tx: CallerTransaction) -> JobRow:
         job = await self.attempt_store.complete_job(self.claim_key, self.metadata_updates_json, tx)

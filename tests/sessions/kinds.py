@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from contextlib import (
     AbstractAsyncContextManager,
@@ -264,6 +265,21 @@ class BlockingCaller(Caller):
         """`connection` ends the transactions of a cursor."""
         self.tx = tx
         self._connection = tx if connection is None else connection
+        self._is_inside = False
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        if self._is_inside:
+            return function()
+        self._is_inside = True
+        try:
+            return await self._call_outside(function)
+        finally:
+            self._is_inside = False
+
+    async def _call_outside(self, function: Callable[[], Any]) -> Any:
+        """Call a function as code does that is not async: psycopg's in the thread of a running
+        event loop, as in a notebook, and SQLAlchemy's in a thread without one."""
+        return function() if self._is_psycopg else await asyncio.to_thread(function)
 
     @property
     def _is_psycopg(self) -> bool:
@@ -320,16 +336,9 @@ class RunSyncCaller(BlockingCaller):
     def __init__(self, session: AsyncSession) -> None:
         super().__init__(session.sync_session)
         self._session = session
-        self._is_inside = False
 
-    async def call(self, function: Callable[[], Any]) -> Any:
-        if self._is_inside:
-            return function()
-        self._is_inside = True
-        try:
-            return await self._session.run_sync(lambda _: function())
-        finally:
-            self._is_inside = False
+    async def _call_outside(self, function: Callable[[], Any]) -> Any:
+        return await self._session.run_sync(lambda _: function())
 
 
 @asynccontextmanager
@@ -379,7 +388,7 @@ async def blocking_sqlalchemy_caller(
         elif shape == "session":
             tx = Session(engine)
         else:
-            tx = scoped_session(sessionmaker(engine))
+            tx = scoped_session(sessionmaker(engine), scopefunc=lambda: "test")
         try:
             yield BlockingCaller(tx)
         finally:

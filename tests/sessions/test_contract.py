@@ -16,6 +16,7 @@ from riverpy import (
     InsertError,
     InsertManyParams,
     InsertOpts,
+    LeaseLostError,
     LeaseManager,
     NotFoundError,
     TransactionError,
@@ -26,6 +27,8 @@ from tests.client.test_caller_transactions import CALLS, ClientCall, state
 from tests.work.rig import PATIENCE, Task
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from riverpy import Job
     from tests._database import Schema
     from tests.sessions.kinds import Caller
@@ -232,47 +235,59 @@ async def test_cancelled_insert(async_caller: Caller, schema: Schema) -> None:
     assert await stored(schema) == ([], [])
 
 
-async def test_fence(async_caller: Caller, schema: Schema) -> None:
-    """A lease's fence binds the transaction to the lease. It is refused in a savepoint."""
-    caller, client = async_caller, Client(config=Config(schema=schema.name))
-    async with (
-        LeaseManager(schema.url, schema=schema.name) as manager,
-        manager.hold("lock") as lease,
-    ):
-        await lease.fence(caller.tx)
+async def call_with(caller: Caller, method: Callable[[Any], Any]) -> Any:
+    """Call a method with the caller's session. A blocking session gets the result at once."""
+    if caller.is_blocking:
+        return await caller.call(lambda: method(caller.tx))
+    return await method(caller.tx)
+
+
+async def test_fence(caller: Caller, client: Client, schema: Schema) -> None:
+    """A lease's fence binds the transaction to the lease. It is refused in a savepoint, and after
+    another process has taken the lease."""
+    async with LeaseManager(schema.url, schema=schema.name) as manager:
+        lease = await manager.try_acquire("lock")
+        assert lease is not None
+        await call_with(caller, lease.fence)
         await write_with_job(caller, client, schema, 1)
         await caller.commit()
         await caller.begin()
         async with caller.savepoint():
             await write(caller, schema, 2)
             with pytest.raises(TransactionError, match="savepoint"):
-                await lease.fence(caller.tx)
+                await call_with(caller, lease.fence)
+        await caller.rollback()
+        await caller.begin()
+        await schema.execute("update riverpy_lease set epoch = epoch + 1")
+        with pytest.raises(LeaseLostError, match="the database refused its fence"):
+            await call_with(caller, lease.fence)
+        assert not lease.is_held
     await caller.rollback()
     assert await stored(schema) == ([1], [1])
 
 
-async def test_jobs(async_caller: Caller, rig: Rig) -> None:
+async def test_jobs(caller: Caller, client: Client, rig: Rig) -> None:
     """A running worker is woken by the commit. The job completes itself in the caller's
     transaction, and stores the progress of a step there."""
-    caller = async_caller
     schema = rig.schema
     done = anyio.Event()
 
     @rig.job
     async def job(job: Job[Task]) -> None:
         async def step() -> None:
-            await job.checkpoint(caller.tx)
+            assert await call_with(caller, job.checkpoint)
 
         await caller.begin()
         await job.step("step", step)
         await caller.commit()
         await caller.begin()
         await write(caller, schema, job.args.n)
-        await job.complete_tx(caller.tx)
+        completed = await call_with(caller, job.complete_tx)
+        assert completed.state == "completed"
         await caller.commit()
         done.set()
 
-    async with rig.client().working() as client:
+    async with rig.client().working():
         await client.insert(Task(1), tx=caller.tx)
         await caller.rollback()
         await caller.begin()
