@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,16 +97,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Collect as the first worker, or wait for it."""
-    if not hasattr(session.config, "workerinput"):
-        return (yield)
-    if _LOCK not in session.config.stash:
+    """Collect as the first worker, or wait for it. The garbage collector ignores the collected
+    tests, which live as long as the run."""
+    lock = session.config.stash.get(_LOCK, None)
+    if lock is None and hasattr(session.config, "workerinput"):
         os.close(_locked(fcntl.LOCK_SH))
-        return (yield)
+    gc.disable()
     try:
         return (yield)
     finally:
-        os.close(session.config.stash[_LOCK])
+        gc.freeze()
+        gc.enable()
+        if lock is not None:
+            os.close(lock)
 
 
 def _locked(mode: int) -> int:

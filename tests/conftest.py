@@ -52,6 +52,8 @@ SERVER_SETTINGS = {
     # Autovacuum would take time from tests, and change their query plans at random.
     "autovacuum_naptime": "1d",
 }
+HIDING = str(Path(__file__).with_name("hidden"))
+"""A directory of modules that hide packages from the processes of the tests."""
 _SYSTEM = sorted(path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 _RENDER = structlog.processors.KeyValueRenderer(["timestamp", "level", "event"])
 _HAS_FAILED = pytest.StashKey[bool]()
@@ -59,6 +61,13 @@ _HAS_FAILED = pytest.StashKey[bool]()
 # The duration of an example depends on the machine.
 settings.register_profile("riverpy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("riverpy")
+
+
+def pytest_configure() -> None:
+    """Let all processes that the tests start find the modules in `HIDING` first."""
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if HIDING not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([HIDING, *filter(None, paths)])
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
