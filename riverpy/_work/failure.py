@@ -32,6 +32,10 @@ FILES_THAT_CALL_JOB_CODE = {
     ),
     str(Path(__file__).parent.with_name("_middleware_chain.py")),
     str(Path(__file__).parent.with_name("joblog.py")),
+    *(
+        str(Path(__file__).parents[1] / "django" / name)
+        for name in ("task_runs.py", "task_workers.py")
+    ),
     *(multiprocessing.spawn.__file__, "<frozen runpy>"),
 }
 """The files of riverpy and Python that call the code of a job. Stored tracebacks start after the

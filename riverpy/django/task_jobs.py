@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 from datetime import datetime  # noqa: TC003 (the decoder reads the annotations)
 from typing import TYPE_CHECKING, Any, cast
@@ -45,7 +46,8 @@ _STATUS_BY_STATE = {
     JobState.CANCELLED: TaskResultStatus.FAILED,
     JobState.DISCARDED: TaskResultStatus.FAILED,
 }
-_ERROR_CLASS_PATTERN = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?=:|$)")
+_ERROR_CLASS_PATTERN = re.compile(r"([A-Za-z]+(?:Error|Exception|Exit|Group))(?=:|$)")
+"""The name of a class at the start of an error text."""
 
 
 class TaskFailure(msgspec.Struct, frozen=True):
@@ -158,8 +160,8 @@ def _make_task_error(error: AttemptError, metadata: TaskMetadata) -> Any:
     failure = metadata.failures.get(str(error.attempt))
     if failure is None:
         match = _ERROR_CLASS_PATTERN.match(error.error)
-        name = match[1] if match and hasattr(__builtins__, match[1]) else ""
-        failure = TaskFailure(f"builtins.{name}" if name else UNKNOWN_EXCEPTION)
+        is_builtin = match is not None and isinstance(getattr(builtins, match[1], None), type)
+        failure = TaskFailure(f"builtins.{match[1]}" if match and is_builtin else UNKNOWN_EXCEPTION)
     return TaskError(
         exception_class_path=failure.exception_class,
         traceback=failure.trace or error.trace or f"{error.error}\n",

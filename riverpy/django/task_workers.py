@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from django.apps import apps
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from riverpy.django.task_jobs import find_task, make_kind
 from riverpy.django.task_runs import TaskRun
@@ -21,8 +21,6 @@ from riverpy.job import Job  # noqa: TC001 (the registry reads the annotations)
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
-
-    from msgspec import UnsetType
 
     from riverpy.worker import Workers
 

@@ -55,6 +55,18 @@ def make_settings(url: str) -> dict[str, Any]:
         "RIVERPY": {"WORKERS": "tests.django.shop.jobs:workers"},
         "ROOT_URLCONF": "tests.django.urls",
         "SECRET_KEY": "not a secret",
+        "TASKS": {
+            "default": {
+                "BACKEND": "riverpy.django.tasks.RiverpyBackend",
+                "QUEUES": ["default", "mail"],
+                "OPTIONS": {"MAX_ATTEMPTS": 2},
+            },
+            "other": {
+                "BACKEND": "riverpy.django.tasks.RiverpyBackend",
+                "QUEUES": [],
+                "OPTIONS": {"MODULES": [__name__]},
+            },
+        },
         "TEMPLATES": [
             {
                 "BACKEND": "django.template.backends.django.DjangoTemplates",

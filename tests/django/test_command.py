@@ -124,15 +124,17 @@ def test_help(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
 async def test_client_of_the_settings() -> None:
     """`WORKERS` names a registry, a client, or a function, async or not, that returns one."""
     client = await make_client()
-    assert (list(client.workers or ()), dict(client.queues)) == (
-        ["pack", "pack_in_process", "pack_async"],
-        {"default": QueueConfig(max_workers=100)},
-    )
-    for name, queues in (("client", {"mail"}), ("make_async", {"default"})):
+    kinds = [kind for kind in client.workers or () if not kind.startswith("django:")]
+    assert kinds == ["pack", "pack_in_process", "pack_async"]
+    assert {name: one.max_workers for name, one in client.queues.items()} == {
+        "default": 100,
+        "mail": 100,
+    }
+    for name, queues in (("client", {"mail"}), ("make_async", {"default", "mail"})):
         with override_settings(RIVERPY={"WORKERS": f"{__name__}:{name}"}):
             assert {*(await make_client()).queues} == queues
     for name, text in (("nothing", "which is no riverpy.Workers"), ("no_workers", "no worker")):
-        setting = override_settings(RIVERPY={"WORKERS": f"{__name__}:{name}"})
+        setting = override_settings(RIVERPY={"WORKERS": f"{__name__}:{name}"}, TASKS={})
         with setting, pytest.raises(ImproperlyConfigured, match=text):
             await make_client()
 
