@@ -145,7 +145,8 @@ class _WebWorker:
 
     @asynccontextmanager
     async def working(self) -> AsyncGenerator[None]:
-        """Work jobs during the block, and stop the client softly at its end."""
+        """Work jobs during the block, and stop the client softly at its end. If the block is
+        cancelled, running jobs are cancelled at once."""
         error: BaseException | None = None
         try:
             async with anyio.create_task_group() as tasks:
@@ -153,6 +154,9 @@ class _WebWorker:
                 self._has_started = True
                 try:
                     yield
+                except anyio.get_cancelled_exc_class():
+                    self._client.stop_and_cancel()  # the server was told to end at once
+                    raise
                 finally:
                     self._client.stop()
                     with anyio.CancelScope(shield=True):  # `run` has a timeout for its stop

@@ -227,6 +227,27 @@ async def test_fault(rig: Rig, monkeypatch: pytest.MonkeyPatch, log: list[Any]) 
     assert [entry["event"] for entry in log].count(WEB_WORKER_FAILED) == 1
 
 
+async def test_cancelled_lifespan(rig: Rig) -> None:
+    """A server that must end at once cancels the lifespan. Then running jobs are cancelled without
+    a wait, and their attempts do not count."""
+    is_running = anyio.Event()
+
+    @rig.job(timeout=None)
+    async def work(job: riverpy.Job[Task]) -> None:
+        is_running.set()
+        await anyio.sleep_forever()
+
+    client = rig.client(soft_stop_timeout=None)
+    with anyio.CancelScope() as scope:
+        async with riverpy.web.lifespan(client, work=True)(None):
+            await client.insert(Task())
+            await is_running.wait()
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert not client.is_open
+    assert [(job["state"], job["attempt"]) for job in await rig.schema.jobs()] == [("available", 0)]
+
+
 def test_imports() -> None:
     """`import riverpy.web` imports no framework, and a missing framework has a clear error."""
     code = """
