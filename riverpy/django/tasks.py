@@ -106,7 +106,7 @@ class RiverpyBackend(BaseTaskBackend):
 
         Raises:
             TaskResultDoesNotExist: there is no such job. Completed jobs are deleted after a day by
-                default, see `Config.completed_job_retention`.
+                default, see `Config.retention`.
         """
         settings = read_settings()
         text = str(result_id)
