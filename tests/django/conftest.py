@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from riverpy import _plugins
 from tests._database import create_database, drop_database, new_database_name, run_apart
 from tests.django import project
 
 project.set_up()
-_plugins.process_plugins.clear()  # other tests run clients in this process
 
 from django.core.management import call_command  # noqa: E402
 from django.db import connection, connections  # noqa: E402

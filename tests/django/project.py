@@ -9,6 +9,8 @@ import django
 from django.conf import settings
 from django.db import connections
 
+from riverpy import _plugins
+
 APP_NAMES = (
     "django.contrib.admin",
     "django.contrib.auth",
@@ -36,13 +38,14 @@ def make_database_settings(url: str, **options: object) -> dict[str, Any]:
 
 
 def make_settings(url: str) -> dict[str, Any]:
-    """Return the settings of a project. It has three aliases for its database."""
+    """Return the settings of a project. It has several aliases for its database."""
     return {
         "ALLOWED_HOSTS": ["*"],
         "DATABASES": {
             "default": make_database_settings(url),
             "other": make_database_settings(url),
             "bound": make_database_settings(url, server_side_binding=True),
+            "contract": make_database_settings(url),
         },
         "DEFAULT_AUTO_FIELD": "django.db.models.BigAutoField",
         "INSTALLED_APPS": list(APP_NAMES),
@@ -86,14 +89,17 @@ def make_settings(url: str) -> dict[str, Any]:
 
 
 def set_up(url: str = "postgresql:///unknown") -> None:
-    """Set up Django in this process. `use_database` sets another database later."""
-    settings.configure(**make_settings(url))
-    django.setup()
+    """Set up Django in this process, once. `use_database` sets another database later."""
+    if not settings.configured:
+        settings.configure(**make_settings(url))
+        django.setup()
+        _plugins.process_plugins.clear()  # other tests run clients in this process
 
 
-def use_database(url: str) -> None:
-    """Use this database for all aliases."""
+def use_database(url: str, *aliases: str) -> None:
+    """Use this database for these aliases, or for all."""
     connections.close_all()
     for alias, values in make_settings(url)["DATABASES"].items():
-        connections[alias].settings_dict.update(values)
-        connections.settings[alias].update(values)
+        if not aliases or alias in aliases:
+            connections[alias].settings_dict.update(values)
+            connections.settings[alias].update(values)

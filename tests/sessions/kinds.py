@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
     asynccontextmanager,
     contextmanager,
+    suppress,
 )
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import psycopg
+from django.db import DatabaseError, transaction
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import (
     AsyncSession,
@@ -28,6 +31,7 @@ from sqlalchemy.pool import NullPool
 import riverpy.sync
 from riverpy import Client
 from riverpy._without_loop import run_without_loop
+from tests.django import project
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
@@ -37,6 +41,9 @@ if TYPE_CHECKING:
     from riverpy import Config
 
 
+project.set_up()
+
+
 class Caller(ABC):
     """A caller's code with one connection of its library, which is in a transaction."""
 
@@ -44,6 +51,8 @@ class Caller(ABC):
     """What the caller passes as `tx`."""
     is_blocking = False
     """Whether `tx` is for `riverpy.sync.Client`."""
+    commits_by_itself = False
+    """Whether a call in no transaction commits by itself."""
 
     @property
     def is_sqlalchemy(self) -> bool:
@@ -395,7 +404,62 @@ async def blocking_sqlalchemy_caller(
             tx.close()
 
 
+class DjangoCaller(BlockingCaller):
+    """A connection of Django's, in the only thread of a pool."""
+
+    commits_by_itself = True
+
+    def __init__(self, thread: ThreadPoolExecutor) -> None:
+        self._thread = thread
+        super().__init__(thread.submit(transaction.get_connection, "contract").result())
+        self._block: Any = None
+
+    async def _call_outside(self, function: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    def _execute(self, sql: str) -> Any:
+        cursor = self.tx.cursor()
+        cursor.execute(sql)
+        return cursor
+
+    async def begin(self) -> None:
+        if self._block is None:
+            self._block = self._make_savepoint()
+            await self.call(self._block.__enter__)
+
+    async def commit(self) -> None:
+        block, self._block = self._block, None
+        await self.call(lambda: block.__exit__(None, None, None))
+
+    async def rollback(self) -> None:
+        if self._block is not None:
+            await self.call(lambda: self.tx.set_rollback(True))
+            await self.commit()
+
+    async def close(self) -> None:
+        with suppress(DatabaseError):
+            await self.rollback()
+        await self.call(self.tx.close)
+
+    def _make_savepoint(self) -> AbstractContextManager[Any]:
+        return transaction.atomic(using="contract")
+
+
+@asynccontextmanager
+async def django_caller(url: str) -> AsyncGenerator[DjangoCaller]:
+    """Open a connection of Django's."""
+    project.use_database(url, "contract")
+    with ThreadPoolExecutor(1) as thread:
+        caller = DjangoCaller(thread)
+        await caller.begin()
+        try:
+            yield caller
+        finally:
+            await caller.close()
+
+
 BLOCKING_KINDS: dict[str, Any] = {
+    "django": django_caller,
     "blocking-psycopg": blocking_psycopg_caller,
     "blocking-psycopg-cursor": lambda url, **options: blocking_psycopg_caller(
         url, is_cursor=True, **options
