@@ -488,8 +488,8 @@ class Client(
 
     @asynccontextmanager
     async def working(self) -> AsyncGenerator[Self]:
-        """Work jobs during the `async with` block, for example in the lifespan of a web
-        application.
+        """Work jobs during the `async with` block. A web application uses
+        `riverpy.web.lifespan(client, work=True)` instead.
 
         The end of the block stops the client and waits for running jobs, up to
         `Config.soft_stop_timeout`. A fault in riverpy itself ends the block.

@@ -244,8 +244,18 @@ asyncio.run(main())
 """
 
 
+LITESTAR = """
+from litestar.testing import TestClient
+from litestar_app import app
+
+with TestClient(app) as http:
+    print(http.post("/users/7/welcome").json())
+"""
+
+
 async def test_web_handler(fresh_database_url: str, tmp_path: Path) -> None:
-    """The web handler of the docs inserts a job with its user, or none, and works it."""
+    """The web handler of the docs inserts a job with its user, or none, and works it. The handler
+    of Litestar inserts a job."""
     page = (ROOT / "docs" / "web-handler.md").read_text("utf-8")
     environ = environment(fresh_database_url)
     for block in blocks(page):
@@ -255,6 +265,8 @@ async def test_web_handler(fresh_database_url: str, tmp_path: Path) -> None:
     printed = await asyncio.to_thread(use, Block("python", "run", WEB), tmp_path, "", environ)
     # The job may run before the answer to the request is printed.
     assert sorted(printed.splitlines()) == ["201", "['completed']", "refused", "welcome, user 1"]
+    printed = await asyncio.to_thread(use, Block("python", "run", LITESTAR), tmp_path, "", environ)
+    assert printed == "{'job_id': 2}\n"
 
 
 def test_runner_can_fail(tmp_path: Path) -> None:

@@ -128,6 +128,7 @@ async def start(fresh_database_url: str, tmp_path: Path) -> Start:
 
 
 HOLDING = "SELECT count(*) = 2 FROM pg_stat_activity WHERE wait_event = 'advisory'"
+STOPPING = "SELECT count(*) > 0 AND bool_and(state = 'stopping') FROM riverpy_client"
 END_CONNECTIONS = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name ~ '^riverpy'
@@ -157,8 +158,10 @@ async def test_stop(start: Start, command: str, processes: int) -> None:
         server.process.terminate()
         if command != HYPERCORN:  # it prints nothing
             await server.until_printed("Shutting down", processes)
-        await server.connection.execute("SELECT pg_advisory_unlock_all()")
+        await server.connection.execute("SELECT pg_advisory_unlock($1)", REQUEST_LOCK)
         assert await request == 201
+        await server.until_true(STOPPING)
+        await server.connection.execute("SELECT pg_advisory_unlock($1)", JOB_LOCK)
         assert await server.process.wait() == 0
         states = await server.states()
         orders = await server.connection.fetchval("SELECT count(*) FROM orders")
