@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
 SHARING = (
+    "tests/repository/test_logs.py",
+    "tests/repository/test_properties.py",
+    "tests/repository/test_tree.py",
     "tests/repository/test_wheel.py",
     "tests/maintenance/test_plans.py",
     "tests/typing/test_mypy.py",
     "tests/work/test_plans.py",
 )
-"""Files whose tests share a table that takes long to fill, a wheel, or a run of mypy. The tests of
-each file run on one worker."""
+"""Files whose tests share a table that takes long to fill, a wheel, syntax trees, or a run of mypy.
+The tests of each file run on one worker."""
 DJANGO = "tests/django/"
 """Tests that share a database with the tables of Django. They run on one worker."""
 QUIET = (

@@ -41,6 +41,8 @@ from tests.cli.invoking import invoke
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from click.testing import Result
+
 RIVERPY = Path(sys.executable).with_name("riverpy")
 WRONG = [
     "postgres//u:s3cret@h/d",
@@ -548,23 +550,20 @@ def test_command_names_the_server_of_the_environment(tmp_path: Path) -> None:
     """--print-config and connection errors show the server that the PG* variables select."""
     environ = {"PGHOST": "127.0.0.1", "PGPORT": "1", "PGUSER": "u", "PGDATABASE": "d"}
 
-    def run(*args: str, **more: str) -> subprocess.CompletedProcess[str]:
-        env = {**environ, **more}
-        return subprocess.run(
-            [RIVERPY, *args], capture_output=True, text=True, env=env, cwd=tmp_path
-        )
+    def run(*args: str, **more: str) -> Result:
+        return invoke(*args, **{**environ, **more})
 
     assert "database d of user u at 127.0.0.1:1 " in run("worker", "x", "--print-config").stdout
     done = run("migrate", "list")
-    assert (done.returncode, done.stderr) == (
+    assert (done.exit_code, done.stderr) == (
         1,
         "riverpy: cannot connect to 127.0.0.1:1: connection refused\n",
     )
     done = run("migrate", "list", PGPORT="xx")
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "PGPORT" in done.stderr
     done = run("migrate", "list", PGSERVICE="none", PGSERVICEFILE=str(tmp_path / "none"))
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "there is no service 'none'" in done.stderr
 
 

@@ -231,9 +231,9 @@ class WorkerProcess:
         """Wait for a line of stdout."""
         await self._until(lambda: line in self.printed, f"stdout {line!r}")
 
-    async def until_logged(self, event: str) -> dict[str, Any]:
-        """Wait for a log entry and return it."""
-        await self._until(lambda: bool(self.entries(event)), f"log entry {event!r}")
+    async def until_logged(self, event: str, count: int = 1) -> dict[str, Any]:
+        """Wait for this number of log entries and return the first."""
+        await self._until(lambda: len(self.entries(event)) >= count, f"log entry {event!r}")
         return self.entries(event)[0]
 
     def entries(self, event: str) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from riverpy import _log_events
@@ -64,6 +65,7 @@ def read_calls(tree: ast.AST) -> tuple[dict[str, Usage], list[str]]:
     return usages, literals
 
 
+@cache
 def read_package() -> tuple[dict[str, Usage], list[str]]:
     """Return what `read_calls` finds in the whole package."""
     usages: dict[str, Usage] = {}

@@ -433,23 +433,23 @@ async def test_zero_snooze(rig: Rig) -> None:
 
 
 @pytest.mark.timeout(180)
-async def test_a_thousand_snoozes(rig: Rig) -> None:
-    """A job that snoozes 1,000 times uses up no attempt, and its row does not grow (LD-20)."""
+async def test_many_snoozes(rig: Rig) -> None:
+    """A job that snoozes 300 times uses up no attempt, and its row does not grow (LD-20)."""
     runs = 0
 
     @rig.job
     async def work(job: Job[Task]) -> None:
         nonlocal runs
         runs += 1
-        if runs <= 1000:
+        if runs <= 300:
             raise JobSnooze(timedelta(0))
 
     async with rig.working() as client:
         await client.insert(Task(), InsertOpts(max_attempts=3))
-        await rig.take(1001)
+        await rig.take(301)
     (row,) = await rig.schema.jobs()
     assert (row["state"], row["attempt"], row["errors"]) == ("completed", 1, None)
-    assert metadata_of(row) == {"snoozes": 1000}
+    assert metadata_of(row) == {"snoozes": 300}
     assert len(row["attempted_by"]) == 100
     size = await rig.schema.fetchval("SELECT pg_column_size(j.*) FROM river_job AS j")
     assert size < 16_000
