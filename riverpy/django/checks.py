@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.checks import CheckMessage, Error, Tags, Warning, register  # noqa: A004 (Django's)
 from django.core.exceptions import ImproperlyConfigured
-from django.db import Error as DjangoDatabaseError
 from django.db import connections
+from django.db.migrations.recorder import MigrationRecorder
 
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
+from riverpy._postgres.schema import list_migration_lines
 from riverpy.client import Client
 from riverpy.django.schema import read_schema
 from riverpy.django.settings import (
@@ -24,6 +26,10 @@ from riverpy.worker import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from riverpy.django.schema import RiverSchema
 
 WRONG_SETTING_ID = "riverpy.E001"
 WORKERS_NOT_IMPORTED_ID = "riverpy.E002"
@@ -85,13 +91,25 @@ def check_tables(databases: Sequence[str] | None = None, **_: Any) -> Sequence[C
     # `manage.py migrate` runs this check before it creates the tables.
     if settings.database not in (databases or ()) or sys.argv[1:2] == ["migrate"]:
         return []
-    command = (
-        f"manage.py migrate --database {settings.database}"
-        if settings.migrations == "django"
-        else "manage.py riverpy migrate up"
-    )
+    connection = connections[settings.database]
+    command = "manage.py riverpy migrate up"
     try:
-        messages = read_schema(connections[settings.database], settings.schema).find_problems()
-    except (RiverError, DjangoDatabaseError) as error:
-        messages = [str(error)]
+        schema = read_schema(connection, settings.schema)
+        messages = schema.find_problems()
+        if settings.migrations == "django" and not _are_recorded(connection, schema):
+            command = f"manage.py migrate --database {settings.database}"
+    except (RiverError, *DATABASE_ERRORS) as error:
+        messages = [describe_error(error)]
     return [Warning(message, hint=f"run `{command}`", id=TABLES_MISSING_ID) for message in messages]
+
+
+def _are_recorded(connection: BaseDatabaseWrapper, schema: RiverSchema) -> bool:
+    """Whether Django has recorded a missing migration as applied. Then `manage.py migrate` would
+    not apply it."""
+    missing = {
+        f"{line}_{version:03}"
+        for line in list_migration_lines()
+        for version in schema.state.missing_versions(line)
+    }
+    recorded = MigrationRecorder(connection).applied_migrations()
+    return any(app == "riverpy" and name.partition("_")[2] in missing for app, name in recorded)

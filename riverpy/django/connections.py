@@ -6,10 +6,10 @@ A worker runs no requests, so Django itself would never close them.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import SyncToAsync, sync_to_async
+from asgiref.sync import SyncToAsync
 from django.db import close_old_connections, reset_queries
 
 from riverpy._plugins import add_process_plugin
@@ -28,6 +28,10 @@ class ConnectionClosing:
 
     child_setup = CHILD_SETUP_FUNCTION
 
+    def __init__(self) -> None:
+        self._is_closing = False
+        """Whether the thread for the queries of async code will close connections."""
+
     @contextmanager
     def around_blocking_job(self) -> Generator[None]:
         """Close old connections of this thread, before and after a blocking job."""
@@ -38,13 +42,20 @@ class ConnectionClosing:
             _close_connections()
 
     async def work(self, _job: Job[Any], do_inner: WorkInner, /) -> None:
-        """Run a job. After an async job, close old connections of the thread in which Django runs
-        the queries of all async code, if this thread exists."""
+        """Run a job. After a job, let the thread in which Django runs the queries of all async code
+        close its old connections, if this thread exists. The job does not wait for it: the thread
+        may be busy with the query of another job."""
         try:
             await do_inner()
         finally:
-            if _is_async_query_thread_used():
-                await sync_to_async(_close_connections)()
+            if _is_async_query_thread_used() and not self._is_closing:
+                self._is_closing = True
+                with suppress(RuntimeError):  # the interpreter ends
+                    SyncToAsync.single_thread_executor.submit(self._close_in_async_query_thread)
+
+    def _close_in_async_query_thread(self) -> None:
+        self._is_closing = False
+        _close_connections()
 
 
 def _close_connections() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, cast
 
-from django.core.exceptions import ImproperlyConfigured
-
 from riverpy.client import Client
 from riverpy.config import QueueConfig
 from riverpy.django.settings import SETTING_NAME, import_workers, read_settings
+from riverpy.errors import ConfigError
 from riverpy.worker import Workers
 
 if TYPE_CHECKING:
@@ -21,7 +20,8 @@ async def make_client() -> Client:
     each of Django's tasks.
 
     Raises:
-        ImproperlyConfigured: there are no workers and no tasks, or the setting is wrong.
+        ConfigError: there are no workers and no tasks.
+        ImproperlyConfigured: the setting is wrong.
     """
     settings = read_settings()
     found = None if settings.workers is None else await _load_workers(settings.workers)
@@ -31,7 +31,7 @@ async def make_client() -> Client:
     workers = Workers() if found is None else Workers().include(found)
     task_queues = _include_task_workers(workers)
     if not len(workers):
-        raise ImproperlyConfigured(
+        raise ConfigError(
             f'there is no worker: set {SETTING_NAME} = {{"WORKERS": "shop.jobs:workers"}}, which '
             "names a riverpy.Workers with at least one worker"
         )
@@ -51,7 +51,7 @@ async def _load_workers(import_path: str) -> Workers | Client:
         result: object = cast("Any", found)()
         found = await result if inspect.isawaitable(result) else result
     if not isinstance(found, (Workers, Client)):
-        raise ImproperlyConfigured(
+        raise ConfigError(
             f"{SETTING_NAME}['WORKERS'] names {import_path!r}, which is no riverpy.Workers or "
             f"riverpy.Client but {type(found).__name__}"
         )

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import override_settings
 
 import riverpy.django
-from riverpy import Client, QueueConfig, Workers
+from riverpy import Client, ConfigError, QueueConfig, Workers
 from riverpy.django.command import main
 from riverpy.django.worker import make_client
 from tests.django.shop import jobs
@@ -135,7 +134,7 @@ async def test_client_of_the_settings() -> None:
             assert {*(await make_client()).queues} == queues
     for name, text in (("nothing", "which is no riverpy.Workers"), ("no_workers", "no worker")):
         setting = override_settings(RIVERPY={"WORKERS": f"{__name__}:{name}"}, TASKS={})
-        with setting, pytest.raises(ImproperlyConfigured, match=text):
+        with setting, pytest.raises(ConfigError, match=text):
             await make_client()
 
 

@@ -106,7 +106,8 @@ class DjangoSession(CallerSession):
 
     def get_server_version(self) -> ServerVersion:
         """Return the version of the server, as asyncpg does."""
-        self._connection.ensure_connection()
+        with self._translate_errors():
+            self._connection.ensure_connection()
         return ServerVersion(*self._connection.get_database_version())
 
     def get_state(self) -> SessionState:
