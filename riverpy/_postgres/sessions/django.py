@@ -129,9 +129,10 @@ class DjangoSession(CallerSession):
                 cursor.execute(to_pyformat(statement), parameters)
             else:
                 cursor.execute(statement)
-            if cursor.description is None:
+            description = cursor.description  # psycopg makes it at each read
+            if description is None:
                 return []
-            columns = [column[0] for column in cursor.description]
+            columns = [column[0] for column in description]
             rows = [tuple(map(_decode_value, row)) for row in cursor.fetchall()]
         return make_records(columns, rows)
 
