@@ -13,7 +13,8 @@ from scripts._bench.competitors import NAMES
 from scripts._bench.goals import GOALS, Goal
 from scripts._bench.samples import Samples
 from scripts._bench.table import KEYS, TITLES, as_json, as_text
-from scripts._bench.tx_insert.names import ALONE
+from scripts._bench.tx_insert.markdown import make_table
+from scripts._bench.tx_insert.names import ALONE, SESSIONS
 from scripts._bench.tx_insert.timing import Timings
 from scripts.bench_compare import parse_arguments
 
@@ -104,6 +105,19 @@ def test_transactions_are_compared_in_turns() -> None:
     found = timings.result()
     assert found.us == pytest.approx({ALONE: 5e6, "riverpy": 2e5})
     assert found.reasons == {"row": "ImportError: no such"}
+
+
+def test_table_of_transactions() -> None:
+    """The table for the docs has a row for each kind of session, and a column for each insert that
+    was measured, with the range of riverpy."""
+    found = Samples()
+    for number, us in enumerate((300.0, 310.0, 1500.0)):
+        found.add("tx_insert_asyncpg", "riverpy", number, us)
+        found.add("tx_insert_psycopg", "chancy", number, us)
+    lines = make_table(as_json(found, ABOUT)).splitlines()
+    assert lines[0] == "| session | riverpy | Chancy |"
+    assert lines[2] == "| asyncpg | 310 (300 to 1,500) | – |"
+    assert len(lines) == 2 + len(SESSIONS)
 
 
 def test_small_run() -> None:
