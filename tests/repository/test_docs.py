@@ -29,6 +29,7 @@ from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.services import DefaultDomainLeaderCheck, LeaderFunctionService
 from riverpy._tools.doctor import check_runner
 from riverpy.cli._settings import SETTINGS
+from tests._database import connected
 from tests.repository.command_names import is_command
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ _FENCE = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTA
 _FILE_COMMENT = re.compile(r"# (\w+\.py)\n")
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 BLOCK_TIMEOUT = 120
+GUIDES = [page for page in PAGES if page.stem == "sync" or page.stem.startswith("coming-from-")]
 BEFORE_A_COMMAND = ("|", "||", "&", "&&", ";", "(", "until", "while", "if", "do", "then", "!")
 
 
@@ -119,6 +121,43 @@ async def test_page(page: Path, fresh_database_url: str, tmp_path: Path) -> None
         printed = await asyncio.to_thread(use, block, tmp_path, printed, environ)
 
 
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_python_of_guides_is_used(page: Path) -> None:
+    """Each block of Python in a guide is run or imported. The programs of other libraries, before
+    the change to riverpy, compile."""
+    for section in re.split(r"^## ", page.read_text("utf-8"), flags=re.MULTILINE):
+        for language, use, content in _FENCE.findall(section):
+            if language == "python" and not use and not _FILE_COMMENT.match(content):
+                assert section.startswith("Before\n"), content
+                compile(content, page.name, "exec")
+
+
+async def test_move_from_procrastinate(fresh_database_url: str, tmp_path: Path) -> None:
+    """The program of the guide moves the waiting jobs of one task, with their times. A job that
+    another session has locked stays."""
+    page = (ROOT / "docs" / "coming-from-procrastinate.md").read_text("utf-8")
+    environ = environment(fresh_database_url)
+    (move,) = [block for block in blocks(page) if block.use == "file=move.py"]
+    use(move, tmp_path, "", environ)
+    migrate = Block("sh", "run", "riverpy migrate up")
+    await asyncio.to_thread(use, migrate, tmp_path, "", environ)
+    async with connected(fresh_database_url) as connection, connection.transaction():
+        async with connected(fresh_database_url) as other:
+            await other.execute(THEIR_JOBS)
+        await connection.execute("select from procrastinate_jobs where id = 4 for update")
+        run = Block("sh", "run", "python move.py tasks.welcome welcome")
+        printed = await asyncio.to_thread(use, run, tmp_path, "", environ)
+    assert printed == "2 jobs were moved\n"
+    async with connected(fresh_database_url) as connection:
+        jobs = await connection.fetch("select kind, args, queue, state from river_job order by id")
+        left = await connection.fetch("select id from procrastinate_jobs where status = 'todo'")
+    assert [tuple(job) for job in jobs] == [
+        ("welcome", '{"user_id": 1}', "mail", "available"),
+        ("welcome", '{"user_id": 2}', "mail", "scheduled"),
+    ]
+    assert [row["id"] for row in left] == [4, 5]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links(page: Path) -> None:
     """Links to files of this repository lead somewhere."""
@@ -195,6 +234,19 @@ def test_index_links_every_page() -> None:
     navigation = "".join(re.findall(r"^:hidden:\n(.*?)^```$", index, re.MULTILINE | re.DOTALL))
     assert sorted(navigation.split()) == pages
 
+
+THEIR_JOBS = """
+create table procrastinate_jobs (
+  id bigint, status text, task_name text, args jsonb, scheduled_at timestamptz, queue_name text
+);
+insert into procrastinate_jobs values
+  (1, 'todo', 'tasks.welcome', '{"user_id": 1}', null, 'mail'),
+  (2, 'todo', 'tasks.welcome', '{"user_id": 2}', now() + interval '1 day', 'mail'),
+  (3, 'doing', 'tasks.welcome', '{"user_id": 3}', null, 'mail'),
+  (4, 'todo', 'tasks.welcome', '{"user_id": 4}', null, 'mail'),
+  (5, 'todo', 'tasks.book', '{"user_id": 5}', null, 'mail')
+"""
+"""The columns of Procrastinate's table that the program uses."""
 
 WEB = """
 import asyncio, os, sys

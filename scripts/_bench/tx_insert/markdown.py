@@ -28,9 +28,7 @@ def make_table(found: dict[str, Any]) -> str:
     """Return the table: a row for each kind of session, a column for each insert that was
     measured. riverpy's figure has its range."""
     rows = {session: found.get(make_measure_key(session), {}) for session in SESSIONS}
-    columns = [
-        name for name in COLUMNS if any(row.get(name) is not None for row in rows.values())
-    ]
+    columns = [name for name in COLUMNS if any(row.get(name) is not None for row in rows.values())]
     lines = [
         f"| session | {' | '.join(TITLES.get(name, name) for name in columns)} |",
         f"|-|{'-|' * len(columns)}",

@@ -75,6 +75,8 @@ def sqlalchemy_kind(url: str, driver: str) -> Generator[SyncKind]:
             tx, RiverqueueArgs()
         ),
     }
+    if driver == "psycopg2":
+        kind.inserts["procrastinate"] = _procrastinate_psycopg2
     yield kind
     engine.dispose()
 
@@ -157,6 +159,21 @@ def _procrastinate(tx: Any) -> None:
     from scripts._bench.tx_insert.peer_apps import procrastinate_task
 
     procrastinate_task(is_sync=True).configure(connection=tx).defer()
+
+
+@cache
+def _psycopg2_task() -> Any:
+    from procrastinate import App
+    from procrastinate.contrib.sqlalchemy import SQLAlchemyPsycopg2Connector
+
+    @App(connector=SQLAlchemyPsycopg2Connector()).task(name="noop")
+    def noop() -> None: ...
+
+    return noop
+
+
+def _procrastinate_psycopg2(tx: Any) -> None:
+    _psycopg2_task().configure(connection=tx.connection()).defer()
 
 
 @cache
