@@ -133,10 +133,10 @@ END_CONNECTIONS = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name ~ '^riverpy'
 """
-UVICORN_WORKERS = "uvicorn program:app --port {port} --workers 4"
+UVICORN_WORKERS = "uvicorn program:app --port {port} --workers 2"
 GUNICORN = "gunicorn program:app -b 127.0.0.1:{port} -w 2 --no-control-socket -k uvicorn_worker."
 HYPERCORN = "hypercorn program:app -b 127.0.0.1:{port}"
-SERVERS = [(UVICORN_WORKERS, 4), (GUNICORN + "UvicornWorker", 2), (HYPERCORN, 1)]
+SERVERS = [(UVICORN_WORKERS, 2), (GUNICORN + "UvicornWorker", 2), (HYPERCORN, 1)]
 UVICORN = "uvicorn program:app --port {port}"
 
 
