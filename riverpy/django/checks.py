@@ -92,15 +92,16 @@ def check_tables(databases: Sequence[str] | None = None, **_: Any) -> Sequence[C
     if settings.database not in (databases or ()) or sys.argv[1:2] == ["migrate"]:
         return []
     connection = connections[settings.database]
-    command = "manage.py riverpy migrate up"
+    hint = "run `manage.py riverpy migrate up`"
     try:
         schema = read_schema(connection, settings.schema)
         messages = schema.find_problems()
         if settings.migrations == "django" and not _are_recorded(connection, schema):
-            command = f"manage.py migrate --database {settings.database}"
+            hint = f"run `manage.py migrate --database {settings.database}`"
     except (RiverError, *DATABASE_ERRORS) as error:
         messages = [describe_error(error)]
-    return [Warning(message, hint=f"run `{command}`", id=TABLES_MISSING_ID) for message in messages]
+        hint = f"correct DATABASES[{settings.database!r}] or {SETTING_NAME}, and check again"
+    return [Warning(message, hint=hint, id=TABLES_MISSING_ID) for message in messages]
 
 
 def _are_recorded(connection: BaseDatabaseWrapper, schema: RiverSchema) -> bool:

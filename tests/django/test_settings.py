@@ -120,6 +120,7 @@ def test_tables(project_url: str) -> None:
         with override_settings(RIVERPY={"SCHEMA": "missing"}):
             (warning,) = checks.check_tables(["default"])
         assert "schema 'missing' does not exist" in warning.msg
+        assert (warning.hint or "").startswith("correct DATABASES")
     finally:
         with connection.cursor() as cursor:
             cursor.execute("drop schema empty cascade; drop schema partial cascade")

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, assert_type
 import msgspec
 
 import riverpy
+import riverpy.django
+import riverpy.sync
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -158,3 +160,14 @@ async def watch() -> None:
 
 async def run() -> None:
     assert_type(await client.run(drain=True), riverpy.StopReport)
+
+
+def insert_in_django(blocking: riverpy.sync.Client) -> None:
+    from django.db import connection, transaction
+
+    blocking.insert(Welcome(1), tx="default")
+    blocking.insert(Welcome(1), tx=transaction.get_connection("default"))
+    blocking.insert(Welcome(1), tx=connection.cursor())  # pyright: ignore[reportArgumentType]
+    assert_type(riverpy.django.insert(Welcome(1), using="default"), riverpy.InsertResult)
+    riverpy.django.insert(NoKind(1))  # pyright: ignore[reportArgumentType]
+    assert_type(riverpy.django.client().job_cancel(1), riverpy.JobRow)
