@@ -5,6 +5,7 @@ from __future__ import annotations
 from riverpy._leading.subscriptions import LeadershipSubscription
 from riverpy._leading.term_fence import LeaderTerm
 from riverpy._lifecycle import StopCause
+from riverpy._postgres.sessions.protocols import CallerTransaction as Transaction
 from riverpy._work.stop import StopReport
 from riverpy._work.subscriptions import Subscription
 from riverpy.attempt_log import AttemptLog
@@ -209,6 +210,7 @@ __all__ = [
     "StopReport",
     "StuckJob",
     "Subscription",
+    "Transaction",
     "TransactionError",
     "Unique",
     "UniqueConflictError",

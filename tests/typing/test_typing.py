@@ -11,6 +11,7 @@ def test_user_code() -> None:
     kinds = [
         "audited",
         "billed",
+        "blocking",
         "crunch",
         "greet",
         "invoice",

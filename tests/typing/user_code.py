@@ -17,6 +17,7 @@ from msgspec import UNSET, UnsetType
 from pydantic import BaseModel
 
 import riverpy
+import riverpy.sync
 from riverpy.otel import OpenTelemetryPlugin
 from riverpy.sentry import SentryPlugin
 
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     import psycopg
+    import psycopg_pool
+    from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, scoped_session
 
 workers = riverpy.Workers()
 
@@ -162,6 +166,61 @@ async def insert_in_transactions(
     await client.job_cancel(1, tx=connection)
     assert_type(await client.run_once("key", count_objects, tx=session), riverpy.Execution[int])
     assert_type(await client.run_once("key", count_rows), riverpy.Execution[int])
+
+
+async def insert_anywhere(client: riverpy.Client, tx: riverpy.Transaction) -> None:
+    """The type of `tx` has a name, to annotate parameters."""
+    await client.insert(Resize("/x"), tx=tx)
+
+
+def insert_in_any_session(client: riverpy.sync.Client, tx: riverpy.sync.Transaction) -> int:
+    """The type of `tx` for code that is not async."""
+    return client.insert(Resize("/x"), tx=tx).job.id
+
+
+def count_new(session: Session) -> int:
+    """An effect in the caller's own session."""
+    return len(session.new)
+
+
+def insert_without_await(
+    engine: Engine,
+    pool: psycopg_pool.ConnectionPool[psycopg.Connection[tuple[Any, ...]]],
+    connection: psycopg.Connection[dict[str, object]],
+    cursor: psycopg.Cursor[Any],
+    session: Session,
+    scoped: scoped_session[Session],
+    core: Connection,
+) -> None:
+    """Each kind of blocking database and transaction is accepted without a cast."""
+    for database in (engine, pool, connection, "postgres://localhost/app"):
+        with riverpy.sync.Client(database, workers=workers) as client:
+            assert_type(client.insert(Resize("/x")), riverpy.InsertResult)
+    client = riverpy.sync.Client()
+    client.insert(Resize("/x"), tx=connection)
+    client.insert(Resize("/x"), tx=cursor)
+    client.insert(Resize("/x"), tx=session)
+    client.queue_pause("mail", tx=core)
+    client.insert(Resize("/x"), tx="default")
+    assert_type(client.job_get(1, tx=scoped), riverpy.JobRow)
+    assert_type(client.run_once("key", count_new, tx=session), riverpy.Execution[int])
+    for row in client.jobs(kinds=["resize"], tx=core):
+        assert_type(row, riverpy.JobRow)
+
+
+@workers.blocking_job(kind="blocking")
+def complete_without_await(job: riverpy.Job[Resize], session: Session | None = None) -> None:
+    if session is not None:
+        assert_type(job.complete_tx(session), riverpy.JobRow)
+        assert_type(job.checkpoint(session), bool)
+
+
+async def fence_both(
+    lease: riverpy.Lease, session: Session, connection: psycopg.AsyncConnection
+) -> None:
+    """A fence of an async session is awaited."""
+    await lease.fence(connection)
+    assert_type(lease.fence(session), None)
 
 
 class ResizeWorker(riverpy.Worker[Resize]):

@@ -14,13 +14,20 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 import riverpy
+import riverpy.sync
 
 if TYPE_CHECKING:
     import asyncpg
     import psycopg
     from sqlalchemy import Engine
-    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
-    from sqlalchemy.orm import Session
+    from sqlalchemy.ext.asyncio import (
+        AsyncConnection,
+        AsyncEngine,
+        AsyncSession,
+        async_scoped_session,
+        async_sessionmaker,
+    )
+    from sqlalchemy.orm import Session, sessionmaker
 
 workers = riverpy.Workers()
 client = riverpy.Client("postgres://localhost/app", workers=workers)
@@ -140,3 +147,31 @@ async def main(
     riverpy.JobSnooze(5)  # pyright: ignore[reportArgumentType]
     riverpy.Config(job_timeout=timedelta(1), soft_stop_timeout=3)  # pyright: ignore[reportArgumentType]
     print((await client.insert(Welcome(1))).job.identity)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
+
+
+def call_without_await(
+    sessions: sessionmaker[Session],
+    engine: Engine,
+    async_engine: AsyncEngine,
+    async_session: AsyncSession,
+    async_scoped: async_scoped_session[AsyncSession],
+    async_connection: AsyncConnection,
+    async_psycopg: psycopg.AsyncConnection,
+    async_cursor: psycopg.AsyncCursor,
+    connection: asyncpg.Connection[asyncpg.Record],
+) -> None:
+    """Make wrong calls of the blocking client."""
+    client = riverpy.sync.Client()
+    client.insert(Welcome(1), tx=1)  # pyright: ignore[reportArgumentType]
+    client.insert(Welcome(1), tx=engine)  # pyright: ignore[reportArgumentType]
+    client.insert(Welcome(1), tx=sessions)  # pyright: ignore[reportArgumentType]
+    client.insert(Welcome(1), tx=async_session)  # pyright: ignore[reportArgumentType]
+    client.insert(Welcome(1), tx=async_scoped)  # pyright: ignore[reportArgumentType]
+    client.insert(Welcome(1), tx=async_connection)  # pyright: ignore[reportArgumentType]
+    client.insert(Welcome(1), tx=async_psycopg)  # pyright: ignore[reportArgumentType]
+    client.insert(Welcome(1), tx=async_cursor)  # pyright: ignore[reportArgumentType]
+    client.insert(Welcome(1), tx=connection)  # pyright: ignore[reportArgumentType]
+    client.run_once("key", effect, tx=async_session)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    riverpy.sync.Client(1)  # pyright: ignore[reportArgumentType]
+    riverpy.sync.Client(async_engine)  # pyright: ignore[reportArgumentType]
+    riverpy.sync.Client(async_psycopg)  # pyright: ignore[reportArgumentType]
