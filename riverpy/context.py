@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -17,14 +18,23 @@ running_client: ContextVar[object | None] = ContextVar("riverpy_running_client",
 """The client that runs the calling code. `riverpy.current_client` returns it with its type."""
 
 
+running_client_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar(
+    "riverpy_running_client_loop", default=None
+)
+"""The event loop of the client that runs the calling code, which may run in another thread."""
+
+
 @contextmanager
 def calling_client(client: object) -> Generator[None]:
-    """Let all code that starts in the `with` block belong to this client."""
+    """Let all code that starts in the `with` block belong to this client, which runs in the running
+    event loop."""
     token = running_client.set(client)
+    loop_token = running_client_loop.set(asyncio.get_running_loop())
     try:
         yield
     finally:
         with suppress(ValueError):  # the block may end in another context, at the end of the loop
+            running_client_loop.reset(loop_token)
             running_client.reset(token)
 
 

@@ -12,7 +12,8 @@ def current_client() -> Client:
     client.
 
     A blocking job in a thread gets the client too, but the client's methods must be called in the
-    client's event loop.
+    client's event loop. `riverpy.sync.current_client()` returns
+    a client for such a job.
 
     Raises:
         ClientStateError: no client runs the calling code. A blocking job in a process of its own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from riverpy._postgres.sessions.protocols import BlockingTransaction as Transaction
+from riverpy.sync._current_client import current_client
 from riverpy.sync.client import Client
 
-__all__ = ["Client", "Transaction"]
+__all__ = ["Client", "Transaction", "current_client"]

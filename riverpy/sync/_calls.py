@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from typing import Any
 
-    from riverpy._insert.inserter import SendRows
+    from riverpy._insert.inserter import Args, SendRows
     from riverpy._insert.row import PreparedJob
     from riverpy._postgres.driver import Pool, Transaction
     from riverpy._postgres.inserts import InsertRow
     from riverpy._postgres.sessions.protocols import CallerTransaction
     from riverpy.config import Config
+    from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
     from riverpy.sync._database import BlockingDatabase, Isolation
     from riverpy.worker import Workers
 
@@ -95,6 +96,24 @@ class BlockingCalls(
         async with make_async(database.transaction(isolation)) as session:
             with translate_notify_channel_error():
                 yield session
+
+    async def insert(
+        self, args: Args, opts: InsertOpts | None, *, tx: CallerTransaction | None
+    ) -> InsertResult:
+        """Insert a job, as `riverpy.Client.insert`."""
+        return await self.inserter.insert(args, opts, tx=tx)
+
+    async def insert_many(
+        self, params: Sequence[InsertManyParams], *, tx: CallerTransaction | None
+    ) -> list[InsertResult]:
+        """Insert jobs, as `riverpy.Client.insert_many`."""
+        return await self.inserter.insert_many(params, tx=tx)
+
+    async def insert_many_fast(
+        self, params: Sequence[InsertManyParams], *, tx: CallerTransaction | None
+    ) -> int:
+        """Insert jobs by COPY, as `riverpy.Client.insert_many_fast`."""
+        return await self.inserter.insert_many_fast(params, tx=tx)
 
     @cached_property
     def inserter(self) -> Inserter:

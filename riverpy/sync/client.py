@@ -17,12 +17,20 @@ from riverpy.sync._calls import BlockingCalls
 from riverpy.sync._choice import make_database
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        Callable,
+        Coroutine,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
     from datetime import timedelta
     from types import TracebackType
 
     from riverpy._postgres.passwords import PasswordFunction
     from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
+    from riverpy.client import Client as AsyncClient
     from riverpy.executions import Execution
     from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
     from riverpy.job import JobArgs, JobRow, RawArgs
@@ -81,7 +89,9 @@ class Client:
         check_client_arguments(workers, config)
         self._config = config or Config()
         self._database = make_database(database, self._config, password)
-        self._calls = BlockingCalls(self._database, self._config, workers)
+        self._calls: BlockingCalls | AsyncClient = BlockingCalls(
+            self._database, self._config, workers
+        )
 
     @property
     def config(self) -> Config:
@@ -114,6 +124,16 @@ class Client:
         if self._database is not None:
             self._database.close()
 
+    def _run(self, call: Coroutine[Any, Any, ResultT], tx: BlockingTransaction | None) -> ResultT:
+        """Run a call to its end, and return its result."""
+        return run_without_loop(call)
+
+    def _iterate(
+        self, found: AsyncGenerator[ResultT], tx: BlockingTransaction | None
+    ) -> Iterator[ResultT]:
+        """Iterate over results."""
+        return iterate_without_loop(found)
+
     # -- inserting
 
     def insert(
@@ -139,7 +159,7 @@ class Client:
             SchemaMissingError: the database has no River tables.
             ClientStateError: there is no `tx`, and the client has no database or is not open.
         """
-        return run_without_loop(self._calls.inserter.insert(args, opts, tx=_give_tx(tx)))
+        return self._run(self._calls.insert(args, opts, tx=_give_tx(tx)), tx)
 
     def insert_many(
         self, params: Sequence[InsertManyParams], *, tx: BlockingTransaction | None = None
@@ -150,7 +170,7 @@ class Client:
             InsertError: there is no job, or a job is not allowed; nothing was sent.
             RiverError, TypeError: as `insert`.
         """
-        return run_without_loop(self._calls.inserter.insert_many(params, tx=_give_tx(tx)))
+        return self._run(self._calls.insert_many(params, tx=_give_tx(tx)), tx)
 
     def insert_many_fast(
         self, params: Sequence[InsertManyParams], *, tx: BlockingTransaction | None = None
@@ -163,7 +183,7 @@ class Client:
             InsertError: as `insert_many`; or riverpy has no COPY on this kind of connection.
             RiverError, TypeError: as `insert`.
         """
-        return run_without_loop(self._calls.inserter.insert_many_fast(params, tx=_give_tx(tx)))
+        return self._run(self._calls.insert_many_fast(params, tx=_give_tx(tx)), tx)
 
     # -- one job
 
@@ -175,7 +195,7 @@ class Client:
             NotFoundError: there is no job with this id.
             JobDamagedError: the server cannot read the job.
         """
-        return run_without_loop(self._calls.job_get(job_id, tx=_give_tx(tx)))
+        return self._run(self._calls.job_get(job_id, tx=_give_tx(tx)), tx)
 
     def job_cancel(self, job_id: int, *, tx: BlockingTransaction | None = None) -> JobRow:
         """Cancel a job, as `riverpy.Client.job_cancel`. Returns the job.
@@ -183,7 +203,7 @@ class Client:
         Raises:
             ConfigError, NotFoundError, JobDamagedError: as `job_get`.
         """
-        return run_without_loop(self._calls.job_cancel(job_id, tx=_give_tx(tx)))
+        return self._run(self._calls.job_cancel(job_id, tx=_give_tx(tx)), tx)
 
     def job_retry(self, job_id: int, *, tx: BlockingTransaction | None = None) -> JobRow:
         """Make a job available now, as `riverpy.Client.job_retry`. Returns the job.
@@ -192,7 +212,7 @@ class Client:
             ConfigError, NotFoundError, JobDamagedError: as `job_get`.
             UniqueConflictError: another job has the same unique key now.
         """
-        return run_without_loop(self._calls.job_retry(job_id, tx=_give_tx(tx)))
+        return self._run(self._calls.job_retry(job_id, tx=_give_tx(tx)), tx)
 
     def job_update(
         self, job_id: int, *, output: object, tx: BlockingTransaction | None = None
@@ -203,7 +223,7 @@ class Client:
             ArgsError: the output cannot be encoded as JSON, or is larger than 32 MiB as JSON.
             ConfigError, NotFoundError, JobDamagedError: as `job_get`.
         """
-        return run_without_loop(self._calls.job_update(job_id, output=output, tx=_give_tx(tx)))
+        return self._run(self._calls.job_update(job_id, output=output, tx=_give_tx(tx)), tx)
 
     def job_delete(self, job_id: int, *, tx: BlockingTransaction | None = None) -> JobRow:
         """Delete a job. Returns the job as it was.
@@ -212,7 +232,7 @@ class Client:
             JobRunningError: the job is running. Nothing was changed.
             ConfigError, NotFoundError, JobDamagedError: as `job_get`.
         """
-        return run_without_loop(self._calls.job_delete(job_id, tx=_give_tx(tx)))
+        return self._run(self._calls.job_delete(job_id, tx=_give_tx(tx)), tx)
 
     # -- many jobs
 
@@ -240,7 +260,7 @@ class Client:
             tx=_give_tx(tx),
             **filters,
         )
-        return run_without_loop(call)
+        return self._run(call, tx)
 
     def jobs(
         self,
@@ -267,7 +287,7 @@ class Client:
             tx=_give_tx(tx),
             **filters,
         )
-        return iterate_without_loop(found)
+        return self._iterate(found, tx)
 
     def job_count(
         self, *, tx: BlockingTransaction | None = None, **filters: Unpack[JobFilters]
@@ -277,7 +297,7 @@ class Client:
         Raises:
             ConfigError: a filter is not allowed.
         """
-        return run_without_loop(self._calls.job_count(tx=_give_tx(tx), **filters))
+        return self._run(self._calls.job_count(tx=_give_tx(tx), **filters), tx)
 
     def job_delete_many(
         self,
@@ -298,7 +318,7 @@ class Client:
         call = self._calls.job_delete_many(
             limit=limit, unsafe_all=unsafe_all, tx=_give_tx(tx), **filters
         )
-        return run_without_loop(call)
+        return self._run(call, tx)
 
     def job_retry_many(
         self,
@@ -316,7 +336,7 @@ class Client:
         call = self._calls.job_retry_many(
             limit=limit, on_progress=on_progress, tx=_give_tx(tx), **filters
         )
-        return run_without_loop(call)
+        return self._run(call, tx)
 
     def job_cancel_many(
         self,
@@ -334,7 +354,7 @@ class Client:
         call = self._calls.job_cancel_many(
             limit=limit, on_progress=on_progress, tx=_give_tx(tx), **filters
         )
-        return run_without_loop(call)
+        return self._run(call, tx)
 
     def job_delete_in_batches(
         self,
@@ -352,7 +372,7 @@ class Client:
         call = self._calls.job_delete_in_batches(
             limit=limit, on_progress=on_progress, tx=_give_tx(tx), **filters
         )
-        return run_without_loop(call)
+        return self._run(call, tx)
 
     # -- queues, periodic jobs and the leader
 
@@ -362,7 +382,7 @@ class Client:
         Raises:
             NotFoundError: no client has worked a queue with this name.
         """
-        return run_without_loop(self._calls.queue_get(name, tx=_give_tx(tx)))
+        return self._run(self._calls.queue_get(name, tx=_give_tx(tx)), tx)
 
     def queue_list(
         self, *, limit: int = QUEUE_LIST_LIMIT_DEFAULT, tx: BlockingTransaction | None = None
@@ -372,7 +392,7 @@ class Client:
         Raises:
             ConfigError: `limit` is below 1.
         """
-        return run_without_loop(self._calls.queue_list(limit=limit, tx=_give_tx(tx)))
+        return self._run(self._calls.queue_list(limit=limit, tx=_give_tx(tx)), tx)
 
     def queue_lags(
         self, names: Sequence[str], *, tx: BlockingTransaction | None = None
@@ -382,7 +402,7 @@ class Client:
         Raises:
             ConfigError: a queue name is not allowed.
         """
-        return run_without_loop(self._calls.queue_lags(names, tx=_give_tx(tx)))
+        return self._run(self._calls.queue_lags(names, tx=_give_tx(tx)), tx)
 
     def queue_update(
         self, name: str, *, metadata: Mapping[str, object], tx: BlockingTransaction | None = None
@@ -394,7 +414,7 @@ class Client:
                 7,999 bytes.
             NotFoundError: no client has worked a queue with this name.
         """
-        return run_without_loop(self._calls.queue_update(name, metadata=metadata, tx=_give_tx(tx)))
+        return self._run(self._calls.queue_update(name, metadata=metadata, tx=_give_tx(tx)), tx)
 
     def queue_pause(self, name: str, *, tx: BlockingTransaction | None = None) -> None:
         """Stop all clients from claiming jobs of a queue, or of all queues if the name is `*`.
@@ -402,7 +422,7 @@ class Client:
         Raises:
             NotFoundError: no client has worked a queue with this name.
         """
-        run_without_loop(self._calls.queue_pause(name, tx=_give_tx(tx)))
+        self._run(self._calls.queue_pause(name, tx=_give_tx(tx)), tx)
 
     def queue_resume(self, name: str, *, tx: BlockingTransaction | None = None) -> None:
         """Let all clients claim jobs of a paused queue again, or of all queues if the name is `*`.
@@ -410,7 +430,7 @@ class Client:
         Raises:
             NotFoundError: no client has worked a queue with this name.
         """
-        run_without_loop(self._calls.queue_resume(name, tx=_give_tx(tx)))
+        self._run(self._calls.queue_resume(name, tx=_give_tx(tx)), tx)
 
     def periodic_pause(self, job_id: str, *, tx: BlockingTransaction | None = None) -> None:
         """Stop inserting jobs of a periodic job until `periodic_resume`.
@@ -419,7 +439,7 @@ class Client:
             NotFoundError: no leader has registered a periodic job with this id.
             SchemaMissingError: the database lacks migration 2 of the migration line `riverpy`.
         """
-        run_without_loop(self._calls.periodic_pause(job_id, tx=_give_tx(tx)))
+        self._run(self._calls.periodic_pause(job_id, tx=_give_tx(tx)), tx)
 
     def periodic_resume(self, job_id: str, *, tx: BlockingTransaction | None = None) -> None:
         """Resume a paused periodic job. Runs that were due during the pause are skipped.
@@ -427,7 +447,7 @@ class Client:
         Raises:
             NotFoundError, SchemaMissingError: as `periodic_pause`.
         """
-        run_without_loop(self._calls.periodic_resume(job_id, tx=_give_tx(tx)))
+        self._run(self._calls.periodic_resume(job_id, tx=_give_tx(tx)), tx)
 
     def periodic_run(self, job_id: str, *, tx: BlockingTransaction | None = None) -> None:
         """Let the leader insert one job of a periodic job now, in addition to the schedule.
@@ -435,12 +455,12 @@ class Client:
         Raises:
             NotFoundError, SchemaMissingError: as `periodic_pause`.
         """
-        run_without_loop(self._calls.periodic_run(job_id, tx=_give_tx(tx)))
+        self._run(self._calls.periodic_run(job_id, tx=_give_tx(tx)), tx)
 
     def request_resign(self, *, tx: BlockingTransaction | None = None) -> None:
         """Request that the leader of this client's leader domain resigns, as
         `riverpy.Client.request_resign`."""
-        run_without_loop(self._calls.request_resign(tx=_give_tx(tx)))
+        self._run(self._calls.request_resign(tx=_give_tx(tx)), tx)
 
     # -- effects that happen once
 
@@ -500,4 +520,4 @@ class Client:
 
         function: Any = run_function if callable(fn) else fn
         call = self._calls.run_once(key, function, kept=kept, wait=wait, tx=cast("Any", tx))
-        return cast("Execution[ResultT]", run_without_loop(call))
+        return cast("Execution[ResultT]", self._run(call, tx))

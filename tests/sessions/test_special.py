@@ -9,16 +9,13 @@ import pytest
 from psycopg.adapt import Dumper, Loader
 from psycopg.rows import dict_row
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from riverpy import InsertManyParams, InsertOpts, TransactionError
+import riverpy.sync
+from riverpy import Config, InsertManyParams, InsertOpts, TransactionError
+from riverpy._without_loop import make_async
 from tests.kit.pgbouncer import is_installed, pooled
-from tests.sessions.kinds import (
-    KINDS,
-    make_engine,
-    psycopg_caller,
-    sqlalchemy_caller,
-)
+from tests.sessions.kinds import ALL_KINDS, blocking_engine, make_engine
 from tests.sessions.test_contract import UNIQUE, stored, write_with_job
 from tests.work.rig import Task
 
@@ -26,6 +23,15 @@ if TYPE_CHECKING:
     from riverpy import Client
     from tests._database import Schema
 
+SESSIONS = pytest.mark.parametrize(
+    "kind",
+    [
+        "sqlalchemy-session-asyncpg",
+        "sqlalchemy-session-psycopg",
+        "blocking-session-psycopg",
+        "blocking-session-psycopg2",
+    ],
+)
 DRIVERS = pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 OPTS = InsertOpts(metadata={"a": [1]}, tags=["one", "two"], unique_opts=UNIQUE.unique_opts)
 
@@ -54,22 +60,23 @@ class Refusing(Loader, Dumper):
         raise AssertionError(f"a dumper of the caller's saw {obj!r}")
 
 
-async def test_psycopg_adapters(client: Client, schema: Schema) -> None:
+@pytest.mark.parametrize("kind", ["psycopg", "blocking-psycopg"])
+async def test_psycopg_adapters(kind: str, schema: Schema) -> None:
     """The caller's row factory, loaders and dumpers do not apply to riverpy's statements. A
     connection that commits by itself is accepted in a block of `transaction()`."""
-    async with psycopg_caller(
+    async with ALL_KINDS[kind](
         schema.url, row_factory=dict_row, autocommit=True, prepare_threshold=0
     ) as caller:
-        connection = caller.tx
+        connection, client = caller.tx, caller.make_client(Config(schema=schema.name))
         with pytest.raises(TransactionError, match="in no transaction"):
             await client.insert(Task(1), tx=connection)
         for name in ("text", "int2", "int4", "int8", "bool", "jsonb", "bytea", "timestamptz"):
             connection.adapters.register_loader(name, Refusing)
         for type_ in (str, int, list):
             connection.adapters.register_dumper(type_, Refusing)
-        async with connection.transaction():
-            await connection.execute("set local datestyle = 'sql, dmy'")
-            await connection.execute("set local client_encoding = 'latin1'")
+        async with caller.savepoint():
+            await caller.execute("set local datestyle = 'sql, dmy'")
+            await caller.execute("set local client_encoding = 'latin1'")
             result = await client.insert(Task(1), OPTS, tx=connection)
             again = await client.insert(Task(1), OPTS, tx=connection)
             assert again.job.id == result.job.id
@@ -82,40 +89,46 @@ async def test_psycopg_adapters(client: Client, schema: Schema) -> None:
     assert (await schema.jobs())[1]["metadata"] == '{"text": "é"}'
 
 
-async def test_psycopg_pipeline(client: Client, schema: Schema) -> None:
+@pytest.mark.parametrize("kind", ["psycopg", "blocking-psycopg"])
+async def test_psycopg_pipeline(kind: str, schema: Schema) -> None:
     """In pipeline mode, a call waits for the statements before it and for its own."""
-    async with psycopg_caller(schema.url) as caller:
-        connection = caller.tx
-        await connection.rollback()
-        async with connection.pipeline():
+    async with ALL_KINDS[kind](schema.url) as caller:
+        connection, client = caller.tx, caller.make_client(Config(schema=schema.name))
+        await caller.rollback()
+        async with pipeline(connection):
             await caller.execute(f"insert into {schema.name}.data values (1)")
             result = await client.insert(Task(1), tx=connection)
             await client.job_cancel(result.job.id, tx=connection)
             await client.insert(Task(2), UNIQUE, tx=connection)
             await client.queue_list(tx=connection)
-        await connection.commit()
-        async with connection.pipeline():
+        await caller.commit()
+        async with pipeline(connection):
             with pytest.raises(TransactionError, match="in no transaction"):
                 await client.insert(Task(3), tx=connection)
     assert await stored(schema) == ([1], [1, 2])
 
 
-@DRIVERS
-async def test_sqlalchemy_settings(driver: str, client: Client, schema: Schema) -> None:
+def pipeline(connection: Any) -> Any:
+    """Return the pipeline of a connection, for `async with`."""
+    pipeline = connection.pipeline()
+    return pipeline if hasattr(pipeline, "__aenter__") else make_async(pipeline)
+
+
+@SESSIONS
+async def test_sqlalchemy_settings(kind: str, schema: Schema) -> None:
     """The serializers and execution options of an engine do not apply to riverpy's statements."""
 
     def refuse(value: Any) -> Any:
         raise AssertionError(f"a serializer of the caller's saw {value!r}")
 
-    async with sqlalchemy_caller(
+    async with ALL_KINDS[kind](
         schema.url,
-        driver=driver,
-        shape="session",
         json_serializer=refuse,
         json_deserializer=refuse,
         isolation_level="SERIALIZABLE",
         execution_options={"stream_results": True, "no_parameters": True},
     ) as caller:
+        client = caller.make_client(Config(schema=schema.name))
         result = await client.insert(Task(1), OPTS, tx=caller.tx)
         assert result.job.metadata == {"a": [1]}
         assert (await client.job_get(result.job.id, tx=caller.tx)).metadata == {"a": [1]}
@@ -124,16 +137,18 @@ async def test_sqlalchemy_settings(driver: str, client: Client, schema: Schema) 
     assert await stored(schema) == ([], [1])
 
 
-@DRIVERS
-async def test_sqlalchemy_autocommit(driver: str, client: Client, schema: Schema) -> None:
+@SESSIONS
+async def test_sqlalchemy_autocommit(kind: str, schema: Schema) -> None:
     """The isolation level AUTOCOMMIT is refused before anything is sent, wherever it was set."""
-    async with sqlalchemy_caller(
-        schema.url, driver=driver, shape="session", isolation_level="AUTOCOMMIT"
-    ) as caller:
+    async with ALL_KINDS[kind](schema.url, isolation_level="AUTOCOMMIT") as caller:
+        client = caller.make_client(Config(schema=schema.name))
         with pytest.raises(TransactionError, match="AUTOCOMMIT"):
             await client.insert(Task(1), tx=caller.tx)
-    async with sqlalchemy_caller(schema.url, driver=driver, shape="session") as caller:
-        await caller.tx.connection(execution_options={"isolation_level": "AUTOCOMMIT"})
+    async with ALL_KINDS[kind](schema.url) as caller:
+        options = {"isolation_level": "AUTOCOMMIT"}
+        connection = await caller.call(lambda: caller.tx.connection(execution_options=options))
+        if not caller.is_blocking:
+            await connection
         with pytest.raises(TransactionError, match="AUTOCOMMIT"):
             await client.queue_list(tx=caller.tx)
     assert await stored(schema) == ([], [])
@@ -183,6 +198,33 @@ async def test_sqlalchemy_engines(client: Client, schema: Schema) -> None:
     await engine.dispose()
 
 
+async def test_blocking_engines(schema: Schema) -> None:
+    """A blocking session with engines for its models, but no default, is refused too. Its objects
+    commit with the job, and run_once undoes those that its function has added."""
+    client = riverpy.sync.Client(config=Config(schema=schema.name))
+    with blocking_engine(schema.url, "psycopg") as engine:
+        translated = engine.execution_options(schema_translate_map={None: schema.name})
+        with Session(binds={Row: translated}) as session:
+            with pytest.raises(TransactionError, match=r"session\.connection\(bind_arguments"):
+                client.insert(Task(1), tx=session)
+            client.insert(Task(2), tx=session.connection(bind_arguments={"mapper": Row}))
+            session.commit()
+        with Session(translated) as session, session.begin():
+            rows = [Row(n=1), Row(n=2)]
+            session.add(rows[0])
+            client.insert(Task(3), tx=session)
+
+            def add(session: Session) -> None:
+                session.add(rows[1])
+                session.flush()
+                raise LookupError
+
+            with pytest.raises(LookupError):
+                client.run_once("key", add, tx=session)
+            assert [row in session for row in rows] == [True, False]
+    assert await stored(schema) == ([1], [2, 3])
+
+
 async def test_unfinished_sessions(client: Client, schema: Schema) -> None:
     """A connection that is not open yet, and a session whose block of a transaction has ended, are
     refused with TransactionError."""
@@ -224,7 +266,7 @@ async def test_near_misses(client: Client, schema: Schema) -> None:
 
 
 @pytest.mark.skipif(not is_installed(), reason="needs PgBouncer")
-async def test_poolers(client: Client, schema: Schema) -> None:
+async def test_poolers(schema: Schema) -> None:
     """Each kind works through PgBouncer in transaction mode, if it is set up for it."""
     options: dict[str, dict[str, Any]] = {
         "asyncpg": {"statement_cache_size": 0},
@@ -233,14 +275,22 @@ async def test_poolers(client: Client, schema: Schema) -> None:
             "connect_args": {"statement_cache_size": 0, "prepared_statement_cache_size": 0}
         },
         "sqlalchemy-session-psycopg": {"connect_args": {"prepare_threshold": None}},
+        "blocking-psycopg": {"prepare_threshold": None},
+        "blocking-session-psycopg": {"connect_args": {"prepare_threshold": None}},
+        "blocking-session-psycopg2": {},
     }
     with pooled(schema.url) as url:
         for number, (kind, settings) in enumerate(options.items()):
-            async with KINDS[kind](url, **settings) as caller:
+            async with ALL_KINDS[kind](url, **settings) as caller:
+                client = caller.make_client(Config(schema=schema.name))
                 for _ in range(7):  # psycopg would prepare the sixth statement
                     await client.insert(Task(number), tx=caller.tx)
                     await caller.rollback()
                     await caller.begin()
                 await write_with_job(caller, client, schema, number)
                 await caller.commit()
-    assert await stored(schema) == ([0, 1, 2, 3], [0, 1, 2, 3])
+        config = Config(schema=schema.name, pooler=True)
+        with riverpy.sync.Client(url, config=config) as own:
+            for number in range(7, 14):
+                own.insert(Task(number))
+    assert await stored(schema) == ([*range(7)], [*range(14)])

@@ -1,4 +1,4 @@
-"""Inserts of `riverpy.sync.Client` in callers' transactions."""
+"""`riverpy.sync.Client` has the calls of `riverpy.Client`. Each refuses the other's sessions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import riverpy.sync
-from riverpy import Config, InsertManyParams, RawArgs
+from riverpy import Config, RawArgs
 from tests.client.test_caller_transactions import CALLS
 from tests.sessions.kinds import BLOCKING_KINDS, KINDS
 
@@ -18,23 +18,12 @@ if TYPE_CHECKING:
 ARGS = RawArgs("task", "{}")
 
 
-@pytest.mark.parametrize("kind", BLOCKING_KINDS)
-async def test_commit_and_rollback(kind: str, schema: Schema) -> None:
-    """After a commit the jobs are there, and after a rollback they are not, even if the insert was
-    the first statement. An async client refuses the session."""
-    client = riverpy.sync.Client(config=Config(schema=schema.name))
-    params = [InsertManyParams(ARGS)] * 2
+@pytest.mark.parametrize("kind", ["blocking-psycopg", "blocking-session-psycopg2"])
+async def test_blocking_sessions(kind: str, schema: Schema) -> None:
+    """An async client refuses a blocking session, with the name of the client for it."""
     async with BLOCKING_KINDS[kind](schema.url) as caller:
-        await caller.call(lambda: client.insert(ARGS, tx=caller.tx))
-        await caller.rollback()
-        assert await schema.jobs() == []
-        await caller.begin()
-        results = await caller.call(lambda: client.insert_many(params, tx=caller.tx))
-        assert await schema.jobs() == []
         with pytest.raises(TypeError, match=r"blocks the event loop: use riverpy\.sync\.Client"):
             await riverpy.Client().insert(ARGS, tx=caller.tx)
-        await caller.commit()
-    assert [job["id"] for job in await schema.jobs()] == [result.job.id for result in results]
 
 
 @pytest.mark.parametrize("kind", ["asyncpg", "psycopg", "sqlalchemy-session-asyncpg"])

@@ -1,0 +1,34 @@
+"""The client that runs the calling code, for blocking jobs that insert jobs or call other methods
+of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from riverpy.client import Client as AsyncClient
+from riverpy.context import running_client, running_client_loop
+from riverpy.errors import ClientStateError
+from riverpy.sync._job_client import JobClient
+
+if TYPE_CHECKING:
+    from riverpy.sync.client import Client
+
+
+def current_client() -> Client:
+    """Return a client for the blocking job that calls this function in a thread of a worker.
+
+    Without `tx`, its calls run on the connections of the worker's client, through its event loop,
+    and need no other driver. With `tx`, a session of yours that is not async, they run in the
+    job's thread. `riverpy.current_client()` is the same for async jobs.
+
+    Raises:
+        ClientStateError: the calling code runs in an event loop, or no client runs it. A blocking
+            job in a process of its own has no client: make a `riverpy.sync.Client`.
+    """
+    client, loop = running_client.get(), running_client_loop.get()
+    if not isinstance(client, AsyncClient) or loop is None:
+        raise ClientStateError(
+            "riverpy.sync.current_client() is for a blocking job in a thread of a worker: in a job "
+            "with executor='process', and elsewhere, make a riverpy.sync.Client"
+        )
+    return JobClient(client, loop)

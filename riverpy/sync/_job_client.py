@@ -1,0 +1,70 @@
+"""JobClient: the client of a blocking job in a thread of a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from riverpy._without_loop import get_running_loop
+from riverpy.errors import ClientStateError
+from riverpy.sync.client import Client
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Coroutine, Iterator
+
+    from riverpy._postgres.sessions.protocols import BlockingTransaction
+    from riverpy.client import Client as AsyncClient
+
+T = TypeVar("T")
+
+
+class JobClient(Client):
+    """Makes the calls of a running client in another thread than that of its event loop. A call
+    without `tx` runs in the event loop, on the client's own connections. A call with `tx` runs in
+    the calling thread."""
+
+    def __init__(self, client: AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
+        """`loop` is the event loop in which the client runs."""
+        super().__init__(workers=client.workers, config=client.config)
+        self._calls, self._loop = client, loop
+
+    def _run(self, call: Coroutine[Any, Any, T], tx: BlockingTransaction | None) -> T:
+        if tx is not None:
+            return super()._run(call, tx)
+        if get_running_loop() is self._loop:
+            call.close()
+            raise ClientStateError(
+                "riverpy.sync.current_client() is for a blocking job in a thread: use "
+                "riverpy.current_client() in an async job"
+            )
+        try:
+            # The call has its own timeouts. A copy of the context variables comes along, so that a
+            # trace continues.
+            return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+        except (concurrent.futures.CancelledError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not self._loop.is_closed():
+                raise
+            call.close()
+            raise ClientStateError("the worker has ended before the call") from error
+
+    def _iterate(self, found: AsyncGenerator[T], tx: BlockingTransaction | None) -> Iterator[T]:
+        if tx is not None:
+            yield from super()._iterate(found, tx)
+            return
+
+        async def get_next() -> T:
+            return await anext(found)
+
+        async def close() -> None:
+            await found.aclose()
+
+        try:
+            while True:
+                try:
+                    value = self._run(get_next(), tx)
+                except StopAsyncIteration:
+                    return
+                yield value
+        finally:
+            self._run(close(), tx)
