@@ -15,7 +15,7 @@ from riverpy.sync._database import BlockingDatabase, make_connect_error, transla
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from sqlalchemy import Engine
+    from sqlalchemy import Connection, Engine
 
     from riverpy.sync._database import Isolation
 
@@ -28,14 +28,26 @@ class EngineDatabase(BlockingDatabase):
 
     @contextmanager
     def transaction(self, isolation: Isolation) -> Generator[SqlAlchemySession]:
-        engine = self._engine
-        if isolation is not None:
-            engine = engine.execution_options(isolation_level=isolation.replace("_", " ").upper())
-        block = translate_block_errors(
-            engine.begin(), SQLAlchemyError, _translate, _translate_connect_error
+        opened = translate_block_errors(
+            _connect(self._engine), SQLAlchemyError, _translate, _translate_connect_error
         )
-        with block as connection:
-            yield SqlAlchemySession(connection)
+        with opened as connection:
+            if isolation is None and getattr(
+                connection.connection.dbapi_connection, "autocommit", False
+            ):
+                isolation = "read_committed"  # an engine of AUTOCOMMIT has no default
+            if isolation is not None:
+                level = isolation.replace("_", " ").upper()
+                connection = connection.execution_options(isolation_level=level)
+            with translate_block_errors(connection.begin(), SQLAlchemyError, _translate):
+                yield SqlAlchemySession(connection)
+
+
+@contextmanager
+def _connect(engine: Engine) -> Generator[Connection]:
+    """Connect when the `with` block begins, as `engine.connect()` does earlier."""
+    with engine.connect() as connection:
+        yield connection
 
 
 def _translate(error: SQLAlchemyError) -> Exception:

@@ -12,7 +12,14 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import riverpy.sync
-from riverpy import Config, InsertManyParams, InsertOpts, TransactionError
+from riverpy import (
+    ArgsError,
+    Config,
+    InsertManyParams,
+    InsertOpts,
+    RawArgs,
+    TransactionError,
+)
 from riverpy._without_loop import make_async
 from tests.kit.pgbouncer import is_installed, pooled
 from tests.sessions.kinds import ALL_KINDS, blocking_engine, make_engine
@@ -75,8 +82,13 @@ async def test_psycopg_adapters(kind: str, schema: Schema) -> None:
         for type_ in (str, int, list):
             connection.adapters.register_dumper(type_, Refusing)
         async with caller.savepoint():
+            await caller.execute("set local client_encoding = 'sql_ascii'")
+            assert (await client.insert(Task(9), tx=connection)).job.kind == "task"
+            await client.job_delete_many(kinds=["task"], tx=connection)
             await caller.execute("set local datestyle = 'sql, dmy'")
             await caller.execute("set local client_encoding = 'latin1'")
+            with pytest.raises(ArgsError, match="client_encoding"):
+                await client.insert(RawArgs("task", '{"a": "😀"}'), tx=connection)
             result = await client.insert(Task(1), OPTS, tx=connection)
             again = await client.insert(Task(1), OPTS, tx=connection)
             assert again.job.id == result.job.id

@@ -24,7 +24,7 @@ from riverpy._postgres.sessions.session import (
 )
 from riverpy._postgres.sessions.text import encode_value
 from riverpy._without_loop import fail_after, make_async
-from riverpy.errors import ConfigError, InsertError, TransactionError
+from riverpy.errors import ArgsError, ConfigError, InsertError, TransactionError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Awaitable, Sequence
@@ -63,13 +63,22 @@ class _UtcLoader(TimestamptzLoader):
         return super().load(data).astimezone(UTC)
 
 
+class _TextLoader(TextLoader):
+    """Reads text as UTF-8 if the encoding of the connection is SQL_ASCII. psycopg returns bytes
+    then."""
+
+    def load(self, data: Any) -> Any:
+        value = super().load(data)
+        return value.decode() if isinstance(value, bytes) else value
+
+
 def _make_adapters() -> AdaptersMap:
     adapters = AdaptersMap(types=types)
     register_default_adapters(adapters)
     register_all_arrays(adapters)
     adapters.register_dumper(str, StrDumperUnknown)
-    for name in ("json", "jsonb"):
-        adapters.register_loader(name, TextLoader)
+    for name in ("json", "jsonb", "text", "varchar", "name", "bpchar", 0):  # 0: all other types
+        adapters.register_loader(name, _TextLoader)
     adapters.register_loader("timestamptz", _UtcLoader)
     return adapters
 
@@ -152,6 +161,11 @@ class PsycopgSession(CallerSession):
             rows = await self._finish(cursor.fetchall())
         except psycopg.Error as error:
             raise self._translate(error) from error
+        except UnicodeEncodeError as error:
+            raise ArgsError(
+                "a text has a character that the client_encoding of the connection given as tx "
+                f"lacks ({error.encoding}), so nothing was sent: set client_encoding to UTF8"
+            ) from error
         # `cursor.description` would make an object for each column, which takes longer.
         names = (result.fname(column) or b"" for column in range(result.nfields))
         return make_records([name.decode() for name in names], rows)
