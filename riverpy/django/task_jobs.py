@@ -13,6 +13,7 @@ from django.core.exceptions import SuspiciousOperation
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
+from riverpy._json import encode
 from riverpy.django.tasks_api import (
     TASK_MAX_PRIORITY,
     TASK_MIN_PRIORITY,
@@ -87,8 +88,12 @@ def map_priority(priority: int) -> int:
 
 
 def make_args(task: Any, args: list[Any], kwargs: dict[str, Any]) -> RawArgs:
-    """Return the args of a task's job. The values are JSON already."""
-    text = msgspec.json.encode({"args": args, "kwargs": kwargs}).decode()
+    """Return the args of a task's job.
+
+    Raises:
+        ArgsError: a number has no JSON form, such as NaN, or a text cannot be stored.
+    """
+    text = encode({"args": args, "kwargs": kwargs})
     return RawArgs(make_kind(task.module_path), text)
 
 

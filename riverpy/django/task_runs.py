@@ -80,14 +80,14 @@ class TaskRun:
     def _store_value(self, returned: object) -> None:
         try:
             value = normalize_json(returned)
+            if value is not None:
+                self._job.record_output(value)
         except (TypeError, ValueError) as error:
             # The function has done its work. It must not run again because of its return value.
             self._record_failure(error, should_keep_trace=True)
             raise JobCancel(
                 f"the task ran, but its return value cannot be stored: {error}"
             ) from error
-        if value is not None:
-            self._job.record_output(value)
         self._set_result("_return_value", value)
 
     @contextmanager

@@ -82,7 +82,7 @@ class RiverpyBackend(BaseTaskBackend):
 
         Raises:
             InvalidTask: the task is not allowed, or no worker would find it.
-            TypeError: an argument is not JSON.
+            TypeError, ArgsError: an argument is not JSON.
             TransactionError: the transaction of the database is aborted.
         """
         self.validate_task(task)

@@ -17,7 +17,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 import riverpy.django
-from riverpy import Config, RawArgs, _plugins
+from riverpy import ArgsError, Config, RawArgs, _plugins
 from riverpy.django.connections import ConnectionClosing
 from riverpy.django.database import make_database_url
 from riverpy.django.task_jobs import find_task, map_priority
@@ -205,12 +205,15 @@ def test_errors_of_the_worker() -> None:
 
 def test_value_that_is_not_json() -> None:
     """A task whose value cannot be stored fails at once. It has run, so it does not run again."""
-    result = tasks.return_object.enqueue()
+    expected = {"object": (TypeError, "Unsupported type"), "nan": (ArgsError, "has no JSON form")}
+    results = {name: tasks.return_object.enqueue(name) for name in expected}
     work_all()
-    result.refresh()
-    assert (result.status, result.attempts, result._return_value) == (FAILED, 1, None)
-    assert result.errors[0].exception_class is TypeError
-    assert "Unsupported type" in result.errors[0].traceback
+    for name, (error_class, text) in expected.items():
+        result = results[name]
+        result.refresh()
+        assert (result.status, result.attempts, result._return_value) == (FAILED, 1, None)
+        assert result.errors[0].exception_class is error_class
+        assert text in result.errors[0].traceback
 
 
 def test_async_calls() -> None:
@@ -283,6 +286,8 @@ def test_invalid_tasks() -> None:
         tasks.add.enqueue(object())
     with pytest.raises(TypeError, match="Unsupported type"):
         tasks.add.enqueue(right=[{1}])
+    with pytest.raises(ArgsError, match="has no JSON form"):
+        tasks.add.enqueue(float("nan"))
     with connection.cursor() as cursor:
         cursor.execute("select count(*) from river_job")
         assert cursor.fetchone() == (0,)
