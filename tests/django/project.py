@@ -44,7 +44,7 @@ def make_settings(url: str) -> dict[str, Any]:
         "DATABASES": {
             "default": make_database_settings(url),
             "other": make_database_settings(url),
-            "bound": make_database_settings(url, server_side_binding=True),
+            "bound": make_database_settings(url, server_side_binding=True, isolation_level=4),
             "contract": make_database_settings(url),
         },
         "DEFAULT_AUTO_FIELD": "django.db.models.BigAutoField",

@@ -32,8 +32,8 @@ contract.check_all("default")
 
 @pytest.mark.parametrize("alias", ["default", "bound"])
 def test_contract(alias: str) -> None:
-    """The job is there exactly if the data is, with parameters that the client or the server
-    binds."""
+    """The job is there exactly if the data is: with parameters that psycopg binds, and in
+    serializable transactions with parameters that the server binds."""
     contract.check_all(alias)
 
 

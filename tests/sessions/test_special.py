@@ -290,6 +290,7 @@ async def test_poolers(schema: Schema) -> None:
         "blocking-psycopg": {"prepare_threshold": None},
         "blocking-session-psycopg": {"connect_args": {"prepare_threshold": None}},
         "blocking-session-psycopg2": {},
+        "django": {},
     }
     with pooled(schema.url) as url:
         for number, (kind, settings) in enumerate(options.items()):
@@ -303,6 +304,6 @@ async def test_poolers(schema: Schema) -> None:
                 await caller.commit()
         config = Config(schema=schema.name, pooler=True)
         with riverpy.sync.Client(url, config=config) as own:
-            for number in range(7, 14):
+            for number in range(8, 15):
                 own.insert(Task(number))
-    assert await stored(schema) == ([*range(7)], [*range(14)])
+    assert await stored(schema) == ([*range(8)], [*range(15)])
