@@ -11,7 +11,6 @@ def test_user_code() -> None:
     kinds = [
         "audited",
         "billed",
-        "blocking",
         "crunch",
         "greet",
         "invoice",

@@ -208,11 +208,10 @@ def insert_without_await(
         assert_type(row, riverpy.JobRow)
 
 
-@workers.blocking_job(kind="blocking")
-def complete_without_await(job: riverpy.Job[Resize], session: Session | None = None) -> None:
-    if session is not None:
-        assert_type(job.complete_tx(session), riverpy.JobRow)
-        assert_type(job.checkpoint(session), bool)
+def complete_without_await(job: riverpy.Job[Resize], session: Session) -> None:
+    """A blocking job completes itself in its own session."""
+    assert_type(job.complete_tx(session), riverpy.JobRow)
+    assert_type(job.checkpoint(session), bool)
 
 
 async def fence_both(
