@@ -68,7 +68,7 @@ def _decode_model(cls: type[Any], value: object) -> object:
 
 
 def _is_json_value_type(cls: type) -> bool:
-    """Whether values of decoded JSON may be instances of this class without a conversion."""
+    """Whether a JSON decoder itself returns instances of this class, such as `str` or `dict`."""
     return any(issubclass(plain, cls) for plain in _JSON_VALUE_TYPES)
 
 

@@ -65,8 +65,8 @@ CANCEL_MARGIN_SHARE_OF_CLAIM_EXPIRY = 1 / 15
 DURATION_ARGUMENT_MAX = timedelta(days=36_500)
 """The longest duration that a caller may pass."""
 UNREGISTERED_CLAIMANT_LIFETIME = timedelta(minutes=1)
-"""How long a client that is open but does not run counts as alive after it claimed a key. It writes
-no heartbeats."""
+"""A client that is open but not running writes no heartbeats. After it has claimed a key, it counts
+as alive for this time."""
 UNRECORDED_FAILURES_MAX = 1000
 """The maximum number of failures that a client keeps to record them later. The oldest are
 dropped."""

@@ -253,7 +253,9 @@ class HeartbeatWriter:
             except UndefinedTableError as missing:
                 self._record_missing_table(missing)
                 return
-            except LockNotAvailableError as locked:  # no connection could write the locked row
+            except (
+                LockNotAvailableError
+            ) as locked:  # another connection would wait for the lock too
                 error = locked
                 break
             except DATABASE_ERRORS as raised:

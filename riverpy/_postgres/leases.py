@@ -244,7 +244,7 @@ async def lease_list_terms(
 async def _read_leases(
     connection: Transaction, schema: str | None, conditions: Mapping[str, object]
 ) -> list[LeaseRow]:
-    """Return the leases for which the conditions that are not None are true."""
+    """Return the leases that meet all conditions. A condition of None is not checked."""
     values = {name: value for name, value in conditions.items() if value is not None}
     statement = get_query_with_parts(_SQL_FILE, "lease_list", schema, frozenset(values))
     return [LeaseRow(*row) for row in await statement.fetch(connection, **values)]

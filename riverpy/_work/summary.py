@@ -60,7 +60,7 @@ class JobSummaryLogger:
                 self._log_ended_jobs()
 
     def log_last_summary(self) -> None:
-        """Log the jobs that ended or failed since the last events, at the end of the run."""
+        """At the end of the run, log what happened to jobs since the last summary."""
         self._log_failures()
         self._log_ended_jobs()
 

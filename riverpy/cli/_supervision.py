@@ -67,5 +67,5 @@ def get_supervision() -> Supervision | None:
 
 
 def _terminate_this_process() -> None:
-    """Stop a process that does not handle requests yet. Until then a signal stops it at once."""
+    """End this process, which does not handle stop requests yet, at once, by a signal."""
     os.kill(os.getpid(), signal.SIGTERM)

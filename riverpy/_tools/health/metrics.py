@@ -24,8 +24,8 @@ Sample: TypeAlias = "tuple[Mapping[str, str], SampleValue]"
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LAG_LEASES_MAX = 20
-"""The maximum number of leases that are no singletons and have metrics. The names of such leases
-may be made while a program runs, so their number has no other limit."""
+"""The maximum number of leases of `client.lease` that have metrics. A program may make names of
+leases while it runs, so nothing else limits their number. The leases of singletons do not count."""
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _ATTEMPT_OUTCOMES = ("completed", "failed", "snoozed", "cancelled", "interrupted")
 
