@@ -42,7 +42,12 @@ from riverpy._postgres.executions import (
     execution_release,
 )
 from riverpy._postgres.schema import RIVERPY_MIGRATION_LINE, migrate_command
-from riverpy._postgres.transactions import flush_session, limit_lock_wait, run_caller_function
+from riverpy._postgres.transactions import (
+    call_async_function,
+    flush_session,
+    limit_lock_wait,
+    run_caller_function,
+)
 from riverpy._without_loop import move_on_after, sleep
 from riverpy.errors import ConfigError, SchemaMissingError
 from riverpy.executions import Claim, Execution, ExecutionState
@@ -153,7 +158,8 @@ class ExecutionMethods(ClientMethods):
             IN_PROGRESS is returned at once.
 
         Raises:
-            ConfigError: the key or a duration is not allowed, or `fn` does not take one argument.
+            ConfigError: the key or a duration is not allowed, or `fn` does not take one argument or
+                is not async.
             SchemaMissingError: the migration line `riverpy` is not applied; the error text has the
                 command.
             ClientStateError: the client is not open, and there is no `tx`.
@@ -235,7 +241,7 @@ class ExecutionMethods(ClientMethods):
         if not isinstance(claim, Claim):
             return claim
         try:
-            value = await fn(claim)
+            value = await call_async_function(fn, claim)
         except BaseException:
             await run_despite_cancellation(lambda: self._record_failure(claim))
             raise
@@ -294,7 +300,7 @@ class ExecutionMethods(ClientMethods):
             with anyio.fail_after(deadline - anyio.current_time(), reason=reason):
                 # Do not call `fn` if the claim of the key took all the time.
                 await anyio.lowlevel.checkpoint_if_cancelled()
-                value = await fn(claim)
+                value = await call_async_function(fn, claim)
         except BaseException:
             await run_despite_cancellation(lambda: self._release_claim(claim))
             raise

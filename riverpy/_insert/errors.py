@@ -110,9 +110,9 @@ def _translate_statement_error(error: Exception, suffix: str) -> Exception | Non
         )
     if is_untranslatable_text_error(error):
         return ArgsError(
-            "a text of these jobs has a character that the encoding of the database lacks "
-            f"({describe_error(error)}): leave it out, or use a database with encoding UTF8"
-            f"{suffix}"
+            "a text of these jobs has a character that the encoding of the database, or the "
+            f"client_encoding of the connection, lacks ({describe_error(error)}): leave it out, or "
+            f"use UTF8 for both{suffix}"
         )
     if getattr(error, "constraint_name", None) == _UNIQUE_INDEX_NAME:
         return UniqueConflictError(

@@ -35,6 +35,7 @@ from riverpy._postgres.inserts import (
     job_insert,
     job_insert_with_copy,
 )
+from riverpy._postgres.sessions.errors import LoginRefusedError
 from riverpy._postgres.transactions import expect_copy, expect_transaction, savepoint
 from riverpy._without_loop import refuse_wait, sleep
 from riverpy.errors import InsertError, TransactionError
@@ -399,7 +400,12 @@ class Inserter:
             try:
                 return pooled, await pooled.__aenter__()
             except DATABASE_ERRORS as error:
-                if not isinstance(error, OSError) and sqlstate(error) not in _UNAVAILABLE_SQLSTATES:
+                is_unavailable = (
+                    not isinstance(error, LoginRefusedError)
+                    if isinstance(error, OSError)
+                    else sqlstate(error) in _UNAVAILABLE_SQLSTATES
+                )
+                if not is_unavailable:
                     raise
                 if time.monotonic() > give_up_at:
                     raise

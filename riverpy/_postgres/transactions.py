@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from contextlib import asynccontextmanager
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from riverpy._lifecycle import run_despite_cancellation
@@ -23,13 +24,13 @@ from riverpy._postgres.sessions.adapter import (
     describe_wrong_type,
 )
 from riverpy._postgres.sessions.session import (
-    NO_TRANSACTION_ERROR_TEXT,
     CallerSession,
     SessionState,
+    make_no_transaction_error,
 )
 from riverpy._postgres.sql_files import get_query
 from riverpy._without_loop import fail_after, is_without_loop, run_without_loop
-from riverpy.errors import InsertError, TransactionError
+from riverpy.errors import ConfigError, InsertError, TransactionError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -68,7 +69,7 @@ def expect_transaction(tx: object) -> Transaction:
     if not is_in_transaction(connection) and not (
         isinstance(connection, CallerSession) and connection.commits_by_itself
     ):
-        raise TransactionError(NO_TRANSACTION_ERROR_TEXT)
+        raise make_no_transaction_error(is_blocking=is_without_loop())
     if isinstance(connection, CallerSession) and connection.get_state() is SessionState.ABORTED:
         raise TransactionError(TRANSACTION_ABORTED_ERROR_TEXT)
     return connection
@@ -205,8 +206,23 @@ async def run_caller_function(
     library's own connection under `connection`."""
     if isinstance(connection, CallerSession):
         async with connection.savepoint():
-            return await function(connection.native if tx is None else tx)
-    return await function(connection)
+            return await call_async_function(function, connection.native if tx is None else tx)
+    return await call_async_function(function, connection)
+
+
+async def call_async_function(function: Callable[[Any], Awaitable[T]], argument: object) -> T:
+    """Call a function of the user's and await what it returns.
+
+    Raises:
+        ConfigError: it returns nothing that can be awaited.
+    """
+    returned: object = function(argument)
+    if not isawaitable(returned):
+        raise ConfigError(
+            "fn must be an async function, or return what can be awaited; it returned "
+            f"{type(returned).__name__} (riverpy.sync.Client takes plain functions)"
+        )
+    return await returned
 
 
 async def _roll_back_to_savepoint(connection: Transaction) -> Exception | None:

@@ -91,7 +91,7 @@ class BlockingCalls(
                 'riverpy.sync.Client("postgres://…")'
             )
         if not database.is_open:
-            raise ClientStateError("the client is not open: use `with client:`, or give tx=")
+            raise ClientStateError("the client is closed: use `with client:`, or give tx=")
         session: Any
         async with make_async(database.transaction(isolation)) as session:
             with translate_notify_channel_error():

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from riverpy._dsn import mask_passwords
+from riverpy._postgres.sessions.errors import LoginRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
     from riverpy._postgres.sessions.session import CallerSession
 
 T = TypeVar("T")
+_LOGIN_REFUSALS = (
+    "password authentication failed",
+    "authentication failed for user",
+    "no password supplied",
+    "no pg_hba.conf entry",
+)
+"""Texts of refused logins, for which libpq has no code. A server with messages in another language
+has other texts: then a call tries again for a while."""
 Isolation: TypeAlias = Literal["read_committed", "repeatable_read"] | None
 """The isolation level of a transaction; None: the default of the connection."""
 
@@ -78,4 +87,6 @@ def make_connect_error(error: BaseException, hosts: str | None = None) -> OSErro
     text = mask_passwords(" ".join(str(error).split())) or type(error).__name__
     place = f"to {hosts}" if hosts else "to the database"
     error_type = TimeoutError if "timeout" in type(error).__name__.lower() else ConnectionError
+    if any(refusal in text for refusal in _LOGIN_REFUSALS):
+        error_type = LoginRefusedError
     return error_type(f"cannot connect {place}: {text}")

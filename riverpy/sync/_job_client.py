@@ -48,6 +48,13 @@ class JobClient(Client):
             call.close()
             raise ClientStateError("the worker has ended before the call") from error
 
+    def _expect_blocking_connection(self, tx: BlockingTransaction | None) -> None:
+        if tx is None:
+            raise ClientStateError(
+                "run_once in a blocking job needs tx=, a connection or session that is not async: "
+                "the worker's own connections are async, so fn cannot use them. Nothing was done"
+            )
+
     def _iterate(self, found: AsyncGenerator[T], tx: BlockingTransaction | None) -> Iterator[T]:
         if tx is not None:
             yield from super()._iterate(found, tx)

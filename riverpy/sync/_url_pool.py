@@ -17,7 +17,7 @@ from psycopg.pq import Conninfo, TransactionStatus
 
 from riverpy._dsn import adapt_url_for_asyncpg, server_from_url
 from riverpy._postgres.driver import CONNECT_TIMEOUT, PASSWORD_TIMEOUT_FRACTION, SERVER_VERSION_MIN
-from riverpy.errors import ClientStateError, ServerVersionError
+from riverpy.errors import ClientStateError, ConfigError, ServerVersionError
 from riverpy.sync._database import BlockingDatabase, make_connect_error
 from riverpy.sync._psycopg import open_transaction
 
@@ -66,32 +66,30 @@ class UrlDatabase(BlockingDatabase):
         self._hosts = server_from_url(url).hosts
         self._options = _make_connect_options(url, through_pooler=through_pooler)
         self._size, self._password = size, password
+        self._through_pooler = through_pooler
         self._connections = _Connections(size)
         self._inherited: list[_Connections] = []
         """The connections of parent processes. They stay referenced, because closing them would end
         the sessions of the parent."""
-        self.is_open = False
+        self._has_opener = False
+        """Whether the user has opened the pool. Otherwise the first call makes a connection."""
 
     def open(self) -> None:
         """Make one connection as a test.
 
         Raises:
-            ClientStateError: the pool is open already.
+            ClientStateError: the pool was opened already.
+            ConfigError: the URL leads to a pooler, and nobody said so.
             OSError: no connection could be made.
         """
-        if self.is_open:
+        if self._has_opener:
             raise ClientStateError("the client is open already")
-        self.is_open = True
-        try:
-            with self._connection():
-                pass
-        except BaseException:
-            self.is_open = False
-            raise
+        with self._connection():
+            self._has_opener = self.is_open = True
 
     def close(self) -> None:
         """Close the idle connections. The others are closed when their calls end."""
-        self.is_open = False
+        self._has_opener = self.is_open = False
         connections = self._get_connections()
         while connections.idle:
             connections.idle.pop().connection.close()
@@ -150,6 +148,11 @@ class UrlDatabase(BlockingDatabase):
         try:
             connection = psycopg.Connection.connect(**options)
         except psycopg.Error as error:
+            if "unsupported startup parameter" in str(error) and not self._through_pooler:
+                raise ConfigError(
+                    "the database URL leads to a pooler that takes no settings of a session "
+                    f"({make_connect_error(error)}): set Config(pooler=True)"
+                ) from None
             raise make_connect_error(error, self._hosts) from None
         if connection.info.server_version < SERVER_VERSION_MIN * 10_000:
             connection.close()

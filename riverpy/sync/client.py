@@ -74,8 +74,9 @@ class Client:
         Args:
             database: an `Engine` of SQLAlchemy, a `ConnectionPool` or `Connection` of psycopg, or a
                 `postgres://` URL. The client closes none of the caller's objects. With a URL, the
-                client has up to `Config.pool_size` connections of its own: they need psycopg, and
-                `with client:` opens and closes them. None: only calls with `tx=` work.
+                client has up to `Config.pool_size` connections of its own, which need psycopg. The
+                first call opens one, and `close` or the end of `with client:` closes them. None:
+                only calls with `tx=` work.
             workers: the workers by kind. A client with workers refuses to insert other kinds unless
                 it is configured to accept them.
             config: the settings. Only those for inserts apply, and `schema`, `id`, `name`, and for
@@ -100,17 +101,29 @@ class Client:
 
     # -- opening and closing
 
-    def __enter__(self) -> Self:
-        """Open the connections of a client with a URL. For other clients this does nothing.
+    def open(self) -> None:
+        """Make a connection of a client with a URL, as a test. Without this, the first call makes
+        it. A closed client is open again. For clients on other databases this does nothing.
 
         Raises:
-            ConfigError: no database was given.
-            ClientStateError: the client is open already.
+            ConfigError: no database was given, or its URL leads to a pooler and `Config.pooler` is
+                not set.
+            ClientStateError: `open` was called already.
             OSError: the database cannot be reached, or refuses the connection.
         """
         if self._database is None:
             raise ConfigError('give the client a database: riverpy.sync.Client("postgres://…")')
         self._database.open()
+
+    def close(self) -> None:
+        """Close the connections of a client with a URL. Those in use are closed when their calls
+        end. Later calls without `tx` raise ClientStateError."""
+        if self._database is not None:
+            self._database.close()
+
+    def __enter__(self) -> Self:
+        """Open the client, as `open`."""
+        self.open()
         return self
 
     def __exit__(
@@ -119,14 +132,15 @@ class Client:
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """Close the connections that `__enter__` has opened. Those in use are closed when their
-        calls end."""
-        if self._database is not None:
-            self._database.close()
+        """Close the client, as `close`."""
+        self.close()
 
     def _run(self, call: Coroutine[Any, Any, ResultT], tx: BlockingTransaction | None) -> ResultT:
         """Run a call to its end, and return its result."""
         return run_without_loop(call)
+
+    def _expect_blocking_connection(self, tx: BlockingTransaction | None) -> None:
+        """Raise ClientStateError if the call would give the user's function an async connection."""
 
     def _iterate(
         self, found: AsyncGenerator[ResultT], tx: BlockingTransaction | None
@@ -157,7 +171,7 @@ class Client:
             TransactionError: `tx` is closed, aborted or not in a transaction.
             TypeError: `tx` has a type that riverpy does not know, or is async.
             SchemaMissingError: the database has no River tables.
-            ClientStateError: there is no `tx`, and the client has no database or is not open.
+            ClientStateError: there is no `tx`, and the client has no database or is closed.
         """
         return self._run(self._calls.insert(args, opts, tx=_give_tx(tx)), tx)
 
@@ -510,8 +524,11 @@ class Client:
                 or is async.
             SchemaMissingError: the migration line `riverpy` is not applied.
             TransactionError: `fn` has ended the transaction, or `tx` is not usable.
+            ClientStateError: there is no `tx`, and the client has no database or is closed, or is
+                the one of `current_client`.
             Exception: what `fn` raised, or a database error.
         """
+        self._expect_blocking_connection(tx)
         if iscoroutinefunction(fn):
             raise ConfigError("fn must be a plain function; riverpy.Client takes async ones")
 

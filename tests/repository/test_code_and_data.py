@@ -18,6 +18,8 @@ ALLOWED = {
     ("riverpy/cli/__init__.py", "import_module"),  # loads the module of a command
     ("riverpy/cli/_target.py", "import_module"),  # loads the target of the command line
     ("riverpy/cli/_process_start.py", "import_module"),  # loads the program of the supervisor
+    ("riverpy/_postgres/sessions/adapter.py", "import_module"),  # a module of riverpy itself
+    ("riverpy/sync/_choice.py", "import_module"),  # checks that psycopg is there
     ("riverpy/_work/child_main.py", "import_module"),  # loads the setup functions of the worker
     ("riverpy/django/settings.py", "import_module"),  # loads the workers of Django's settings
     ("riverpy/django/task_workers.py", "import_module"),  # loads the modules `tasks` of the apps

@@ -270,10 +270,12 @@ async def test_jobs(caller: Caller, client: Client, rig: Rig) -> None:
     """A running worker is woken by the commit. The job completes itself in the caller's
     transaction, and stores the progress of a step there."""
     schema = rig.schema
-    done = anyio.Event()
+    committed, done = anyio.Event(), anyio.Event()
 
     @rig.job
     async def job(job: Job[Task]) -> None:
+        await committed.wait()  # the worker may be woken before `commit` returns to the caller
+
         async def step() -> None:
             assert await call_with(caller, job.checkpoint)
 
@@ -294,6 +296,7 @@ async def test_jobs(caller: Caller, client: Client, rig: Rig) -> None:
         await client.insert(Task(2), tx=caller.tx)
         assert await schema.jobs() == []
         await caller.commit()
+        committed.set()
         with anyio.fail_after(PATIENCE):
             await done.wait()
     (row,) = await schema.jobs()

@@ -15,6 +15,7 @@ import riverpy.sync
 from riverpy import (
     ArgsError,
     Config,
+    ConfigError,
     InsertManyParams,
     InsertOpts,
     RawArgs,
@@ -75,7 +76,8 @@ async def test_psycopg_adapters(kind: str, schema: Schema) -> None:
         schema.url, row_factory=dict_row, autocommit=True, prepare_threshold=0
     ) as caller:
         connection, client = caller.tx, caller.make_client(Config(schema=schema.name))
-        with pytest.raises(TransactionError, match="in no transaction"):
+        begin = "with" if caller.is_blocking else "async with"
+        with pytest.raises(TransactionError, match=rf"in no transaction.* `{begin} connection"):
             await client.insert(Task(1), tx=connection)
         for name in ("text", "int2", "int4", "int8", "bool", "jsonb", "bytea", "timestamptz"):
             connection.adapters.register_loader(name, Refusing)
@@ -138,7 +140,7 @@ async def test_sqlalchemy_settings(kind: str, schema: Schema) -> None:
         json_serializer=refuse,
         json_deserializer=refuse,
         isolation_level="SERIALIZABLE",
-        execution_options={"stream_results": True, "no_parameters": True},
+        execution_options={"stream_results": True, "no_parameters": True, "yield_per": 10},
     ) as caller:
         client = caller.make_client(Config(schema=schema.name))
         result = await client.insert(Task(1), OPTS, tx=caller.tx)
@@ -241,8 +243,14 @@ async def test_unfinished_sessions(client: Client, schema: Schema) -> None:
     """A connection that is not open yet, and a session whose block of a transaction has ended, are
     refused with TransactionError."""
     engine = make_engine(schema.url, "asyncpg")
-    with pytest.raises(TransactionError, match="closed"):
+    with pytest.raises(TransactionError, match=r"not open: use `tx = await engine\.connect"):
         await client.insert(Task(1), tx=engine.connect())
+    with pytest.raises(TransactionError, match=r"no default engine: make it with bind="):
+        await client.insert(Task(1), tx=AsyncSession())
+    async with engine.connect() as connection:
+        await connection.close()
+        with pytest.raises(TransactionError, match="is closed"):
+            await client.insert(Task(1), tx=connection)
     async with AsyncSession(engine) as session, session.begin():
         await session.commit()
         with pytest.raises(TransactionError, match="no usable transaction"):
@@ -253,6 +261,65 @@ async def test_unfinished_sessions(client: Client, schema: Schema) -> None:
             await client.insert(Task(3), tx=session)
     assert await stored(schema) == ([], [])
     await engine.dispose()
+
+
+async def test_several_engines(client: Client, schema: Schema) -> None:
+    """A session whose transaction holds connections of two engines is refused, also in a savepoint.
+    One with two engines that has used one of them is accepted, as is the connection of an
+    engine."""
+    main, other = make_engine(schema.url, "asyncpg"), make_engine(schema.url, "psycopg")
+    bound = other.execution_options(schema_translate_map={None: schema.name})
+    async with AsyncSession(main, binds={Row: bound}) as session:
+        await client.insert(Task(1), tx=session)
+        session.add(Row(n=1))
+        async with session.begin_nested():
+            await session.flush()
+            with pytest.raises(TransactionError, match=r"of several engines.*bind_arguments"):
+                await client.insert(Task(2), tx=session)
+        with pytest.raises(TransactionError, match="of several engines"):
+            await client.job_count(tx=session)
+        connection = await session.connection(bind_arguments={"mapper": Row})
+        await client.insert(Task(3), tx=connection)
+        await session.commit()
+        await client.insert(Task(4), tx=session)
+        await session.commit()
+    assert await stored(schema) == ([1], [1, 3, 4])
+    blocking_client = riverpy.sync.Client(config=Config(schema=schema.name))
+    with (
+        blocking_engine(schema.url, "psycopg") as first,
+        blocking_engine(schema.url, "psycopg2") as second,
+        Session(first, binds={Row: second}) as blocking,
+    ):
+        blocking.connection(bind_arguments={"mapper": Row})
+        with pytest.raises(TransactionError, match="of several engines"):
+            blocking_client.insert(Task(5), tx=blocking)
+    await main.dispose()
+    await other.dispose()
+
+
+@pytest.mark.parametrize(
+    "kind", ["sqlalchemy-connection-asyncpg", "blocking-connection-psycopg", "psycopg-cursor"]
+)
+async def test_lost_connections(kind: str, schema: Schema) -> None:
+    """A connection of SQLAlchemy that was lost connects again after a rollback, as for SQLAlchemy's
+    own statements. A closed cursor of psycopg is refused, and says so."""
+    async with ALL_KINDS[kind](schema.url) as caller:
+        client = caller.make_client(Config(schema=schema.name))
+        if not caller.is_sqlalchemy:
+            await caller.tx.close()
+            with pytest.raises(TransactionError, match="the cursor given as tx is closed"):
+                await client.insert(Task(1), tx=caller.tx)
+            return
+        pid = await caller.value("select pg_backend_pid()")
+        await schema.fetchval("select pg_terminate_backend($1, 5000)", pid)
+        with pytest.raises(TransactionError, match="was lost"):
+            await client.insert(Task(1), tx=caller.tx)
+        with pytest.raises(TransactionError, match="no usable transaction: Can't reconnect"):
+            await client.insert(Task(2), tx=caller.tx)
+        await caller.rollback()
+        await client.insert(Task(3), tx=caller.tx)
+        await caller.commit()
+    assert await stored(schema) == ([], [3])
 
 
 async def test_near_misses(client: Client, schema: Schema) -> None:
@@ -302,6 +369,8 @@ async def test_poolers(schema: Schema) -> None:
                     await caller.begin()
                 await write_with_job(caller, client, schema, number)
                 await caller.commit()
+        with pytest.raises(ConfigError, match=r"leads to a pooler.*set Config\(pooler=True\)"):
+            riverpy.sync.Client(url).insert(Task(0))
         config = Config(schema=schema.name, pooler=True)
         with riverpy.sync.Client(url, config=config) as own:
             for number in range(8, 15):

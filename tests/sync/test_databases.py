@@ -7,6 +7,7 @@ import threading
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import psycopg
 import psycopg_pool
@@ -127,13 +128,19 @@ async def test_threads(client: riverpy.sync.Client, schema: Schema) -> None:
 
 
 async def test_url(schema: Schema) -> None:
-    """A client with a URL needs to be opened. Its connections are used again, until the server has
-    closed them, and `with` closes them. A forked child makes connections of its own."""
+    """A client with a URL connects at its first call, and is closed by `close` or `with`. Its
+    connections are used again, until the server has closed them. A forked child makes connections
+    of its own."""
     config = Config(schema=schema.name, pool_size=3)
     url = f"{schema.url}{'&' if '?' in schema.url else '?'}lock_timeout=7s"
     client = riverpy.sync.Client(url, config=config)
-    with pytest.raises(ClientStateError, match="use `with client:`"):
+    client.insert(ARGS)
+    client.close()
+    with pytest.raises(ClientStateError, match="is closed: use `with client:`"):
         client.insert(ARGS)
+    client.open()
+    client.insert(ARGS)
+    client.close()
     seen: list[Any] = []
 
     def look(connection: Any) -> None:
@@ -179,9 +186,9 @@ async def test_unreachable_databases(schema: Schema) -> None:
         assert "secret" not in str(caught.value)
 
 
-async def test_passwords(schema: Schema) -> None:
+async def test_passwords(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """The function for the password is called for each connection, async or not. Its failure is a
-    ConnectionError without its text."""
+    ConnectionError without its text. An insert with a wrong password fails at once."""
     calls: list[int] = []
 
     async def fetch() -> str:
@@ -201,6 +208,11 @@ async def test_passwords(schema: Schema) -> None:
     ):
         pass
     assert "secret" not in str(caught.value)
+    refused = psycopg.OperationalError('FATAL:  password authentication failed for user "ann"')
+    monkeypatch.setattr(psycopg.Connection, "connect", Mock(side_effect=refused))
+    with pytest.raises(ConnectionError, match="authentication failed"):
+        riverpy.sync.Client(schema.url, password=lambda: "any").insert(ARGS)
+    assert psycopg.Connection.connect.call_count == 1  # pyright: ignore
 
 
 async def test_wrong_databases(schema: Schema) -> None:

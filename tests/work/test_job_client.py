@@ -39,6 +39,8 @@ async def test_thread(rig: Rig) -> None:
         assert len([*client.jobs(queues=["other"], page_size=1)]) == 2
         with pytest.raises(NotFoundError):
             client.job_cancel(0)
+        with pytest.raises(riverpy.ClientStateError, match="run_once in a blocking job needs tx="):
+            client.run_once("key", lambda tx: tx.execute("select 1"))
         pools.append(client)
         with psycopg.connect(rig.schema.url) as connection:
             connection.execute("select 1")
@@ -48,6 +50,10 @@ async def test_thread(rig: Rig) -> None:
             connection.rollback()
             connection.execute("select 1")
             client.job_delete(first.id, tx=connection)
+            run = client.run_once(
+                "key", lambda tx: tx.execute("select 5").fetchone(), tx=connection
+            )
+            assert run.value == (5,)
             assert job.complete_tx(connection).state == "completed"
 
     row = await rig.run_one(hooks=[Wait()])

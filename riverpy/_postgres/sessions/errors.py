@@ -47,6 +47,10 @@ _PROTOCOL_FIELDS = {
 """The fields of an error in PostgreSQL's protocol, with their names in asyncpg's errors."""
 
 
+class LoginRefusedError(ConnectionError):
+    """The server has refused the login, and would refuse it again."""
+
+
 def make_asyncpg_error(error: BaseException, *, is_connection_closed: bool) -> Exception:
     """Return asyncpg's error for an error of psycopg, or for one of SQLAlchemy's with either
     driver. It has the same SQLSTATE, text, detail and constraint."""

@@ -18,9 +18,9 @@ from psycopg.types.string import StrDumperUnknown, TextLoader
 from riverpy._postgres.sessions.errors import make_asyncpg_error
 from riverpy._postgres.sessions.records import make_records
 from riverpy._postgres.sessions.session import (
-    NO_TRANSACTION_ERROR_TEXT,
     CallerSession,
     SessionState,
+    make_no_transaction_error,
 )
 from riverpy._postgres.sessions.text import encode_value
 from riverpy._without_loop import fail_after, make_async
@@ -46,9 +46,16 @@ T = TypeVar("T")
 
 
 def adapt(tx: object) -> CallerSession | None:
-    """Return the adapter of a connection or cursor; None: it is something else."""
+    """Return the adapter of a connection or cursor; None: it is something else.
+
+    Raises:
+        TransactionError: the cursor is closed.
+    """
     if isinstance(tx, (psycopg.AsyncCursor, psycopg.Cursor)):
-        tx = cast("psycopg.AsyncCursor[Any] | psycopg.Cursor[Any]", tx).connection
+        cursor = cast("psycopg.AsyncCursor[Any] | psycopg.Cursor[Any]", tx)
+        if cursor.closed and not cursor.connection.closed:
+            raise TransactionError("the cursor given as tx is closed: nothing was done")
+        tx = cursor.connection
     if isinstance(tx, psycopg.AsyncConnection):
         return AsyncPsycopgSession(cast("psycopg.AsyncConnection[Any]", tx))
     if isinstance(tx, psycopg.Connection):
@@ -181,7 +188,7 @@ class PsycopgSession(CallerSession):
                 f"a statement before this call, in the same pipeline, has failed: {error}"
             ) from error
         if self._connection.info.transaction_status == TransactionStatus.IDLE:
-            raise TransactionError(NO_TRANSACTION_ERROR_TEXT)
+            raise make_no_transaction_error(is_blocking=self.is_blocking)
 
     async def copy_to_table(
         self,

@@ -7,15 +7,21 @@ from contextlib import nullcontext
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
+from riverpy.errors import TransactionError
+
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from riverpy._postgres.sessions.records import Record
 
-NO_TRANSACTION_ERROR_TEXT = (
-    "the connection given as tx is in no transaction, so the call would commit by itself: begin "
-    "one, as with `async with connection.transaction():`, or leave tx out"
-)
+
+def make_no_transaction_error(*, is_blocking: bool) -> TransactionError:
+    """Return the error for a connection that is in no transaction."""
+    begin = "with" if is_blocking else "async with"
+    return TransactionError(
+        "the connection given as tx is in no transaction, so the call would commit by itself: "
+        f"begin one, as with `{begin} connection.transaction():`, or leave tx out"
+    )
 
 
 class SessionState(Enum):

@@ -39,13 +39,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _DRIVERS = ("asyncpg", "psycopg", "psycopg2")
-_EXECUTION_OPTIONS = {"stream_results": False, "no_parameters": False}
+_EXECUTION_OPTIONS = {"stream_results": False, "yield_per": None, "no_parameters": False}
 """The caller's engine may have other values. Our results are small and read at once, and `%%` needs
 parameters."""
+_OTHER_ENGINE_ADVICE = (
+    "pass the connection of the engine that has the job's data, as in "
+    "tx=session.connection(bind_arguments={'mapper': Model}), with `await` if the session is async"
+)
 
 
 def adapt(tx: object) -> CallerSession | None:
-    """Return the adapter of a session or connection; None: it is something else."""
+    """Return the adapter of a session or connection; None: it is something else.
+
+    Raises:
+        TransactionError: it is an AsyncConnection that was never opened.
+    """
     if isinstance(tx, scoped_session):
         tx = cast("scoped_session[Session]", tx)()
     if isinstance(tx, (Session, Connection)):
@@ -64,6 +72,11 @@ def _adapt_async(tx: object) -> CallerSession | None:
     if isinstance(tx, AsyncSession):
         return AsyncSqlAlchemySession(tx, tx.sync_session)
     if isinstance(tx, AsyncConnection):
+        if tx.sync_connection is None:
+            raise TransactionError(
+                "the AsyncConnection given as tx is not open: use `tx = await engine.connect()`, "
+                "or `async with engine.connect() as tx:`"
+            )
         return AsyncSqlAlchemySession(tx, tx.sync_connection)
     return None
 
@@ -71,6 +84,16 @@ def _adapt_async(tx: object) -> CallerSession | None:
 def _copy_buffer(value: object) -> object:
     """Return the bytes of a `bytea`, for which psycopg2 returns a view of its buffer."""
     return bytes(cast("memoryview[int]", value)) if isinstance(value, memoryview) else value
+
+
+def _has_other_connection(session: Session, connection: Connection) -> bool:
+    """Whether the transaction of a session holds more connections than this one."""
+    transaction: Any = session.get_transaction()
+    if hasattr(transaction, "connections"):
+        held = transaction.connections
+    else:  # SQLAlchemy 2.0 keeps them by connection and by engine, in a private attribute
+        held = getattr(transaction, "_connections", ())
+    return any(isinstance(key, Connection) and key is not connection for key in held)
 
 
 class SqlAlchemySession(CallerSession):
@@ -82,8 +105,7 @@ class SqlAlchemySession(CallerSession):
         "connect_args={'prepare_threshold': None}"
     )
 
-    def __init__(self, tx: Session | Connection | None) -> None:
-        """None: a connection that is not open."""
+    def __init__(self, tx: Session | Connection) -> None:
         self._tx = tx
         self._connection: Connection | None = None
 
@@ -92,10 +114,14 @@ class SqlAlchemySession(CallerSession):
         return self._tx
 
     def get_state(self) -> SessionState:
-        connection = self._connection if isinstance(self._tx, Session) else self._tx
-        if self._tx is None or (
-            connection is not None and (connection.closed or connection.invalidated)
-        ):
+        connection = self._connection
+        if connection is None:
+            # A connection that was lost can be used again: after a rollback, SQLAlchemy connects at
+            # the next statement.
+            is_closed = isinstance(self._tx, Connection) and self._tx.closed
+        else:
+            is_closed = connection.closed or connection.invalidated
+        if is_closed:
             return SessionState.CLOSED
         return SessionState.USABLE  # SQLAlchemy begins by itself
 
@@ -148,18 +174,16 @@ class SqlAlchemySession(CallerSession):
         """
         try:
             connection = self._tx.connection() if isinstance(self._tx, Session) else self._tx
-            if connection is None:
-                raise TransactionError("the connection given as tx is not open")
             raw_connection = connection.connection
         except UnboundExecutionError as error:
             raise TransactionError(
-                "the session given as tx has several engines and no default: pass the connection "
-                "of one, as in tx=session.connection(bind_arguments={'mapper': Model}), with "
-                "`await` if the session is async"
+                "the session given as tx has no default engine: make it with bind=engine, or "
+                f"if it has several engines {_OTHER_ENGINE_ADVICE}"
             ) from error
         except InvalidRequestError as error:
+            kind = "session" if isinstance(self._tx, Session) else "connection"
             raise TransactionError(
-                f"the session given as tx has no usable transaction: {error}"
+                f"the {kind} given as tx has no usable transaction: {error}"
             ) from error
         except SQLAlchemyError as error:
             raise self._translate(error) from error
@@ -173,6 +197,12 @@ class SqlAlchemySession(CallerSession):
             raise TransactionError(
                 "the session given as tx has the isolation level AUTOCOMMIT, so the call would "
                 "commit by itself: use another isolation level, or leave tx out"
+            )
+        if isinstance(self._tx, Session) and _has_other_connection(self._tx, connection):
+            raise TransactionError(
+                "the session given as tx has connections of several engines in its transaction, "
+                "which commit one after the other, so a job could be stored without its data: "
+                f"{_OTHER_ENGINE_ADVICE}"
             )
         return connection
 
@@ -189,7 +219,7 @@ class AsyncSqlAlchemySession(SqlAlchemySession):
     is_blocking = False
 
     def __init__(
-        self, tx: AsyncSession | AsyncConnection, blocking_tx: Session | Connection | None
+        self, tx: AsyncSession | AsyncConnection, blocking_tx: Session | Connection
     ) -> None:
         """`blocking_tx` is the session or connection under `tx`."""
         super().__init__(blocking_tx)

@@ -644,6 +644,14 @@ async def test_bad_functions(client: Client, schema: Schema) -> None:
             with pytest.raises(ConfigError, match="fn must"):
                 await call("k", bad)
     assert await schema.fetchval("select count(*) from riverpy_exec") == 0
+    plain: Any = str
+    for number, call in enumerate(
+        (client.run_once, client.run_at_least_once, client.run_at_most_once)
+    ):
+        with pytest.raises(ConfigError, match=r"fn must be an async function.*returned str"):
+            await call(f"plain{number}", plain)
+    query = "select key from riverpy_exec where completed_at is not null"
+    assert await schema.fetchval(query) is None
 
 
 async def test_bad_times(client: Client, schema: Schema) -> None:
