@@ -6,20 +6,26 @@ index.
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.contenttypes.models import ContentType
 from django.core.paginator import Paginator
+from django.db.models import Q
+from django.db.models.functions import Now
 from django.http import HttpResponseRedirect
 from django.utils.html import format_html, format_html_join
 
+from riverpy._postgres.jobs import FINAL_STATES
 from riverpy.django.django_client import client
-from riverpy.django.lookups import list_kinds, list_queue_names
+from riverpy.django.lookups import SEARCHED_KINDS_MAX, list_kinds, list_queue_names
 from riverpy.django.models import Job, Queue
-from riverpy.errors import NotFoundError, RiverError
+from riverpy.errors import NotFoundError
 from riverpy.job import JobColumn, JobState
+from riverpy.job_list import JobChanges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,10 +43,25 @@ else:  # these classes have no parameters when they run
 
 COUNTED_ROWS_MAX = 10_000
 """The list has pages for at most this many jobs, the newest ones. More are not counted."""
-ACTION_ROWS_MAX = 1_000
+ACTION_ROWS_MAX = 10_000
 """An action changes at most this many rows."""
+_REASONS_MAX = 10
+"""A page shows the reasons for at most this many rows that could not be changed."""
 _JOB_ID_MAX = 2**63 - 1
 _ROW_ATTRIBUTE = "_riverpy_row"
+
+
+class _Action(NamedTuple):
+    """What an action does, and its words."""
+
+    change: Callable[[list[Any]], JobChanges]
+    """Changes the rows with these keys."""
+    done: str
+    """What has become of a changed row, such as "cancelled"."""
+    reason_left: str
+    """Why rows were left unchanged."""
+    reason_running: str = ""
+    """What happens to running jobs among the changed ones."""
 
 
 class BoundedPaginator(_Paginator):
@@ -134,29 +155,72 @@ class _RiverAdmin(_ModelAdmin):
             request, object_id, form_url, {**hidden, **(extra_context or {})}
         )
 
+    def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:
+        """Log nothing for a form that stores nothing. Actions log what they do."""
+
     def change_rows(
-        self,
-        request: HttpRequest,
-        rows: QuerySet[Any],
-        change: Callable[[Any], object],
-        done: str,
+        self, request: HttpRequest, rows: QuerySet[Any], action: _Action, changeable_filter: Q
     ) -> None:
-        """Call a function with each key, and show how many rows it has changed."""
-        keys = list(rows.order_by("pk").values_list("pk", flat=True)[: ACTION_ROWS_MAX + 1])
-        count = 0
-        for key in keys[:ACTION_ROWS_MAX]:
-            try:
-                change(key)
-                count += 1
-            except RiverError as error:
-                self.message_user(request, f"{key}: {error}", messages.WARNING)
-        self.message_user(request, f"{count} {done}", messages.SUCCESS)
-        if len(keys) > ACTION_ROWS_MAX:
+        """Change the rows for which an action has something to do, and show what was done.
+
+        Args:
+            request: the request of the user.
+            rows: the chosen rows.
+            action: what to do, and its words.
+            changeable_filter: the rows that the action would change. Those of the last call are
+                no longer among them, so that the next call goes on with the others.
+        """
+        changeable = list(rows.filter(changeable_filter).order_by("pk")[: ACTION_ROWS_MAX + 1])
+        is_limited = len(changeable) > ACTION_ROWS_MAX
+        del changeable[ACTION_ROWS_MAX:]
+        left_count = rows.exclude(changeable_filter).order_by()[:COUNTED_ROWS_MAX].count()
+        changes = action.change([row.pk for row in changeable]) if changeable else JobChanges()
+        if changes.changed:
+            self._log_action(
+                request, [row for row in changeable if row.pk not in changes.reasons], action.done
+            )
+        self._show_changes(request, changes, action, left_count)
+        if is_limited:
             self.message_user(
                 request,
                 f"An action changes at most {ACTION_ROWS_MAX} rows: repeat it for the others.",
                 messages.WARNING,
             )
+
+    def _show_changes(
+        self, request: HttpRequest, changes: JobChanges, action: _Action, left_count: int
+    ) -> None:
+        noun = self.opts.verbose_name
+        for key, reason in [*changes.reasons.items()][:_REASONS_MAX]:
+            self.message_user(request, f"{key}: {reason}", messages.WARNING)
+        unchanged = changes.unchanged + changes.missing + left_count
+        for count, text, level in (
+            (changes.changed, action.done, messages.SUCCESS),
+            (changes.refused, "could not be changed", messages.WARNING),
+            (unchanged, f"left unchanged: {action.reason_left}", messages.INFO),
+        ):
+            if count or (text == action.done and not unchanged + changes.refused):
+                at_least = "at least " if count >= COUNTED_ROWS_MAX and count == unchanged else ""
+                words = f"{at_least}{count} {noun}{'' if count == 1 else 's'} {text}."
+                self.message_user(request, words, level)
+        if changes.running and action.reason_running:
+            self.message_user(request, f"{changes.running} {action.reason_running}", messages.INFO)
+
+    def _log_action(self, request: HttpRequest, rows: Sequence[Any], done: str) -> None:
+        """Log the action in the history of each row."""
+        content_type = ContentType.objects.get_for_model(self.model).pk
+        entries = [
+            LogEntry(
+                user_id=cast("Any", request.user).pk,
+                content_type_id=content_type,
+                object_id=str(row.pk),
+                object_repr=str(row)[:200],
+                action_flag=CHANGE,
+                change_message=f"{done.capitalize()}.",
+            )
+            for row in rows
+        ]
+        LogEntry.objects.bulk_create(entries, batch_size=1_000)
 
 
 @admin.register(Job)
@@ -189,18 +253,35 @@ class JobAdmin(_RiverAdmin):
             return queryset, False
         if term.isascii() and term.isdigit():
             return queryset.filter(pk=min(int(term[:20]), _JOB_ID_MAX)), False
-        kinds = [kind for kind in list_kinds() if term.casefold() in kind.casefold()]
+        known = list_kinds(SEARCHED_KINDS_MAX)
+        kinds = [kind for kind in known if term.casefold() in kind.casefold()]
         return queryset.filter(kind__in=[*kinds, term]), False
 
     @admin.action(description="Retry selected jobs now", permissions=["change"])
     def retry_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
-        """Make jobs available."""
-        self.change_rows(request, queryset, client().job_retry, "jobs retried.")
+        """Make jobs available. Running jobs, and jobs that are due already, stay as they are."""
+        waiting = {JobState.PENDING, JobState.SCHEDULED, JobState.RETRYABLE}
+        changeable = Q(state__in=[*map(str, waiting | FINAL_STATES)]) | Q(
+            state=str(JobState.AVAILABLE), scheduled_at__gt=Now()
+        )
+        self.change_rows(
+            request,
+            queryset,
+            _Action(_retry_jobs, "retried", "running or due"),
+            changeable,
+        )
 
     @admin.action(description="Cancel selected jobs", permissions=["change"])
     def cancel_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
         """Cancel jobs. A running job receives the request."""
-        self.change_rows(request, queryset, client().job_cancel, "jobs cancelled.")
+        action = _Action(
+            _cancel_jobs,
+            "cancelled",
+            "ended already",
+            "of them running: their workers stop them.",
+        )
+        changeable = Q(state__in=[str(state) for state in JobState if state not in FINAL_STATES])
+        self.change_rows(request, queryset, action, changeable)
 
     def response_change(self, request: HttpRequest, obj: Job) -> HttpResponse:
         """Retry or cancel the job of the page."""
@@ -208,11 +289,6 @@ class JobAdmin(_RiverAdmin):
             if name in request.POST:
                 action(request, self.get_queryset(request).filter(pk=obj.pk))
         return HttpResponseRedirect(request.path)
-
-    def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:
-        """Log which button was used."""
-        used = [text for name, text in _BUTTON_TEXTS.items() if name in request.POST]
-        return super().log_change(request, obj, "; ".join(used) or message)
 
     @admin.display(description="attempt")
     def attempts(self, job: Job) -> str:
@@ -254,7 +330,12 @@ class JobAdmin(_RiverAdmin):
         return format_html_join("", "<p>{}: {} {}</p><pre>{}</pre>", errors) or "-"
 
 
-_BUTTON_TEXTS = {"_retry": "Retried.", "_cancel": "Cancelled."}
+def _retry_jobs(job_ids: list[int]) -> JobChanges:
+    return client().job_retry_many(ids=job_ids)
+
+
+def _cancel_jobs(job_ids: list[int]) -> JobChanges:
+    return client().job_cancel_many(ids=job_ids)
 
 
 @admin.register(Queue)
@@ -269,12 +350,24 @@ class QueueAdmin(_RiverAdmin):
     @admin.action(description="Pause selected queues", permissions=["change"])
     def pause_queues(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
         """Let no client claim jobs of these queues."""
-        self.change_rows(request, queryset, client().queue_pause, "queues paused.")
+        action = _Action(partial(_change_queues, client().queue_pause), "paused", "paused already")
+        self.change_rows(request, queryset, action, Q(paused_at__isnull=True))
 
     @admin.action(description="Resume selected queues", permissions=["change"])
     def resume_queues(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
         """Let clients claim jobs of these queues again."""
-        self.change_rows(request, queryset, client().queue_resume, "queues resumed.")
+        action = _Action(partial(_change_queues, client().queue_resume), "resumed", "not paused")
+        self.change_rows(request, queryset, action, Q(paused_at__isnull=False))
+
+
+def _change_queues(change: Callable[[str], None], names: Sequence[str]) -> JobChanges:
+    missing = 0
+    for name in names:
+        try:
+            change(name)
+        except NotFoundError:
+            missing += 1
+    return JobChanges(changed=len(names) - missing, missing=missing)
 
 
 def _read_row(job: Job) -> JobRow | None:

@@ -11,20 +11,22 @@ from riverpy.django.settings import read_settings
 
 NAMES_MAX = 200
 """The maximum number of kinds or queues that a filter offers."""
+SEARCHED_KINDS_MAX = 5_000
+"""The maximum number of kinds in which a search looks for a part of a kind."""
 
 
-def list_kinds() -> list[str]:
-    """Return the kinds of stored jobs, at most `NAMES_MAX`."""
-    return _list_names("django_admin", "admin_kinds")
+def list_kinds(limit: int = NAMES_MAX) -> list[str]:
+    """Return the kinds of stored jobs, in their order, at most `limit`."""
+    return _list_names("django_admin", "admin_kinds", limit)
 
 
 def list_queue_names() -> list[str]:
     """Return the queues that have a row or unfinished jobs, about `NAMES_MAX` at most."""
-    return _list_names("top", "top_queue_names")
+    return _list_names("top", "top_queue_names", NAMES_MAX)
 
 
-def _list_names(file: str, statement: str) -> list[str]:
+def _list_names(file: str, statement: str, limit: int) -> list[str]:
     settings = read_settings()
     session = make_session(connections[settings.database])
     query = get_query(file, statement, settings.schema)
-    return [row[0] for row in run_without_loop(query.fetch(session, limit=NAMES_MAX))]
+    return [row[0] for row in run_without_loop(query.fetch(session, limit=limit))]

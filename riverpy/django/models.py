@@ -1,11 +1,12 @@
 """Models of River's jobs and queues, for the admin pages and for queries. Django does not manage
-their tables, and code should not write to them: use `riverpy.django.client()`."""
+their tables, and the models refuse to write to them: use `riverpy.django.client()`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from django.db import models
+from django.db import NotSupportedError, models
+from django.db.models.signals import pre_delete, pre_save
 
 from riverpy.django.schema import make_table_name
 from riverpy.django.settings import read_database_alias
@@ -14,18 +15,55 @@ from riverpy.job import JobState
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from django.db.models.query import QuerySet
+    _QuerySet = models.QuerySet[Any, Any]
+    _TextField = models.TextField[str, str]
+else:  # these classes have no parameters when they run
+    _QuerySet, _TextField = models.QuerySet, models.TextField
 
 _STATES = [(str(state), str(state)) for state in JobState]
+
+
+def _refuse_write(*_: object, **_options: object) -> NoReturn:
+    """Refuse to write.
+
+    Raises:
+        NotSupportedError: always.
+    """
+    raise NotSupportedError(
+        "the models of riverpy only read: insert and change jobs and queues with the methods of "
+        "riverpy.django.client(), such as job_cancel and queue_pause"
+    )
+
+
+class RiverQuerySet(_QuerySet):
+    """Rows of River's tables. They are only read."""
+
+    bulk_create = bulk_update = delete = update = _refuse_write
+    abulk_create = abulk_update = adelete = aupdate = _refuse_write
 
 
 class RiverManager(models.Manager[Any]):
     """Reads from the database of the setting `RIVERPY`."""
 
-    def get_queryset(self) -> QuerySet[Any]:
+    def get_queryset(self) -> RiverQuerySet:
         """Return all rows."""
-        rows = super().get_queryset()
-        return rows if self._db else rows.using(read_database_alias())
+        return RiverQuerySet(self.model, using=self._db or read_database_alias())
+
+
+class StateField(_TextField):
+    """The state of a job. A query for an unknown state raises ValueError, as the server would."""
+
+    def get_prep_value(self, value: Any) -> Any:
+        """Return the state for a query."""
+        prepared = super().get_prep_value(value)
+        if isinstance(prepared, str) and prepared not in [*JobState]:
+            raise ValueError(f"there is no state {prepared!r}: use {', '.join(JobState)}")
+        return prepared
+
+    def deconstruct(self) -> Any:
+        """Return what migrations have: a field for text."""
+        name, _, args, options = super().deconstruct()
+        return name, "django.db.models.TextField", args, options
 
 
 class Job(models.Model):
@@ -33,7 +71,7 @@ class Job(models.Model):
 
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
     kind: models.TextField[str, str] = models.TextField()
-    state: models.TextField[str, str] = models.TextField(choices=_STATES)
+    state: StateField = StateField(choices=_STATES)
     queue: models.TextField[str, str] = models.TextField()
     priority: models.SmallIntegerField[int, int] = models.SmallIntegerField()
     attempt: models.SmallIntegerField[int, int] = models.SmallIntegerField()
@@ -84,3 +122,8 @@ class Queue(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+for _model in (Job, Queue):  # `loaddata` calls no method of the model that could refuse
+    pre_save.connect(_refuse_write, sender=_model)
+    pre_delete.connect(_refuse_write, sender=_model)

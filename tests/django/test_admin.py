@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
-from django.db import connection
+from django.core import serializers
+from django.db import NotSupportedError, connection
 from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
 
 import riverpy.django
 from riverpy import InsertManyParams, InsertOpts, RawArgs
-from riverpy.django import admin
+from riverpy.django import admin, models
 from tests.django.shop.jobs import Pack
 
 if TYPE_CHECKING:
@@ -92,7 +93,6 @@ def test_no_page_counts_all_jobs(
     """The list counts a limited number of jobs, and reads only those of the page, without their
     args. An action changes a limited number of them."""
     monkeypatch.setattr(admin, "COUNTED_ROWS_MAX", 150)
-    monkeypatch.setattr(admin, "ACTION_ROWS_MAX", 120)
     riverpy.django.client().insert_many_fast([InsertManyParams(Pack(n)) for n in range(160)])
     browser = browse()
     with CaptureQueriesContext(connection) as captured:
@@ -102,13 +102,85 @@ def test_no_page_counts_all_jobs(
     statements = [one["sql"] for one in captured if "river_job" in one["sql"]]
     assert all("LIMIT" in one or "limit" in one for one in statements), statements
     assert not any('"args"' in one for one in statements)
-    response = browser.post(
-        JOBS,
-        {"action": "cancel_jobs", "select_across": "1", "_selected_action": ["1"]},
-        follow=True,
+
+
+def act(browser: Client, action: str, *ids: int) -> str:
+    """Run an action for these jobs, or for all of them. Return the page after it."""
+    chosen = {"_selected_action": ids or (1,), "select_across": "0" if ids else "1"}
+    page = browser.post(JOBS, {"action": action, **chosen}, follow=True).content.decode()
+    return " ".join(re.findall(r'<li class="(?:success|info|warning)">(.*?)</li>', page))
+
+
+def test_actions_report_what_was_changed(
+    browse: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An action tells how many rows it changed, left and could not change. It has a limit, and
+    goes on after it when it is repeated, whatever rows come first."""
+    monkeypatch.setattr(admin, "ACTION_ROWS_MAX", 3)
+    browser, limit = browse(), "An action changes at most 3 rows: repeat it for the others."
+    jobs = [insert() for _ in range(5)]
+    for job in jobs:
+        riverpy.django.client().job_cancel(job.id)
+    last = [insert() for _ in range(4)]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "update river_job set state = 'running', attempted_at = now(), finalized_at = null "
+            "where id = %s",
+            [last[0].id],
+        )
+    assert act(browser, "cancel_jobs", jobs[0].id) == "1 job left unchanged: ended already."
+    assert act(browser, "retry_jobs", last[0].id) == "1 job left unchanged: running or due."
+    assert act(browser, "cancel_jobs") == (
+        "3 jobs cancelled. 5 jobs left unchanged: ended already. "
+        f"1 of them running: their workers stop them. {limit}"
     )
-    assert b"120 jobs cancelled." in response.content
-    assert b"at most 120 rows" in response.content
+    riverpy.django.client().job_cancel(last[1].id)
+    with connection.cursor() as cursor:
+        cursor.execute("update river_job set state = 'completed', finalized_at = now()")
+        cursor.execute(
+            "update river_job set unique_key = 'x', unique_states = b'00000001' where id = any(%s)",
+            [[last[2].id, last[3].id]],
+        )
+    assert act(browser, "retry_jobs", *(job.id for job in last[2:])).startswith(
+        f"{last[3].id}: another job has the same unique key"
+    )
+    assert act(browser, "retry_jobs").endswith(limit)
+    assert len(riverpy.django.client().job_list(states=["available"]).jobs) == 4
+    history = browser.get(f"{JOBS}{last[2].id}/history/").content
+    assert (history.count(b"Retried."), history.count(b"Cancelled.")) == (1, 1)
+    assert b"Retried." not in browser.get(f"{JOBS}{last[3].id}/history/").content
+
+
+def test_unknown_states(browse: Callable[..., Client]) -> None:
+    """A filter for a state that does not exist is answered as Django answers wrong filters. In a
+    query it is a ValueError. Other lookups hold."""
+    browser = browse()
+    for query in ("state__exact=nix", "state=nix", "state__in=a,b"):
+        response = browser.get(f"{JOBS}?{query}")
+        assert (response.status_code, response["Location"]) == (302, f"{JOBS}?e=1"), query
+    for query in ("state__in=pending,running", "state__contains=x", "state__isnull=0"):
+        assert browser.get(f"{JOBS}?{query}").status_code == 200, query
+    with pytest.raises(ValueError, match="there is no state 'nix': use available"):
+        models.Job.objects.filter(state="nix")
+
+
+def test_models_only_read() -> None:
+    """Whatever would write to River's tables past riverpy is refused."""
+    job = models.Job.objects.get(pk=insert().id)
+    dump = serializers.serialize("json", [job])
+    rows = models.Job.objects.all()
+    for write in (
+        job.save,
+        job.delete,
+        rows.delete,
+        lambda: rows.update(kind="x"),
+        lambda: models.Job.objects.create(kind="x"),
+        lambda: models.Queue.objects.bulk_create([models.Queue(name="x")]),
+        lambda: [one.save() for one in serializers.deserialize("json", dump)],
+    ):
+        with pytest.raises(NotSupportedError, match="the models of riverpy only read"):
+            write()
+    assert models.Job.objects.using("other").get().kind == "pack"
 
 
 def test_actions(browse: Callable[..., Client]) -> None:
@@ -135,6 +207,8 @@ def test_actions(browse: Callable[..., Client]) -> None:
     for action, is_paused in (("pause_queues", True), ("resume_queues", False)):
         browser.post(QUEUES, {"action": action, "_selected_action": ["mail"]})
         assert (riverpy.django.client().queue_get("mail").paused_at is not None) is is_paused
+    history = browser.get(f"{QUEUES}mail/history/").content
+    assert (history.count(b"Paused."), history.count(b"Resumed.")) == (1, 1)
     assert browser.get(f"{QUEUES}mail/change/").status_code == 200
 
 
