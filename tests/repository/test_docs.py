@@ -6,7 +6,8 @@ A page's blocks are used in their order, in one directory, with an empty databas
     ```sh run, ```python run     is run by `sh -eu` or by Python
     ```text output               is what the block before it printed; `…` stands for any text
 
-Port 8000 in a block that is run becomes a free port.
+Port 8000 in a block that is run becomes a free port. `riverpy migrate up` at the start of a block
+is done in this process, since most pages begin with it; the pages about it run the command.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.services import DefaultDomainLeaderCheck, LeaderFunctionService
 from riverpy._tools.doctor import check_runner
 from riverpy.cli._settings import SETTINGS
+from riverpy.migrate import migrate_all
 from tests._database import connected
 from tests.repository.command_names import is_command
 
@@ -40,7 +42,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCE = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE_COMMENT = re.compile(r"# (\w+\.py)\n")
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+_MIGRATE = re.compile(r"riverpy migrate up(?: ?> ?/dev/null)?\n")
 BLOCK_TIMEOUT = 120
+MIGRATING = {"README", "first-job", "installation", "migrations"}
+"""Pages whose reader migrates a database for the first time, or learns how."""
 GUIDES = [page for page in PAGES if page.stem == "sync" or page.stem.startswith("coming-from-")]
 BEFORE_A_COMMAND = ("|", "||", "&", "&&", ";", "(", "until", "while", "if", "do", "then", "!")
 
@@ -71,6 +76,8 @@ def environment(database_url: str) -> dict[str, str]:
         **{k: v for k, v in os.environ.items() if not k.startswith(("RIVERPY_", "PG"))},
         "DATABASE_URL": database_url,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        # A reader has no such plugins of pytest. Their imports take longer than its tests.
+        "PYTEST_ADDOPTS": "-p no:faker -p no:hypothesispytest",
     }
 
 
@@ -111,6 +118,15 @@ def use(block: Block, directory: Path, printed: str, environ: dict[str, str]) ->
             raise AssertionError(f"unknown block: {block.language} {block.use}")
 
 
+async def migrate_first(block: Block, database_url: str) -> Block:
+    """Migrate the database as the first command of a block does; the rest of the block."""
+    migration = _MIGRATE.match(block.text) if block[:2] == ("sh", "run") else None
+    if migration is None:
+        return block
+    await migrate_all(database_url)
+    return block._replace(text=block.text[migration.end() :])
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 async def test_page(page: Path, fresh_database_url: str, tmp_path: Path) -> None:
@@ -118,6 +134,8 @@ async def test_page(page: Path, fresh_database_url: str, tmp_path: Path) -> None
     environ = environment(fresh_database_url)
     printed = ""
     for block in blocks(page.read_text("utf-8")):
+        if page.stem not in MIGRATING:
+            block = await migrate_first(block, fresh_database_url)
         printed = await asyncio.to_thread(use, block, tmp_path, printed, environ)
 
 
@@ -139,8 +157,7 @@ async def test_move_from_procrastinate(fresh_database_url: str, tmp_path: Path) 
     environ = environment(fresh_database_url)
     (move,) = [block for block in blocks(page) if block.use == "file=move.py"]
     use(move, tmp_path, "", environ)
-    migrate = Block("sh", "run", "riverpy migrate up")
-    await asyncio.to_thread(use, migrate, tmp_path, "", environ)
+    await migrate_all(fresh_database_url)
     async with connected(fresh_database_url) as connection, connection.transaction():
         async with connected(fresh_database_url) as other:
             await other.execute(THEIR_JOBS)
@@ -313,7 +330,7 @@ async def test_web_handler(fresh_database_url: str, tmp_path: Path) -> None:
     for block in blocks(page):
         if block.use.startswith("file="):
             use(block, tmp_path, "", environ)
-    await asyncio.to_thread(use, Block("sh", "run", "riverpy migrate up"), tmp_path, "", environ)
+    await migrate_all(fresh_database_url)
     printed = await asyncio.to_thread(use, Block("python", "run", WEB), tmp_path, "", environ)
     # The job may run before the answer to the request is printed.
     assert sorted(printed.splitlines()) == ["201", "['completed']", "refused", "welcome, user 1"]
