@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from psycopg.adapt import Dumper, Loader
 from psycopg.rows import dict_row
+from psycopg2.extras import NamedTupleCursor
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -130,13 +131,16 @@ def pipeline(connection: Any) -> Any:
 
 @SESSIONS
 async def test_sqlalchemy_settings(kind: str, schema: Schema) -> None:
-    """The serializers and execution options of an engine do not apply to riverpy's statements."""
+    """The serializers, execution options and cursors of an engine do not apply to riverpy's
+    statements."""
 
     def refuse(value: Any) -> Any:
         raise AssertionError(f"a serializer of the caller's saw {value!r}")
 
+    cursors = {"connect_args": {"cursor_factory": NamedTupleCursor}} if "psycopg2" in kind else {}
     async with ALL_KINDS[kind](
         schema.url,
+        **cursors,
         json_serializer=refuse,
         json_deserializer=refuse,
         isolation_level="SERIALIZABLE",
@@ -147,6 +151,9 @@ async def test_sqlalchemy_settings(kind: str, schema: Schema) -> None:
         assert result.job.metadata == {"a": [1]}
         assert (await client.job_get(result.job.id, tx=caller.tx)).metadata == {"a": [1]}
         assert await client.job_count(tx=caller.tx) == 1
+        if cursors:
+            raw_connection = caller.tx.connection().connection.dbapi_connection
+            assert raw_connection.cursor_factory is NamedTupleCursor
         await caller.commit()
     assert await stored(schema) == ([], [1])
 

@@ -9,6 +9,7 @@ the blocking one, and the async adapter runs it by SQLAlchemy's `run_sync`.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sqlalchemy.engine import Connection
@@ -29,7 +30,7 @@ from riverpy._without_loop import make_async
 from riverpy.errors import TransactionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from contextlib import AbstractAsyncContextManager
 
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
@@ -84,6 +85,22 @@ def _adapt_async(tx: object) -> CallerSession | None:
 def _copy_buffer(value: object) -> object:
     """Return the bytes of a `bytea`, for which psycopg2 returns a view of its buffer."""
     return bytes(cast("memoryview[int]", value)) if isinstance(value, memoryview) else value
+
+
+@contextmanager
+def _make_plain_cursors(connection: Connection) -> Generator[None]:
+    """Let psycopg2 make plain cursors in a `with` block. The caller's class of cursors may make rows
+    that need other names of columns."""
+    is_psycopg2 = connection.dialect.driver == "psycopg2"
+    raw_connection: Any = connection.connection.dbapi_connection if is_psycopg2 else None
+    if raw_connection is None or raw_connection.cursor_factory is None:
+        yield
+        return
+    before, raw_connection.cursor_factory = raw_connection.cursor_factory, None
+    try:
+        yield
+    finally:
+        raw_connection.cursor_factory = before
 
 
 def _has_other_connection(session: Session, connection: Connection) -> bool:
@@ -144,9 +161,10 @@ class SqlAlchemySession(CallerSession):
                 parameters = {
                     f"p{number}": encode_value(value) for number, value in enumerate(values, 1)
                 }
-            result = connection.exec_driver_sql(
-                statement, parameters, execution_options=_EXECUTION_OPTIONS
-            )
+            with _make_plain_cursors(connection):
+                result = connection.exec_driver_sql(
+                    statement, parameters, execution_options=_EXECUTION_OPTIONS
+                )
         except SQLAlchemyError as error:
             raise self._translate(error) from error
         if not result.returns_rows:
