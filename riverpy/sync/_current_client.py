@@ -19,7 +19,8 @@ def current_client() -> Client:
 
     Without `tx`, its calls run on the connections of the worker's client, through its event loop,
     and need no other driver. With `tx`, a session of yours that is not async, they run in the
-    job's thread. `riverpy.current_client()` is the same for async jobs.
+    job's thread. `run_once` needs `tx`, because its function gets it. `riverpy.current_client()`
+    is the same for async jobs.
 
     Raises:
         ClientStateError: the calling code runs in an event loop, or no client runs it. A blocking

@@ -71,8 +71,8 @@ class UrlDatabase(BlockingDatabase):
         self._inherited: list[_Connections] = []
         """The connections of parent processes. They stay referenced, because closing them would end
         the sessions of the parent."""
-        self._has_opener = False
-        """Whether the user has opened the pool. Otherwise the first call makes a connection."""
+        self._opener_pid: int | None = None
+        """The process in which the user has opened the pool. None: the first call connects."""
 
     def open(self) -> None:
         """Make one connection as a test.
@@ -82,14 +82,14 @@ class UrlDatabase(BlockingDatabase):
             ConfigError: the URL leads to a pooler, and nobody said so.
             OSError: no connection could be made.
         """
-        if self._has_opener:
+        if self._opener_pid == os.getpid():
             raise ClientStateError("the client is open already")
         with self._connection():
-            self._has_opener = self.is_open = True
+            self._opener_pid, self.is_open = os.getpid(), True
 
     def close(self) -> None:
         """Close the idle connections. The others are closed when their calls end."""
-        self._has_opener = self.is_open = False
+        self._opener_pid, self.is_open = None, False
         connections = self._get_connections()
         while connections.idle:
             connections.idle.pop().connection.close()

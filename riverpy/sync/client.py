@@ -108,7 +108,7 @@ class Client:
         Raises:
             ConfigError: no database was given, or its URL leads to a pooler and `Config.pooler` is
                 not set.
-            ClientStateError: `open` was called already.
+            ClientStateError: `open` was called already in this process.
             OSError: the database cannot be reached, or refuses the connection.
         """
         if self._database is None:

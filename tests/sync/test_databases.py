@@ -160,6 +160,7 @@ async def test_url(schema: Schema) -> None:
         if not child:
             with_error = 1
             try:
+                client.open()  # as in a hook of a server after its fork
                 client.run_once("4", look)
                 with_error = int(seen[3][0] == seen[2][0])
             finally:
