@@ -89,8 +89,8 @@ def _copy_buffer(value: object) -> object:
 
 @contextmanager
 def _make_plain_cursors(connection: Connection) -> Generator[None]:
-    """Let psycopg2 make plain cursors in a `with` block. The caller's class of cursors may make rows
-    that need other names of columns."""
+    """Let psycopg2 make plain cursors in a `with` block. The caller's class of cursors may need
+    columns with names."""
     is_psycopg2 = connection.dialect.driver == "psycopg2"
     raw_connection: Any = connection.connection.dbapi_connection if is_psycopg2 else None
     if raw_connection is None or raw_connection.cursor_factory is None:
