@@ -19,6 +19,7 @@ from riverpy._postgres.schema import (
 from riverpy._postgres.sql_files import (
     get_query,
     load_statements,
+    quote_identifier,
     quote_literal,
     splice_schema,
     to_milliseconds,
@@ -148,6 +149,11 @@ def make_record_sql(migration_line: str, version: int, direction: Direction) -> 
         return ""
     text = load_statements(_SQL_FILE)[block].replace("@line", f"'{migration_line}'")
     return "\n" + text.replace("@version", str(version)) + ";\n"
+
+
+def make_schema_sql(schema: str) -> str:
+    """Return the statement that creates the schema, if it does not exist."""
+    return load_statements(_SQL_FILE)["schema_create"].replace("@name", quote_identifier(schema))
 
 
 def make_migration_statement(

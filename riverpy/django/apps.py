@@ -14,9 +14,12 @@ class RiverpyConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the system checks, and close Django's connections around all jobs."""
+        """Register the system checks, close Django's connections around all jobs, and create tables
+        in test databases."""
         from riverpy.django import checks
         from riverpy.django.connections import install_connection_closing
+        from riverpy.django.test_databases import install_test_tables
 
         checks.register_checks()
         install_connection_closing()
+        install_test_tables(self)

@@ -53,7 +53,10 @@ def format_url(parameters: Mapping[str, Any]) -> str:
     place = _format_host(texts)
     database = quote(texts.pop("dbname", ""), safe="")
     query = urlencode({name: text for name, text in texts.items() if text}, quote_via=quote)
-    return f"postgresql://{login + '@' if login else ''}{place}/{database}" + (
+    # asyncpg takes an empty path as the name of the database. Then it would not use the name that a
+    # service has.
+    path = f"/{database}" if database or not query else ""
+    return f"postgresql://{login + '@' if login else ''}{place}{path}" + (
         f"?{query}" if query else ""
     )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from riverpy._postgres.migration_step import Direction, make_record_sql
+from riverpy._postgres.driver import DATABASE_ERRORS
+from riverpy._postgres.migration_step import Direction, make_record_sql, make_schema_sql
 from riverpy._postgres.schema import (
     MAIN_MIGRATION_LINE,
     SchemaState,
@@ -16,13 +17,14 @@ from riverpy._postgres.sessions.django import DjangoSession
 from riverpy._postgres.sql_files import get_query, quote_identifier, splice_schema
 from riverpy._without_loop import run_without_loop
 from riverpy.django.settings import read_schema_name, read_settings
-from riverpy.errors import MigrationError
+from riverpy.errors import MigrationError, SchemaMissingError
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
     from riverpy._postgres.driver import Transaction
 
+_PERMISSION_DENIED_SQLSTATE = "42501"
 LOCK_TIMEOUT_MILLISECONDS = 4_000
 """How long a statement of a migration waits for a table that another transaction has locked. Until
 then, new statements of workers on this table wait too."""
@@ -79,7 +81,8 @@ def read_schema(connection: BaseDatabaseWrapper, schema: str | None) -> RiverSch
 
 def run_migration(editor: Any, line: str, version: int, direction: Direction) -> None:
     """Apply or undo a migration, unless the database has it in this state already: the command
-    `riverpy migrate`, River in Go or an earlier `manage.py migrate` may have done it.
+    `riverpy migrate`, River in Go or an earlier `manage.py migrate` may have done it. The first
+    migration creates the schema of the settings, if it is missing.
 
     Args:
         editor: Django's schema editor, in a transaction. If it only collects SQL, nothing is read.
@@ -88,18 +91,22 @@ def run_migration(editor: Any, line: str, version: int, direction: Direction) ->
 
     Raises:
         MigrationError: the tables exist but no migration is recorded, or versions below an applied
-            one are missing.
+            one are missing, or the schema is missing and the role may not create it.
+        SchemaMissingError: the schema is missing, and this is not the first migration.
     """
     schema = read_settings().schema
     migration = load_migrations(line)[version]
+    is_first = (line, version, direction) == (MAIN_MIGRATION_LINE, 1, Direction.UP)
     if not editor.collect_sql:
-        schema = _lock_schema(editor.connection, schema)
+        schema = _lock_schema(editor.connection, schema, may_create=is_first)
         state = read_schema(editor.connection, schema).state
         if state.are_migrations_unrecorded() and direction is Direction.UP:
             raise MigrationError(state.make_unrecorded_message())
         if (version in state.applied_versions(line)) is (direction is Direction.UP):
             return
         _check_order(state, line, version, direction)
+    elif is_first and schema is not None:
+        editor.execute(make_schema_sql(schema).strip(), params=None)
     body = migration.up_sql if direction is Direction.UP else migration.down_sql
     # Without parameters Django passes the text to the driver as it is, also with percent signs.
     editor.execute(splice_schema(body, schema), params=None)
@@ -107,10 +114,16 @@ def run_migration(editor: Any, line: str, version: int, direction: Direction) ->
         editor.execute(splice_schema(record, schema).strip(), params=None)
 
 
-def _lock_schema(connection: BaseDatabaseWrapper, schema: str | None) -> str:
+def _lock_schema(connection: BaseDatabaseWrapper, schema: str | None, *, may_create: bool) -> str:
     """Lock out other migrators of the schema until the end of the transaction. Return the name of
-    the schema."""
-    name = read_schema(connection, schema).state.schema
+    the schema. If it is missing and `may_create`, create it."""
+    is_missing = False
+    try:
+        name = read_schema(connection, schema).state.schema
+    except SchemaMissingError:
+        if schema is None or not may_create:
+            raise
+        name, is_missing = schema, True
 
     async def lock() -> None:
         session = make_session(connection)
@@ -118,8 +131,19 @@ def _lock_schema(connection: BaseDatabaseWrapper, schema: str | None) -> str:
         await get_query("session", "session_set_lock_timeout", None).execute(
             session, lock_timeout=f"{LOCK_TIMEOUT_MILLISECONDS}ms"
         )
+        # Not if it is there: PostgreSQL refuses even IF NOT EXISTS to a role without the right.
+        if is_missing:
+            await session.fetch(make_schema_sql(name))
 
-    run_without_loop(lock())
+    try:
+        run_without_loop(lock())
+    except DATABASE_ERRORS as error:
+        if getattr(error, "sqlstate", None) != _PERMISSION_DENIED_SQLSTATE:
+            raise
+        raise MigrationError(
+            f"schema {name!r} does not exist, and the role may not create it: create it as another "
+            f"role with CREATE SCHEMA {quote_identifier(name)}, and migrate again"
+        ) from error
     return name
 
 

@@ -116,6 +116,10 @@ JOIN pg_settings USING (name);
 -- share.
 SELECT pg_advisory_xact_lock(hashtextextended('riverpy migrate ' || @schema::text, 0));
 
+-- name: schema_create
+-- For Django's migrations. `@name` is the quoted name of the schema.
+CREATE SCHEMA IF NOT EXISTS @name;
+
 -- name: migration_run
 -- One statement for another migration tool. It changes nothing if the version is applied already (in the other
 -- direction: undone already). `@sql` is the text of the migration. EXECUTE runs all statements of a text, so that also

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +23,24 @@ from riverpy.django.schema import run_migration
 from riverpy.errors import MigrationError
 from riverpy.migrate import Migrator, migrate_all
 from tests._database import run_apart
+from tests.django.test_command import MANAGE, PATIENCE, ROOT, SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+TESTS = """
+import riverpy.django
+from django.test import TestCase
+from tests.django.shop.jobs import Pack
+
+class FirstTest(TestCase):
+    def test_insert(self):
+        assert riverpy.django.insert(Pack(1)).job.id
+        assert riverpy.django.client().job_count() == 1
+
+class SecondTest(FirstTest):
+    pass
+"""
 VERSIONS = [(line, version) for line in list_migration_lines() for version in load_migrations(line)]
 
 
@@ -120,6 +137,66 @@ def test_migrations_of_riverpy(monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(riverpy.django.migrations.__file__ or "").parent
     riverpy.django.migrations.__path__ = [str(path)]
     assert "riverpy" in MigrationLoader(connection).migrated_apps
+
+
+@pytest.mark.parametrize("migrations", ["django", "riverpy"])
+def test_test_databases(project_url: str, tmp_path: Path, migrations: str) -> None:
+    """`manage.py test` creates River's tables in its databases, also in those of parallel tests, in
+    a schema that it creates: by Django's migrations, and in projects that use riverpy's. In a
+    database that is not for tests, `migrate` then creates nothing."""
+    (tmp_path / "manage.py").write_text(MANAGE)
+    (tmp_path / "site_settings.py").write_text(
+        SETTINGS.format(url=project_url)
+        + "DATABASES = {'default': DATABASES['default']}\n"
+        + f"RIVERPY = {{'SCHEMA': 'jobs', 'MIGRATIONS': {migrations!r}}}\n"
+    )
+    (tmp_path / "test_site.py").write_text(TESTS)
+    assert "Ran 2 tests" in run_manage(tmp_path, "test", "--parallel", "2")
+    if migrations == "riverpy":
+        run_manage(tmp_path, "migrate")
+    with connection.cursor() as cursor:
+        cursor.execute("select to_regnamespace('jobs') is null")
+        assert cursor.fetchone()[0]
+
+
+def run_manage(directory: Path, *arguments: str) -> str:
+    """Run `manage.py` of a project, and return what it writes to stderr."""
+    done = subprocess.run(
+        [sys.executable, "manage.py", *arguments],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_schema_without_the_right(project_url: str) -> None:
+    """A role that may not create schemas is told so, and needs no right if the schema exists.
+    `sqlmigrate` shows the statement."""
+    with connection.cursor() as cursor:
+        cursor.execute("create role plain; create schema jobs authorization plain")
+    try:
+        with override_settings(RIVERPY={"SCHEMA": "jobs"}):
+            assert 'CREATE SCHEMA IF NOT EXISTS "jobs"' in run_command(
+                "sqlmigrate", "riverpy", "0001"
+            )
+            with connection.schema_editor(atomic=True) as editor:
+                editor.execute("set local role plain")
+                run_migration(editor, "main", 1, Direction.UP)
+        with (
+            override_settings(RIVERPY={"SCHEMA": "missing"}),
+            connection.schema_editor(atomic=True) as editor,
+        ):
+            editor.execute("set local role plain")
+            with pytest.raises(MigrationError, match=r"role may not create it: .* CREATE SCHEMA"):
+                run_migration(editor, "main", 1, Direction.UP)
+            connection.set_rollback(True)
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("drop schema jobs cascade; drop role plain")
 
 
 def _run(line: str, version: int, direction: Direction) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -18,6 +18,9 @@ from riverpy.django.database import format_url, make_database_url
 from riverpy.django.settings import find_setting_problems, read_settings
 from riverpy.migrate import Migrator
 from tests._database import run_apart
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WRONG: list[tuple[Any, str, str]] = [
     ([], "must be a dict, got list", "write RIVERPY"),
@@ -156,7 +159,7 @@ async def _migrate_partly(url: str) -> None:
         ),
         (
             {"service": "shop", "passfile": "/x", "options": "-c search_path=jobs", "pool": {}},
-            "postgresql:///?service=shop&passfile=%2Fx&options=-c%20search_path%3Djobs",
+            "postgresql://?service=shop&passfile=%2Fx&options=-c%20search_path%3Djobs",
         ),
     ],
 )
@@ -180,3 +183,21 @@ async def test_url_of_settings(project_url: str) -> None:
     row = await found.fetchrow("select current_database(), current_user")
     await found.close()
     assert tuple(row or ()) == (connections["other"].settings_dict["NAME"], "pg_monitor")
+
+
+async def test_url_of_a_service(
+    project_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without NAME, the worker connects to the database of the service, as Django does."""
+    entry = connections["other"].settings_dict
+    name, host, port = entry["NAME"], entry["HOST"], entry["PORT"]
+    (tmp_path / "services").write_text(f"[shop]\ndbname={name}\nhost={host}\nport={port}\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    monkeypatch.setitem(entry, "OPTIONS", {"service": "shop"})
+    for key in ("NAME", "HOST", "PORT"):
+        monkeypatch.setitem(entry, key, "")
+    url = make_database_url("other")
+    validate_url(url)
+    found = await connect(url)
+    assert await found.fetchval("select current_database()") == name
+    await found.close()

@@ -1,0 +1,53 @@
+"""Creates River's tables in test databases of projects whose tables `riverpy migrate up` creates.
+
+Then the app has no migrations, and the `migrate` of Django's test runner would leave the test
+database without River's tables.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.core import mail
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, router
+from django.db.models.signals import pre_migrate
+
+from riverpy._postgres.migration_step import Direction
+from riverpy._postgres.schema import list_migration_lines, load_migrations
+from riverpy.django.schema import run_migration
+from riverpy.django.settings import read_settings
+
+if TYPE_CHECKING:
+    from django.apps import AppConfig
+
+
+def install_test_tables(app: AppConfig) -> None:
+    """Create River's tables in test databases, before `migrate` runs the migrations of other
+    apps."""
+    pre_migrate.connect(_create_tables, sender=app, dispatch_uid=__name__)
+
+
+def _create_tables(*, using: str, sender: AppConfig, **_: Any) -> None:
+    if not _is_test_run():
+        return
+    try:
+        settings = read_settings()
+    except ImproperlyConfigured:  # a system check reports it
+        return
+    if (
+        settings.migrations != "riverpy"
+        or using != settings.database
+        or not router.allow_migrate(using, sender.label)
+    ):
+        return
+    for line in list_migration_lines():
+        for version in sorted(load_migrations(line)):
+            with connections[using].schema_editor(atomic=True) as editor:
+                run_migration(editor, line, version, Direction.UP)
+
+
+def _is_test_run() -> bool:
+    """Whether Django's `setup_test_environment` has run, as all test runners call it before they
+    create databases. Only then the module `mail` has an outbox."""
+    return hasattr(mail, "outbox")
