@@ -4,7 +4,8 @@ missing tables."""
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
 
 from django.core.checks import CheckMessage, Error, Tags, Warning, register  # noqa: A004 (Django's)
 from django.core.exceptions import ImproperlyConfigured
@@ -21,6 +22,7 @@ from riverpy.django.settings import (
     import_workers,
     read_settings,
 )
+from riverpy.django.worker import find_task_backends, has_task_backend, read_slots
 from riverpy.errors import RiverError
 from riverpy.worker import Workers
 
@@ -35,13 +37,25 @@ WRONG_SETTING_ID = "riverpy.E001"
 WORKERS_NOT_IMPORTED_ID = "riverpy.E002"
 WRONG_WORKERS_ID = "riverpy.E003"
 TABLES_MISSING_ID = "riverpy.W001"
+QUEUE_NOT_WORKED_ID = "riverpy.W002"
+SMALL_POOL_ID = "riverpy.W003"
+_POOL_SIZE_DEFAULT = 4
+"""The size of a pool of psycopg whose settings name none."""
 
 
 def register_checks() -> None:
     """Register the checks of riverpy."""
     register(check_settings)
     register(check_workers)
+    register(check_task_queues)
+    register(check_pools)
     register(check_tables, Tags.database)
+    if has_task_backend():
+        # The import registers the check of Django's tasks, which calls the checks of the backends.
+        # Otherwise a project whose tasks are not imported yet has no such check.
+        from riverpy.django.tasks_api import task_backends
+
+        import_module(f"{type(task_backends).__module__}.checks")
 
 
 def check_settings(**_: Any) -> Sequence[CheckMessage]:
@@ -71,15 +85,64 @@ def check_workers(**_: Any) -> Sequence[CheckMessage]:
                 id=WORKERS_NOT_IMPORTED_ID,
             )
         ]
-    if isinstance(found, (Workers, Client)) or callable(found):
+    is_class = isinstance(found, type)
+    if isinstance(found, (Workers, Client)) or (callable(found) and not is_class):
         return []
     return [
         Error(
-            f"{label} is a {type(found).__name__}",
+            f"{label} is a {'class' if is_class else type(found).__name__}",
             hint="name a riverpy.Workers, a riverpy.Client, or a function that returns one",
             id=WRONG_WORKERS_ID,
         )
     ]
+
+
+def check_task_queues(**_: Any) -> Sequence[CheckMessage]:
+    """Check that the worker works the queues of Django's tasks."""
+    slots = read_slots()
+    if slots is None:
+        return []
+    worked = ", ".join(slots) or "none"
+    found: list[CheckMessage] = []
+    for backend in find_task_backends():
+        label = f"TASKS[{backend.alias!r}]['QUEUES']"
+        missing = ", ".join(sorted(backend.queues - slots.keys()))
+        if missing:
+            text = f"{label} has queues that the worker does not work: {missing}"
+            hint = f"add them to the queues of the client that {SETTING_NAME}['WORKERS'] names"
+            found.append(Warning(text, hint=hint, id=QUEUE_NOT_WORKED_ID))
+        elif not backend.queues:
+            text = f"{label} is empty, so a task may have any queue. The worker works: {worked}"
+            hint = "list the queues of the tasks, or else tasks in other queues wait for ever"
+            found.append(Warning(text, hint=hint, id=QUEUE_NOT_WORKED_ID))
+    return found
+
+
+def check_pools(**_: Any) -> Sequence[CheckMessage]:
+    """Check that Django's pools have a connection for each job that a worker runs in a thread."""
+    sizes = {alias: size for alias in connections if (size := _read_pool_size(alias)) is not None}
+    slots = sum((read_slots() or {}).values()) if sizes else 0
+    return [
+        Warning(
+            f"the pool of DATABASES[{alias!r}] has at most {size} connections, and the worker runs "
+            f"up to {slots} jobs at the same time",
+            hint=f"raise max_size in OPTIONS['pool'], or lower the numbers in {SETTING_NAME}"
+            "['QUEUES']. Otherwise jobs in threads wait for a connection, and fail after the "
+            "timeout of the pool",
+            id=SMALL_POOL_ID,
+        )
+        for alias, size in sizes.items()
+        if size < slots
+    ]
+
+
+def _read_pool_size(alias: str) -> int | None:
+    """Return the maximum size of a database's pool. None: it has no pool."""
+    pool: Any = connections[alias].settings_dict.get("OPTIONS", {}).get("pool")
+    if not pool:
+        return None
+    options = cast("dict[str, Any]", pool) if isinstance(pool, dict) else {}
+    return options.get("max_size") or options.get("min_size", _POOL_SIZE_DEFAULT)
 
 
 def check_tables(databases: Sequence[str] | None = None, **_: Any) -> Sequence[CheckMessage]:

@@ -1,5 +1,6 @@
 """Closes Django's connections around jobs, as Django does around requests: those that are older
-than CONN_MAX_AGE, and those that an error has made unusable.
+than CONN_MAX_AGE, those that an error has made unusable, and those in a transaction that a job has
+left open.
 
 A worker runs no requests, so Django itself would never close them.
 """
@@ -7,11 +8,13 @@ A worker runs no requests, so Django itself would never close them.
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from asgiref.sync import SyncToAsync
-from django.db import close_old_connections, reset_queries
+from django.db import close_old_connections, connections, reset_queries
 
+from riverpy._log import get_logger
+from riverpy._log_events import TRANSACTION_LEFT_OPEN
 from riverpy._plugins import add_process_plugin
 
 if TYPE_CHECKING:
@@ -60,7 +63,18 @@ class ConnectionClosing:
 
 def _close_connections() -> None:
     reset_queries()  # with DEBUG, each connection keeps its last queries
+    for connection in connections.all(initialized_only=True):
+        if connection.in_atomic_block:
+            # A job has entered `atomic()` and not left it. Django would use the closed connection,
+            # with this transaction, for all later jobs of the thread.
+            get_logger().warning(TRANSACTION_LEFT_OPEN, database=connection.alias)
+            connection.close()
+            del connections[connection.alias]
     close_old_connections()
+    for connection in connections.all(initialized_only=True):
+        # Django tests the connection at the first query of the next job, as with
+        # CONN_HEALTH_CHECKS: a request that fails costs nothing, but a job costs an attempt.
+        cast("Any", connection).health_check_enabled = True
 
 
 def _is_async_query_thread_used() -> bool:

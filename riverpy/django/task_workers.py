@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import timedelta  # noqa: TC003 (the decoder reads the annotations)
+from datetime import timedelta
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import iscoroutinefunction
 from pkgutil import walk_packages
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from django.apps import apps
@@ -34,10 +34,19 @@ class TaskOptions(msgspec.Struct, frozen=True, rename="upper", forbid_unknown_fi
 
     modules: tuple[str, ...] = ()
     """More modules and packages with tasks."""
-    max_attempts: int | None = None
+    max_attempts: Annotated[int, msgspec.Meta(ge=1, le=32_767)] | None = None
     """How often a failing task is tried. None: as other jobs, 25."""
     timeout: timedelta | UnsetType | None = UNSET
     """How long a task may run; None: no limit. UNSET: as other jobs, one minute."""
+
+    def __post_init__(self) -> None:
+        """Check the timeout.
+
+        Raises:
+            ValueError: the timeout is not above zero.
+        """
+        if isinstance(self.timeout, timedelta) and self.timeout <= timedelta(0):
+            raise ValueError("TIMEOUT must be above zero")
 
 
 def is_found_by_workers(module_name: str, options: TaskOptions) -> bool:

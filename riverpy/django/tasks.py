@@ -5,12 +5,16 @@ TASKS = {"default": {"BACKEND": "riverpy.django.tasks.RiverpyBackend"}}
 
 from __future__ import annotations
 
+import asyncio
+import os
+from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from django.apps import apps
 from django.core.checks import CheckMessage, Error
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured, SuspiciousOperation
 from django.db import connections
 
 from riverpy._names import validate_kind, validate_queue
@@ -37,7 +41,7 @@ from riverpy.django.tasks_api import (
     task_backends,
     task_enqueued,
 )
-from riverpy.errors import ConfigError
+from riverpy.errors import ConfigError, TransactionError
 from riverpy.job import JobRow
 
 if TYPE_CHECKING:
@@ -59,14 +63,17 @@ class RiverpyBackend(BaseTaskBackend):
     supports_get_result = True
     supports_priority = True
 
-    def __init__(self, alias: str, params: dict[str, Any]) -> None:
-        """Create the backend of an alias of TASKS.
+    @cached_property
+    def task_options(self) -> TaskOptions:
+        """The checked `OPTIONS`.
 
         Raises:
-            ImproperlyConfigured: an option is wrong.
+            ImproperlyConfigured: an option is wrong. `check` reports it.
         """
-        super().__init__(alias, params)
-        self.task_options = _read_options(alias, self.options)
+        try:
+            return msgspec.convert(self.options, TaskOptions)
+        except msgspec.ValidationError as error:
+            raise ImproperlyConfigured(f"TASKS[{self.alias!r}]['OPTIONS']: {error}") from None
 
     def validate_task(self, task: Any) -> None:
         """Raise InvalidTask if a job cannot have the name or the queue of the task."""
@@ -83,9 +90,11 @@ class RiverpyBackend(BaseTaskBackend):
         Raises:
             InvalidTask: the task is not allowed, or no worker would find it.
             TypeError, ArgsError: an argument is not JSON.
-            TransactionError: the transaction of the database is aborted.
+            TransactionError: the transaction of the database is aborted, or the calling code is
+                async.
         """
         self.validate_task(task)
+        _check_no_event_loop()
         module_name = task.func.__module__
         if not is_found_by_workers(module_name, self.task_options):
             raise InvalidTask(
@@ -105,8 +114,8 @@ class RiverpyBackend(BaseTaskBackend):
         """Return the result of a task.
 
         Raises:
-            TaskResultDoesNotExist: there is no such job. Completed jobs are deleted after a day by
-                default, see `Config.retention`.
+            TaskResultDoesNotExist: there is no such job, or its task was renamed or removed.
+                Completed jobs are deleted after a day by default, see `Config.retention`.
         """
         settings = read_settings()
         text = str(result_id)
@@ -124,7 +133,11 @@ class RiverpyBackend(BaseTaskBackend):
         module_path = row.kind.removeprefix(KIND_PREFIX)
         if not is_found_by_workers(module_path.rpartition(".")[0], self.task_options):
             raise TaskResultDoesNotExist(result_id)  # no module is imported that a row names
-        return self._make_result(row, find_task(module_path))
+        try:
+            task = find_task(module_path)
+        except (ImportError, SuspiciousOperation) as error:  # it was renamed or removed
+            raise TaskResultDoesNotExist(result_id) from error
+        return self._make_result(row, task)
 
     def _make_result(self, row: JobRow, task: Any) -> Any:
         metadata = read_metadata(row)
@@ -132,7 +145,8 @@ class RiverpyBackend(BaseTaskBackend):
         return make_result(row, metadata, task)
 
     def check(self, **_: Any) -> list[CheckMessage]:
-        """Check that the app is installed, and that jobs can have the names of the queues."""
+        """Check that the app is installed, that jobs can have the names of the queues, the options,
+        and that the modules with tasks can be imported."""
         found: list[CheckMessage] = []
         if not apps.is_installed("riverpy.django"):
             found.append(
@@ -146,23 +160,40 @@ class RiverpyBackend(BaseTaskBackend):
             try:
                 validate_queue(name)
             except ConfigError as error:
-                found.append(
-                    Error(
-                        f"TASKS[{self.alias!r}]['QUEUES']: {error}",
-                        hint="rename the queue",
-                        id="riverpy.E005",
-                    )
-                )
+                label = f"TASKS[{self.alias!r}]['QUEUES']"
+                found.append(Error(f"{label}: {error}", hint="rename the queue", id="riverpy.E005"))
+        return [*found, *self._check_options()]
+
+    def _check_options(self) -> list[CheckMessage]:
+        try:
+            modules = self.task_options.modules
+        except ImproperlyConfigured as error:
+            names = ", ".join(name.upper() for name in TaskOptions.__struct_fields__)
+            return [Error(str(error), hint=f"the options are {names}", id="riverpy.E006")]
+        found: list[CheckMessage] = []
+        for name in modules:
+            try:
+                import_module(name)
+            except Exception as error:
+                label = f"TASKS[{self.alias!r}]['OPTIONS']['MODULES']"
+                text = f"{label}: {name!r} cannot be imported: {type(error).__name__}: {error}"
+                hint = "name modules or packages with tasks, as in 'shop.mail_tasks'"
+                found.append(Error(text, hint=hint, id="riverpy.E007"))
         return found
+
+
+def _check_no_event_loop() -> None:
+    """Refuse a call from async code, in which Django refuses to use a connection."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
+        raise TransactionError(
+            "Django's connections are for code that is not async: use `await task.aenqueue(…)`"
+        )
 
 
 def find_backends() -> list[RiverpyBackend]:
     """Return the backends of riverpy in Django's setting TASKS."""
     return [one for one in task_backends.all() if isinstance(one, RiverpyBackend)]
-
-
-def _read_options(alias: str, options: dict[str, Any]) -> TaskOptions:
-    try:
-        return msgspec.convert(options, TaskOptions)
-    except msgspec.ValidationError as error:
-        raise ImproperlyConfigured(f"TASKS[{alias!r}]['OPTIONS']: {error}") from None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
+
+from django.conf import settings as django_settings
 
 from riverpy.client import Client
 from riverpy.config import QueueConfig
@@ -13,6 +16,8 @@ from riverpy.worker import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from riverpy.django.tasks import RiverpyBackend
 
 
 async def make_client() -> Client:
@@ -45,9 +50,49 @@ async def make_client() -> Client:
     )
 
 
+def read_slots() -> dict[str, int] | None:
+    """Return the queues of `manage.py riverpy worker`, with the number of jobs that run at the same
+    time. None: they are known only when the worker starts, or a setting is wrong. This imports the
+    workers, and opens no connection."""
+    try:
+        settings = read_settings()
+        found = None if settings.workers is None else import_workers(settings.workers)
+        if isinstance(found, Client):
+            return {name: queue.max_workers for name, queue in found.queues.items()}
+        if callable(found) and not isinstance(found, Workers):
+            return None
+        tasks_queues = {name for one in find_task_backends() for name in one.queues}
+    except Exception:  # other checks report it
+        return None
+    return {**dict.fromkeys(sorted(tasks_queues), QueueConfig().max_workers), **settings.queues}
+
+
+def find_task_backends() -> Sequence[RiverpyBackend]:
+    """Return the backends of riverpy in Django's setting TASKS. Without Django's tasks there are
+    none."""
+    if not has_task_backend():
+        return ()
+    from riverpy.django.tasks import find_backends
+
+    return find_backends()
+
+
+def has_task_backend() -> bool:
+    """Whether Django's setting TASKS names the backend of riverpy, and Django's tasks are
+    installed."""
+    settings: object = getattr(django_settings, "TASKS", None)
+    if not isinstance(settings, dict):
+        return False
+    is_named = any(
+        isinstance(one, dict) and str(cast("Any", one).get("BACKEND")).startswith("riverpy.")
+        for one in cast("dict[str, Any]", settings).values()
+    )
+    return is_named and any(map(find_spec, ("django.tasks", "django_tasks")))
+
+
 async def _load_workers(import_path: str) -> Workers | Client:
     found = import_workers(import_path)
-    if callable(found) and not isinstance(found, (Workers, Client)):
+    if callable(found) and not isinstance(found, (Workers, Client, type)):
         result: object = cast("Any", found)()
         found = await result if inspect.isawaitable(result) else result
     if not isinstance(found, (Workers, Client)):

@@ -17,7 +17,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 import riverpy.django
-from riverpy import ArgsError, Config, RawArgs, _plugins
+from riverpy import ArgsError, Config, RawArgs, TransactionError, _plugins
 from riverpy.django.connections import ConnectionClosing
 from riverpy.django.database import make_database_url
 from riverpy.django.task_jobs import find_task, map_priority
@@ -230,6 +230,8 @@ def test_async_calls() -> None:
             await tasks.fail.aget_result(result.id)
         with pytest.raises(TypeError, match="Unsupported type"):
             await tasks.add.aenqueue(datetime.now(UTC))
+        with pytest.raises(TransactionError, match=r"use `await task\.aenqueue"):
+            tasks.add.enqueue(1)
 
     asyncio.run(run())
 
@@ -256,6 +258,8 @@ def test_results_that_do_not_exist() -> None:
         client.insert(RawArgs("django:tests.django.shop.tasks.add", "{}")).job.id,
         client.insert(RawArgs("django:antigravity.fly", "{}"), metadata).job.id,
         tasks.add.using(backend="other").enqueue(1).id,
+        client.insert(RawArgs("django:tests.django.shop.tasks.renamed", "{}"), metadata).job.id,
+        client.insert(RawArgs("django:tests.django.shop.tasks.not_a_task", "{}"), metadata).job.id,
     ]
     for result_id in (*rows, "123456", "-1", "x", "", "²", 2**80):
         with pytest.raises(TaskResultDoesNotExist):
@@ -286,8 +290,9 @@ def test_invalid_tasks() -> None:
         tasks.add.enqueue(object())
     with pytest.raises(TypeError, match="Unsupported type"):
         tasks.add.enqueue(right=[{1}])
-    with pytest.raises(ArgsError, match="has no JSON form"):
-        tasks.add.enqueue(float("nan"))
+    for value, match in ((float("nan"), "has no JSON form"), ("\ud800", "surrogate U\\+D800")):
+        with pytest.raises(ArgsError, match=match):
+            tasks.add.enqueue(value)
     with connection.cursor() as cursor:
         cursor.execute("select count(*) from river_job")
         assert cursor.fetchone() == (0,)
@@ -313,4 +318,4 @@ def test_backend() -> None:
     with override_settings(INSTALLED_APPS=[]):
         assert [error.id for error in wrong.check()] == ["riverpy.E004", "riverpy.E005"]
     with pytest.raises(ImproperlyConfigured, match="OPTIONS"):
-        RiverpyBackend("x", {"OPTIONS": {"MODULE": []}})
+        _ = RiverpyBackend("x", {"OPTIONS": {"MODULE": []}}).task_options
