@@ -44,7 +44,7 @@ _FILE_COMMENT = re.compile(r"# (\w+\.py)\n")
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _MIGRATE = re.compile(r"riverpy migrate up(?: ?> ?/dev/null)?\n")
 BLOCK_TIMEOUT = 120
-MIGRATING = {"README", "first-job", "installation", "migrations"}
+MIGRATING = {"README", "installation", "migrations"}
 """Pages whose reader migrates a database for the first time, or learns how."""
 GUIDES = [page for page in PAGES if page.stem == "sync" or page.stem.startswith("coming-from-")]
 BEFORE_A_COMMAND = ("|", "||", "&", "&&", ";", "(", "until", "while", "if", "do", "then", "!")
