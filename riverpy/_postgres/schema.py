@@ -367,7 +367,14 @@ def warn_of_missing_features(state: SchemaState, schema: str | None, *, url: str
         )
 
 
+program_by_url: dict[str, str] = {}
+"""The program that runs the command `riverpy` for a database, such as `manage.py`, by the URL of
+the database. Its settings name the database and the schema."""
+
+
 def migrate_command(command: str, schema: str | None, url: str | None) -> str:
     """Return `command` with the options for the database and the schema, for a message."""
+    if url is not None and (program := program_by_url.get(url)):
+        return f"{program} {command}"
     command += f" --database-url {quote(mask_passwords(url)) if url else 'URL'}"
     return command if schema is None else f"{command} --schema {schema}"

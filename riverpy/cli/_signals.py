@@ -160,6 +160,7 @@ class StopSignalHandler:
         self._reader.setblocking(False)
         self._writer.setblocking(False)
         self._previous_wakeup_fd = -1
+        self._is_closed = False
 
     def start(self) -> None:
         """Handle signals from now on, and print a traceback if C code crashes. Called in the main
@@ -208,6 +209,16 @@ class StopSignalHandler:
         self._set_exit_deadline(time.monotonic() + timeout)
         self._send_byte(_WAKE_THREAD_BYTE)
 
+    def close(self) -> None:
+        """Restore the signal handlers of the process, and end the thread, in a process that goes on
+        after the worker. Called in the main thread, after the event loop is closed."""
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) == self._handle_signal:
+                signal.signal(number, _replaced_handlers.pop(number, signal.SIG_DFL))
+        signal.set_wakeup_fd(-1)
+        self._is_closed = True
+        self._send_byte(_WAKE_THREAD_BYTE)
+
     def _handle_signal(self, signal_number: int, _frame: types.FrameType | None) -> None:
         # Usually the interpreter has already sent the byte to the thread. It has not sent the byte
         # if other code has installed its own descriptor. asyncio does so when a signal handler is
@@ -231,13 +242,15 @@ class StopSignalHandler:
     def _run_thread(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._reader, selectors.EVENT_READ)
-            while True:
+            while not self._is_closed:
                 left = self._exit_deadline - time.monotonic()
                 if left <= 0:
                     self._force_exit()
                 else:
                     selector.select(min(left, _SELECTOR_TIMEOUT_MAX))
                     self._handle_received_bytes()
+        self._reader.close()
+        self._writer.close()
 
     def _handle_received_bytes(self) -> None:
         """Handle all received signals and requests. Called in the thread and in the handler."""

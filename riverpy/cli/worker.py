@@ -52,6 +52,7 @@ from riverpy.cli._run import (
     EXIT_FAILURE,
     EXIT_LIMIT_REACHED,
     EXIT_NOT_READY,
+    IS_PROCESS_KEPT_KEY,
     CommandError,
     close_runner,
     error_to_one_line,
@@ -227,6 +228,9 @@ class _WorkerProcess:
             settings[_settings.MAX_RSS],
         )
         self._supervision = get_supervision()
+        self._is_process_kept = bool(
+            click.get_current_context().find_root().meta.get(IS_PROCESS_KEPT_KEY)
+        )
         health_source = (
             self._supervision.health_listener
             if self._supervision is not None
@@ -269,8 +273,11 @@ class _WorkerProcess:
             # Print now, because threads of the user's code may delay the end of the process.
             sys.excepthook(type(error), error, error.__traceback__)
         finally:
-            self._signal_handler.exit_within(code, PROCESS_EXIT_TIMEOUT)
+            if not self._is_process_kept:
+                self._signal_handler.exit_within(code, PROCESS_EXIT_TIMEOUT)
         close_runner(self._asyncio_runner)
+        if self._is_process_kept:
+            self._signal_handler.close()
         return code
 
     async def _serve_health_and_work(self, target: ClientTarget) -> int:

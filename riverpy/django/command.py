@@ -4,17 +4,19 @@ worker works the workers of the setting `RIVERPY`."""
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
 import django
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
+from msgspec import UNSET
 
+from riverpy._postgres.schema import program_by_url
 from riverpy.cli import CommandGroup
 from riverpy.cli import main as riverpy_main
-from riverpy.cli._run import PROGRAM_MODULE_KEY
+from riverpy.cli._run import IS_PROCESS_KEPT_KEY, PROGRAM_MODULE_KEY
 from riverpy.cli._settings import DATABASE_URL, PROGRAM_VALUES_KEY, SCHEMA, SettingValue
 from riverpy.django.database import make_database_url
 from riverpy.django.settings import read_settings
@@ -38,19 +40,21 @@ class _DjangoCommandGroup(CommandGroup):
         if cmd_name in _EXCLUDED_COMMANDS:
             return None
         command = super().get_command(ctx, cmd_name)
-        if command is None or cmd_name != "worker":
-            return command
-        return _make_worker_command(command)
+        if command is None:
+            return None
+        return _make_worker_command(command) if cmd_name == "worker" else _correct_help(command)
 
     def make_context(
         self,
         info_name: str | None,
         args: list[str],
         parent: click.Context | None = None,
+        is_process_kept: bool = False,
         **extra: Any,
     ) -> click.Context:
         context = super().make_context(info_name, args, parent, **extra)
         context.meta[PROGRAM_MODULE_KEY] = __name__
+        context.meta[IS_PROCESS_KEPT_KEY] = is_process_kept
         context.meta[PROGRAM_VALUES_KEY] = _read_program_values()
         return context
 
@@ -61,6 +65,8 @@ def _make_worker_command(command: click.Command) -> click.Command:
     worker.params = [
         click.Argument(["target"], metavar="[MODULE:ATTR]", default=CLIENT_TARGET)
         if param.name == "target"
+        else _refuse_option(param)
+        if param.name == DATABASE_URL.parameter_name
         else param
         for param in command.params
     ]
@@ -71,6 +77,42 @@ def _make_worker_command(command: click.Command) -> click.Command:
         "one."
     )
     return worker
+
+
+def _refuse_option(param: click.Parameter) -> click.Parameter:
+    """Return the option `--database-url`, hidden and refused."""
+
+    def refuse(_context: click.Context, _param: click.Parameter, value: object) -> None:
+        if value is not None:
+            raise click.UsageError(
+                "--database-url is not for this worker: its jobs and your models must use the same "
+                'settings. Name the alias of the database with RIVERPY = {"DATABASE": …}'
+            )
+
+    option = copy(param)
+    option.callback = refuse
+    if isinstance(option, click.Option):
+        option.hidden = True
+    return option
+
+
+def _correct_help(command: click.Command) -> click.Command:
+    """Return a command, and its subcommands, whose help names the database of Django's settings."""
+    corrected = copy(command)
+    corrected.params = [*map(_correct_option_help, command.params)]
+    if isinstance(corrected, click.Group):
+        corrected.commands = {
+            name: _correct_help(one) for name, one in cast("click.Group", command).commands.items()
+        }
+    return corrected
+
+
+def _correct_option_help(param: click.Parameter) -> click.Parameter:
+    if param.name != DATABASE_URL.parameter_name or not isinstance(param, click.Option):
+        return param
+    option = copy(param)
+    option.help = "URL of another database. Default: the database of Django's settings."
+    return option
 
 
 def _read_program_values() -> dict[str, SettingValue[Any]]:
@@ -84,9 +126,12 @@ def _read_program_values() -> dict[str, SettingValue[Any]]:
         url = make_database_url(settings.database)
     except ImproperlyConfigured as error:
         raise click.UsageError(f"Django's settings: {error}") from None
-    values = {DATABASE_URL.name: SettingValue(url, f"DATABASES[{settings.database!r}]")}
-    if settings.schema is not None:
-        values[SCHEMA.name] = SettingValue(settings.schema, "RIVERPY")
+    values: dict[str, SettingValue[Any]] = {
+        DATABASE_URL.name: SettingValue(url, f"DATABASES[{settings.database!r}]")
+    }
+    # Also without a schema: inserts and checks do not read the environment, so commands must not.
+    values[SCHEMA.name] = SettingValue(settings.schema or UNSET, "RIVERPY")
+    program_by_url[url] = "manage.py"
     return values
 
 
@@ -108,13 +153,15 @@ def main(arguments: Sequence[str], prog_name: str) -> NoReturn:
 
 
 def run_command(arguments: Sequence[str]) -> None:
-    """Run a command of riverpy, and return.
+    """Run a command of riverpy in this process, and return. A worker leaves the process as it was.
 
     Raises:
         django.core.management.CommandError: the command failed.
     """
     try:
-        code = _group.main(list(arguments), prog_name="riverpy", standalone_mode=False)
+        code = _group.main(
+            list(arguments), prog_name="riverpy", standalone_mode=False, is_process_kept=True
+        )
     except click.ClickException as error:
         raise CommandError(error.format_message(), returncode=error.exit_code) from error
     except SystemExit as error:

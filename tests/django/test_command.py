@@ -84,9 +84,12 @@ def test_worker_processes(project_url: str, tmp_path: Path) -> None:
         worker.wait()
 
 
-def test_commands_in_this_process(capfd: pytest.CaptureFixture[str]) -> None:
+def test_commands_in_this_process(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`call_command` runs commands on the database of the settings. A failure is a CommandError.
     Without Django there would be no database, and with a wrong setting the text names it."""
+    monkeypatch.setenv("RIVERPY_SCHEMA", "elsewhere")  # inserts do not read it, so neither do these
     call_command("riverpy", "migrate", "validate")
     assert "line main is complete" in capfd.readouterr().out
     with pytest.raises(CommandError, match="is a path: give a module"):
@@ -97,13 +100,61 @@ def test_commands_in_this_process(capfd: pytest.CaptureFixture[str]) -> None:
     for value, match in (
         ({"WORKER": "x:y"}, "did you mean 'WORKERS'"),
         ({"SCHEMA": "jobs"}, "schema 'jobs' does not exist"),
+        ({"SCHEMA": "pg_catalog"}, "run `manage.py riverpy migrate up`"),
     ):
         with override_settings(RIVERPY=value), pytest.raises(CommandError, match=match):
             call_command("riverpy", "job", "list")
 
 
+WORK_IN_THIS_PROCESS = """
+import json, os, signal, sys, time
+from io import StringIO
+from tests.django import project
+project.set_up(sys.argv[1])
+import riverpy.django
+from django.core.management import CommandError, call_command
+from tests.django.shop.jobs import Pack
+before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+for count in (1, 2):
+    riverpy.django.insert(Pack(count))
+    call_command("riverpy", "worker", "--drain", "--log-level", "error")
+    output = StringIO()
+    call_command("riverpy", "job", "list", "--json", stdout=output, verbosity=0)
+    assert output.getvalue().count("completed") == count, output.getvalue()
+assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+try:
+    call_command("riverpy", "worker", "--drain", "--database-url", "postgres://x/y")
+except CommandError as error:
+    assert "must use the same settings" in str(error), error
+else:
+    raise AssertionError
+from riverpy.cli import _signals
+import threading
+for thread in threading.enumerate():
+    if thread.name == "riverpy signals":
+        thread.join(30)  # the process ended here, 3 seconds after the worker
+        assert not thread.is_alive()
+print("goes on")
+"""
+
+
+def test_worker_in_this_process(project_url: str) -> None:
+    """`call_command` takes options of riverpy and `stdout`. A worker in a test leaves the process
+    alone when it ends: its threads are gone and its signal handlers are replaced. A database
+    beside the settings is refused."""
+    done = subprocess.run(
+        [sys.executable, "-c", WORK_IN_THIS_PROCESS, project_url],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr
+
+
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["worker", "--help"], ["worker", "--print-config"]]
+    "arguments",
+    [["--help"], ["worker", "--help"], ["job", "list", "--help"], ["worker", "--print-config"]],
 )
 def test_help(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     """The help names `manage.py riverpy`, and lists no command that has no Django. The settings of
@@ -115,6 +166,7 @@ def test_help(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     if "--print-config" in arguments:
         assert "DATABASES['default']" in output
         return
+    assert "RIVERPY_DATABASE_URL" not in output
     assert output.startswith("Usage: manage.py riverpy ")
     assert "\n  dev " not in output
     assert ("[MODULE:ATTR]" in output) is ("worker" in arguments)

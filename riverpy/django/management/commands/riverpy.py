@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandParser
 
 from riverpy.django.command import main, run_command
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
+    from collections.abc import Sequence
 
 _DJANGO_OPTIONS = ("--settings", "--pythonpath")
 """The options of every command of Django that have a value. `manage.py` has read them already."""
+
+
+class _RiverpyParser(CommandParser):
+    """Leaves all arguments of `call_command` to riverpy, also those that begin with `-`."""
+
+    def parse_args(  # pyright: ignore[reportIncompatibleMethodOverride] (call_command's use)
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
+        found: Any = super().parse_args([], namespace)
+        found.arguments = _remove_django_options([*(args or ())])
+        return found
 
 
 class Command(BaseCommand):
@@ -28,13 +41,24 @@ class Command(BaseCommand):
         """Print the help, for `manage.py help riverpy`."""
         main(["--help"], prog_name=f"{prog_name} {subcommand}")
 
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        """Return a parser with the options of all commands of Django, for `call_command`."""
+        base = super().create_parser(prog_name, subcommand, **kwargs)
+        return _RiverpyParser(prog=base.prog, parents=[base], add_help=False)
+
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the arguments for Django's `call_command`."""
         parser.add_argument("arguments", nargs="*")
 
-    def handle(self, *_: Any, arguments: list[str], **__: Any) -> None:
-        """Run the command for Django's `call_command("riverpy", "migrate", "up")`."""
-        run_command(arguments)
+    def handle(self, *_: Any, arguments: list[str], **options: Any) -> None:
+        """Run the command for Django's `call_command("riverpy", "job", "list", "--json")`, which
+        may have `stdout` and `stderr`."""
+        with ExitStack() as stack:
+            if (stdout := options.get("stdout")) is not None:
+                stack.enter_context(redirect_stdout(stdout))
+            if (stderr := options.get("stderr")) is not None:
+                stack.enter_context(redirect_stderr(stderr))
+            run_command(arguments)
 
 
 def _remove_django_options(arguments: list[str]) -> list[str]:
