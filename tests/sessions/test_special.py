@@ -21,6 +21,7 @@ from riverpy import (
     InsertOpts,
     RawArgs,
     TransactionError,
+    UniqueOpts,
 )
 from riverpy._without_loop import make_async
 from tests.kit.pgbouncer import is_installed, pooled
@@ -173,6 +174,26 @@ async def test_sqlalchemy_autocommit(kind: str, schema: Schema) -> None:
         with pytest.raises(TransactionError, match="AUTOCOMMIT"):
             await client.queue_list(tx=caller.tx)
     assert await stored(schema) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "kind", ["psycopg", "sqlalchemy-session-psycopg", "blocking-session-psycopg", "django"]
+)
+async def test_encodings(kind: str, schema: Schema) -> None:
+    """A character that the client_encoding of the caller's connection lacks is an ArgsError, in the
+    args, which are not sent, and in a duplicate that the server cannot return."""
+    by_queue = InsertOpts(unique_opts=UniqueOpts(by_queue=True))
+    args = RawArgs("task", '{"a": "😀"}')
+    async with ALL_KINDS[kind](schema.url) as caller:
+        client = caller.make_client(Config(schema=schema.name))
+        await client.insert(args, by_queue, tx=caller.tx)
+        await caller.execute("set local client_encoding = 'latin1'")
+        with pytest.raises(ArgsError, match="client_encoding of the connection given as tx"):
+            await client.insert(args, tx=caller.tx)
+        await client.insert(Task(1), tx=caller.tx)
+        with pytest.raises(ArgsError, match=r"or the client_encoding of the connection, lacks"):
+            await client.insert(Task(2), by_queue, tx=caller.tx)
+        await caller.rollback()
 
 
 @DRIVERS

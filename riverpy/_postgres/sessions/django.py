@@ -18,7 +18,7 @@ from django.db.transaction import TransactionManagementError
 from django.utils.connection import ConnectionProxy
 
 from riverpy._postgres.driver import InterfaceError
-from riverpy._postgres.sessions.errors import make_asyncpg_error
+from riverpy._postgres.sessions.errors import make_asyncpg_error, make_encoding_error
 from riverpy._postgres.sessions.records import make_records
 from riverpy._postgres.sessions.session import CallerSession, SessionState
 from riverpy._postgres.sessions.text import encode_value, to_pyformat
@@ -199,6 +199,8 @@ class DjangoSession(CallerSession):
             raw = connection.connection
             is_closed = raw is None or int(raw.info.transaction_status) == _UNKNOWN
             raise make_asyncpg_error(error, is_connection_closed=is_closed) from error
+        except UnicodeEncodeError as error:
+            raise make_encoding_error(error) from error
 
 
 def _decode_value(value: object) -> object:

@@ -10,6 +10,7 @@ from riverpy._postgres.driver import (
     InterfaceError,
     PostgresError,
 )
+from riverpy.errors import ArgsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +50,14 @@ _PROTOCOL_FIELDS = {
 
 class LoginRefusedError(ConnectionError):
     """The server has refused the login, and would refuse it again."""
+
+
+def make_encoding_error(error: UnicodeEncodeError) -> ArgsError:
+    """Return the error for a text that the driver cannot send."""
+    return ArgsError(
+        "a text has a character that the client_encoding of the connection given as tx lacks "
+        f"({error.encoding}), so nothing was sent: set client_encoding to UTF8"
+    )
 
 
 def make_asyncpg_error(error: BaseException, *, is_connection_closed: bool) -> Exception:

@@ -15,7 +15,7 @@ from psycopg.types.array import register_all_arrays
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.string import StrDumperUnknown, TextLoader
 
-from riverpy._postgres.sessions.errors import make_asyncpg_error
+from riverpy._postgres.sessions.errors import make_asyncpg_error, make_encoding_error
 from riverpy._postgres.sessions.records import make_records
 from riverpy._postgres.sessions.session import (
     CallerSession,
@@ -24,7 +24,7 @@ from riverpy._postgres.sessions.session import (
 )
 from riverpy._postgres.sessions.text import encode_value
 from riverpy._without_loop import fail_after, make_async
-from riverpy.errors import ArgsError, ConfigError, InsertError, TransactionError
+from riverpy.errors import ConfigError, InsertError, TransactionError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Awaitable, Sequence
@@ -169,10 +169,7 @@ class PsycopgSession(CallerSession):
         except psycopg.Error as error:
             raise self._translate(error) from error
         except UnicodeEncodeError as error:
-            raise ArgsError(
-                "a text has a character that the client_encoding of the connection given as tx "
-                f"lacks ({error.encoding}), so nothing was sent: set client_encoding to UTF8"
-            ) from error
+            raise make_encoding_error(error) from error
         # `cursor.description` would make an object for each column, which takes longer.
         names = (result.fname(column) or b"" for column in range(result.nfields))
         return make_records([name.decode() for name in names], rows)

@@ -22,7 +22,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.orm import Session, scoped_session
 
 from riverpy._postgres.driver import InterfaceError
-from riverpy._postgres.sessions.errors import make_asyncpg_error
+from riverpy._postgres.sessions.errors import make_asyncpg_error, make_encoding_error
 from riverpy._postgres.sessions.records import make_records
 from riverpy._postgres.sessions.session import CallerSession, SessionState
 from riverpy._postgres.sessions.text import encode_value, to_pyformat
@@ -167,6 +167,8 @@ class SqlAlchemySession(CallerSession):
                 )
         except SQLAlchemyError as error:
             raise self._translate(error) from error
+        except UnicodeEncodeError as error:
+            raise make_encoding_error(error) from error
         if not result.returns_rows:
             return []
         rows = [tuple(row) for row in result.all()]
