@@ -60,7 +60,7 @@ class _Action(NamedTuple):
     """What has become of a changed row, such as "cancelled"."""
     reason_left: str
     """Why rows were left unchanged."""
-    reason_running: str = ""
+    running_text: str = ""
     """What happens to running jobs among the changed ones."""
 
 
@@ -190,21 +190,28 @@ class _RiverAdmin(_ModelAdmin):
     def _show_changes(
         self, request: HttpRequest, changes: JobChanges, action: _Action, left_count: int
     ) -> None:
-        noun = self.opts.verbose_name
         for key, reason in [*changes.reasons.items()][:_REASONS_MAX]:
             self.message_user(request, f"{key}: {reason}", messages.WARNING)
         unchanged = changes.unchanged + changes.missing + left_count
-        for count, text, level in (
-            (changes.changed, action.done, messages.SUCCESS),
-            (changes.refused, "could not be changed", messages.WARNING),
-            (unchanged, f"left unchanged: {action.reason_left}", messages.INFO),
-        ):
-            if count or (text == action.done and not unchanged + changes.refused):
-                at_least = "at least " if count >= COUNTED_ROWS_MAX and count == unchanged else ""
-                words = f"{at_least}{count} {noun}{'' if count == 1 else 's'} {text}."
-                self.message_user(request, words, level)
-        if changes.running and action.reason_running:
-            self.message_user(request, f"{changes.running} {action.reason_running}", messages.INFO)
+        if changes.changed or not (unchanged or changes.refused):
+            done = action.done
+            if changes.running and action.running_text:
+                done = f"{done}, {changes.running} {action.running_text}"
+            self._show_count(request, changes.changed, done, messages.SUCCESS)
+        if changes.refused:
+            self._show_count(request, changes.refused, "could not be changed", messages.WARNING)
+        if unchanged:
+            text = f"left unchanged: {action.reason_left}"
+            is_minimum = left_count >= COUNTED_ROWS_MAX
+            self._show_count(request, unchanged, text, messages.INFO, is_minimum=is_minimum)
+
+    def _show_count(
+        self, request: HttpRequest, count: int, text: str, level: int, *, is_minimum: bool = False
+    ) -> None:
+        noun = self.opts.verbose_name if count == 1 else self.opts.verbose_name_plural
+        self.message_user(
+            request, f"{'at least ' if is_minimum else ''}{count} {noun} {text}.", level
+        )
 
     def _log_action(self, request: HttpRequest, rows: Sequence[Any], done: str) -> None:
         """Log the action in the history of each row."""
@@ -278,7 +285,7 @@ class JobAdmin(_RiverAdmin):
             _cancel_jobs,
             "cancelled",
             "ended already",
-            "of them running: their workers stop them.",
+            "of them running: workers stop running jobs",
         )
         changeable = Q(state__in=[str(state) for state in JobState if state not in FINAL_STATES])
         self.change_rows(request, queryset, action, changeable)

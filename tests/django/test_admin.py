@@ -117,6 +117,7 @@ def test_actions_report_what_was_changed(
     """An action tells how many rows it changed, left and could not change. It has a limit, and
     goes on after it when it is repeated, whatever rows come first."""
     monkeypatch.setattr(admin, "ACTION_ROWS_MAX", 3)
+    monkeypatch.setattr(admin, "COUNTED_ROWS_MAX", 3)
     browser, limit = browse(), "An action changes at most 3 rows: repeat it for the others."
     jobs = [insert() for _ in range(5)]
     for job in jobs:
@@ -131,8 +132,8 @@ def test_actions_report_what_was_changed(
     assert act(browser, "cancel_jobs", jobs[0].id) == "1 job left unchanged: ended already."
     assert act(browser, "retry_jobs", last[0].id) == "1 job left unchanged: running or due."
     assert act(browser, "cancel_jobs") == (
-        "3 jobs cancelled. 5 jobs left unchanged: ended already. "
-        f"1 of them running: their workers stop them. {limit}"
+        "3 jobs cancelled, 1 of them running: workers stop running jobs. "
+        f"At least 3 jobs left unchanged: ended already. {limit}"
     )
     riverpy.django.client().job_cancel(last[1].id)
     with connection.cursor() as cursor:
