@@ -21,6 +21,8 @@ ALLOWED = {
     ("riverpy/_postgres/sessions/adapter.py", "import_module"),  # a module of riverpy itself
     ("riverpy/sync/_choice.py", "import_module"),  # checks that psycopg is there
     ("riverpy/_work/child_main.py", "import_module"),  # loads the setup functions of the worker
+    ("riverpy/django/checks.py", "import_module"),  # loads Django's checks of tasks
+    ("riverpy/django/tasks.py", "import_module"),  # loads the modules that TASKS names
     ("riverpy/django/settings.py", "import_module"),  # loads the workers of Django's settings
     ("riverpy/django/task_workers.py", "import_module"),  # loads the modules `tasks` of the apps
 }
