@@ -169,7 +169,7 @@ class PsycopgCaller(Caller):
         return next(iter(row.values())) if isinstance(row, dict) else row[0]
 
     async def begin(self) -> None:
-        await self.tx.execute("select 1")  # psycopg begins by itself
+        await self.tx.execute("show timezone")  # begins, without a snapshot
 
     async def commit(self) -> None:
         await self._connection.commit()
@@ -306,7 +306,9 @@ class BlockingCaller(Caller):
 
     async def begin(self) -> None:
         if self._is_psycopg:
-            await self.execute("select 1")  # it begins by itself, but riverpy does not begin it
+            await self.execute(
+                "show timezone"
+            )  # it begins by itself, but riverpy does not begin it
 
     async def commit(self) -> None:
         await self.call(self._connection.commit)

@@ -29,6 +29,8 @@ from tests.work.rig import PATIENCE, Task
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import asyncpg
+
     from riverpy import Job
     from tests._database import Schema
     from tests.sessions.kinds import Caller
@@ -102,6 +104,30 @@ async def test_savepoints(caller: Caller, client: Client, schema: Schema) -> Non
         await write_with_job(caller, client, schema, 4)
     await caller.rollback()
     assert await stored(schema) == ([1, 3], [1, 3])
+
+
+async def test_serializable(
+    caller: Caller, client: Client, schema: Schema, conn: asyncpg.Connection[Any]
+) -> None:
+    """If a serializable transaction conflicts with another one, its end fails, and neither the data
+    nor the job is there. The next try stores both."""
+    count_data = f"select count(*) from {schema.name}.data"
+    await caller.execute("set transaction isolation level serializable")
+    await caller.value(count_data)
+    async with conn.transaction(isolation="serializable"):
+        await conn.fetchval(count_data)
+        await write_with_job(caller, client, schema, 1)
+        await conn.execute(f"insert into {schema.name}.data values (2)")
+    with pytest.raises(Exception, match="could not serialize access"):
+        await caller.commit()
+    with suppress(Exception):  # some libraries have rolled back already
+        await caller.rollback()
+    assert await stored(schema) == ([2], [])
+    await caller.begin()
+    await caller.execute("set transaction isolation level serializable")
+    await write_with_job(caller, client, schema, 3)
+    await caller.commit()
+    assert await stored(schema) == ([2, 3], [3])
 
 
 async def test_unusable_transactions(caller: Caller, client: Client, schema: Schema) -> None:
