@@ -1,4 +1,9 @@
-"""UrlDatabase: a small pool of connections of psycopg to a URL."""
+"""UrlDatabase: a small pool of connections of psycopg to a URL.
+
+We do not use psycopg_pool. Its threads do not exist in a forked child, so a server that loads the
+program before it forks would wait for a connection for ever. The pool of SQLAlchemy would make
+SQLAlchemy a requirement.
+"""
 
 from __future__ import annotations
 
