@@ -28,6 +28,7 @@ from riverpy import (
     TransactionError,
 )
 from riverpy._log_events import CONNECTION_LOST, CONNECTION_RESTORED, LEASE_RELEASE_FAILED
+from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.leases import LeaseLockedError
 from riverpy.migrate import Migrator
 from tests._database import connected
@@ -521,7 +522,7 @@ async def _until_answered(leases: LeaseManager, lease: Lease) -> bool:
     while True:
         try:
             return await leases.renew(lease)
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        except DATABASE_ERRORS:
             assert lease.is_held
 
 
