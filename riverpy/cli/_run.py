@@ -46,7 +46,7 @@ PROGRAM_MODULE_KEY = "riverpy.program_module"
 """The key of the context's `meta` that has the name of the module whose function `main` runs this
 command, if it is not `riverpy.cli`."""
 IS_PROCESS_KEPT_KEY = "riverpy.is_process_kept"
-"""The key of the context's `meta` that is True if the process goes on after the command, as in a
+"""The key of the context's `meta` that is True if the process continues after the command, as in a
 test that runs a worker."""
 _DEBUG_CONTEXT_KEY = "riverpy.debug"
 _TABLE_MISSING_SQLSTATE = "42P01"

@@ -210,8 +210,8 @@ class StopSignalHandler:
         self._send_byte(_WAKE_THREAD_BYTE)
 
     def close(self) -> None:
-        """Restore the signal handlers of the process, and end the thread, in a process that goes on
-        after the worker. Called in the main thread, after the event loop is closed."""
+        """Restore the signal handlers and end the thread, in a process that continues after the
+        worker. Called in the main thread, after the event loop is closed."""
         for number in STOP_SIGNALS:
             if signal.getsignal(number) == self._handle_signal:
                 signal.signal(number, _replaced_handlers.pop(number, signal.SIG_DFL))

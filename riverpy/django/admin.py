@@ -128,11 +128,11 @@ class _RiverAdmin(_ModelAdmin):
     paginator = BoundedPaginator
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Nobody adds rows here."""
+        """Rows cannot be added here."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Nobody deletes rows here."""
+        """Rows cannot be deleted here."""
         return False
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
@@ -168,7 +168,7 @@ class _RiverAdmin(_ModelAdmin):
             rows: the chosen rows.
             action: what to do, and its words.
             changeable_filter: the rows that the action would change. Those of the last call are
-                no longer among them, so that the next call goes on with the others.
+                no longer among them, so that the next call handles the others.
         """
         changeable = list(rows.filter(changeable_filter).order_by("pk")[: ACTION_ROWS_MAX + 1])
         is_limited = len(changeable) > ACTION_ROWS_MAX

@@ -84,7 +84,7 @@ class UrlDatabase(BlockingDatabase):
 
         Raises:
             ClientStateError: the pool was opened already.
-            ConfigError: the URL leads to a pooler, and nobody said so.
+            ConfigError: the URL leads to a pooler, but the settings do not say so.
             OSError: no connection could be made.
         """
         if self._opener_pid == os.getpid():

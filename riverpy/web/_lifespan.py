@@ -155,7 +155,7 @@ class _WebWorker:
                 try:
                     yield
                 except anyio.get_cancelled_exc_class():
-                    self._client.stop_and_cancel()  # the server was told to end at once
+                    self._client.stop_and_cancel()  # the server must end at once
                     raise
                 finally:
                     self._client.stop()
