@@ -75,6 +75,13 @@ class AttemptLog:
                 self._parts.append(data)
                 self._size += len(data)
 
+    @property
+    def text(self) -> str:
+        """The text so far, without a line for missing bytes; empty after the end of the
+        attempt."""
+        with self._lock:
+            return b"".join(self._parts).decode()
+
     def close(self) -> str:
         """Ignore further lines, and return the text. If bytes are missing, its last line says how
         many. Empty: nothing was logged."""

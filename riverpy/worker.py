@@ -206,7 +206,7 @@ class Workers:
                 aliases=_find_kind_aliases(args_type),
                 args_type=args_type,
                 work=worker.work,
-                decode_args=_make_args_decoder(args_type, cls.__name__),
+                decode_args=make_args_decoder(args_type, cls.__name__),
                 get_job_timeout=worker.timeout if _has_override(cls, "timeout") else None,
                 next_retry=worker.next_retry if _has_override(cls, "next_retry") else None,
                 middleware=worker.middleware if _has_override(cls, "middleware") else None,
@@ -361,7 +361,7 @@ class Workers:
                     aliases=_find_kind_aliases(args_type),
                     args_type=args_type,
                     work=function,
-                    decode_args=_make_args_decoder(args_type, name),
+                    decode_args=make_args_decoder(args_type, name),
                     timeout=timeout,
                     next_retry=next_retry,
                     middleware=(lambda job: middleware_of_kind) if middleware_of_kind else None,
@@ -511,7 +511,13 @@ def _find_annotated_args_type(function: Callable[..., Any]) -> Any:
     return get_args(hint)[0]
 
 
-def _make_args_decoder(args_type: Any, owner_name: str) -> Callable[[str], Any]:
+def make_args_decoder(args_type: Any, owner_name: str) -> Callable[[str], Any]:
+    """Return the function that decodes the JSON text of args for a worker. `owner_name` is the name
+    of the function or class of the worker, for error texts.
+
+    Raises:
+        ConfigError: the args cannot be decoded.
+    """
     described = f"{inspect.formatannotation(args_type)}, the args of {owner_name},"
     if isinstance(args_type, type) and issubclass(args_type, dict):
         make = cast("Callable[[dict[str, Any]], Any]", args_type)

@@ -1,0 +1,275 @@
+"""ExpectedJob: what an assertion expects of a job, and how a job differs from it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields as get_dataclass_fields
+from dataclasses import is_dataclass
+from datetime import UTC, datetime
+from typing import Any, Generic, NamedTuple, TypeVar, cast
+
+import msgspec
+
+from riverpy import _json
+from riverpy._insert.json_text import encode_args
+from riverpy.errors import ArgsError
+from riverpy.job import JobRow, JobState, RawArgs
+from riverpy.testing.made_job import MadeJob
+from riverpy.worker import make_args_decoder
+
+ArgsT = TypeVar("ArgsT")
+
+_VALUE_LENGTH_MAX = 200
+"""The maximum number of characters of a value in a text."""
+
+
+class Difference(NamedTuple):
+    """One thing in which a job differs from what is expected."""
+
+    name: str
+    expected: str
+    """The expected value, as text."""
+    found: str
+    """The value of the job, as text."""
+
+
+class ExpectedJob(msgspec.Struct, Generic[ArgsT], frozen=True, kw_only=True):
+    """What an assertion expects of a job. `expect_job` makes it."""
+
+    kinds: tuple[str, ...]
+    """The kind, and its older names."""
+    args_type: Any
+    """The class of the args. `RawArgs`: the args are not decoded."""
+    exact_args: str | None
+    """All args, as JSON text; None: only `fields` are compared."""
+    fields: Mapping[str, object]
+    """The expected values of single fields of the args."""
+    columns: Mapping[str, object]
+    """The expected values of columns."""
+
+    def __str__(self) -> str:
+        name = (
+            f"of kind {self.kinds[0]!r}" if self.args_type is RawArgs else self.args_type.__name__
+        )
+        values = [f"{key}={format_value(value)}" for key, value in self.fields.items()]
+        if self.exact_args is not None:
+            values.append(shorten(self.exact_args))
+        text = name + (f"({', '.join(values)})" if values else "")
+        columns = [f"{key}={format_value(value)}" for key, value in self.columns.items()]
+        return f"{text} with {', '.join(columns)}" if columns else text
+
+    def decode_job(self, row: JobRow) -> MadeJob[ArgsT]:
+        """Return a job with its decoded args.
+
+        Raises:
+            ArgsError: the args cannot be decoded.
+        """
+        return MadeJob(row.columns(), cast("ArgsT", self._decode_args(row)))
+
+    def _decode_args(self, row: JobRow) -> object:
+        if self.args_type is RawArgs:
+            return RawArgs(row.kind, row.encoded_args)
+        try:
+            return make_args_decoder(self.args_type, self.args_type.__name__)(row.encoded_args)
+        except Exception as error:  # a decoder of the user's class may raise anything
+            raise ArgsError(
+                f"the args of job {row.id} cannot be decoded as {self.args_type.__name__}: "
+                f"{error}; they are {shorten(row.encoded_args)}"
+            ) from error
+
+    def list_differences(self, row: JobRow) -> list[Difference]:
+        """Return how a job of one of the kinds differs from what is expected."""
+        return [*self._compare_args(row), *self._compare_columns(row)]
+
+    def _compare_args(self, row: JobRow) -> Iterable[Difference]:
+        if self.exact_args is not None:
+            yield from _compare_json(self.exact_args, row.encoded_args)
+        if not self.fields:
+            return
+        try:
+            args = self._decode_args(row)
+        except ArgsError as error:
+            yield Difference("args", f"args of {self.args_type.__name__}", str(error))
+            return
+        for name, expected in self.fields.items():
+            found = _get_field(args, name)
+            if not _is_equal(expected, found):
+                yield Difference(name, format_value(expected), format_value(found))
+
+    def _compare_columns(self, row: JobRow) -> Iterable[Difference]:
+        for name, expected in self.columns.items():
+            found = getattr(row, name)
+            is_same = (
+                sorted(found) == sorted(cast("list[str]", expected))
+                if name == "tags"
+                else found == expected
+            )
+            if not is_same:
+                yield Difference(name, format_value(expected), format_value(found))
+
+
+class _Absent:
+    """The value of a field that a job does not have."""
+
+    def __repr__(self) -> str:
+        return "no such field"
+
+
+_ABSENT = _Absent()
+
+
+def expect_job(
+    expected: ArgsT | type[ArgsT] | ExpectedJob[ArgsT],
+    *,
+    queue: str | None = None,
+    priority: int | None = None,
+    max_attempts: int | None = None,
+    scheduled_at: datetime | None = None,
+    state: JobState | str | None = None,
+    tags: Sequence[str] | None = None,
+    args: Mapping[str, object] | None = None,
+    **fields: object,
+) -> ExpectedJob[ArgsT]:
+    """Return what an assertion expects of a job, for `require_many_inserted`.
+
+    Args:
+        expected: an args class: any job of this kind. Or args: all their values are compared.
+        queue: the queue. Default None: any.
+        priority: the priority, 1 to 4. Default None: any.
+        max_attempts: the maximum number of attempts. Default None: any.
+        scheduled_at: when the job is due, to the microsecond. Default None: any time.
+        state: the state. Default None: any.
+        tags: all tags, in any order. Default None: any.
+        args: values of single fields of the args by name, for a field whose name is also an option
+            here.
+        fields: values of single fields of the args. Objects such as `unittest.mock.ANY` work.
+
+    Raises:
+        TypeError: `expected` is no args, or has no such field.
+        ValueError: a state or a time is not allowed.
+    """
+    if isinstance(expected, ExpectedJob):
+        base = cast("ExpectedJob[ArgsT]", expected)
+    else:
+        base = _make_expected_job(expected)
+    all_fields = {**(args or {}), **fields}
+    _check_field_names(base.args_type, all_fields)
+    columns = {
+        "queue": queue,
+        "priority": priority,
+        "max_attempts": max_attempts,
+        "scheduled_at": scheduled_at and _check_time(scheduled_at),
+        "state": None if state is None else _check_state(state),
+        "tags": None if tags is None else list(tags),
+    }
+    given = {name: value for name, value in columns.items() if value is not None}
+    return msgspec.structs.replace(
+        base, fields={**base.fields, **all_fields}, columns={**base.columns, **given}
+    )
+
+
+def _make_expected_job(expected: object) -> ExpectedJob[Any]:
+    if isinstance(expected, RawArgs):
+        return ExpectedJob(
+            kinds=(expected.kind,),
+            args_type=RawArgs,
+            exact_args=encode_args(expected),
+            fields={},
+            columns={},
+        )
+    cls: Any = expected if isinstance(expected, type) else type(expected)
+    kind: object = getattr(cls, "kind", None)
+    if not isinstance(kind, str):
+        raise TypeError(
+            f"{cls.__qualname__} has no kind: pass an args class or args, as in "
+            "require_inserted(Welcome, user_id=1, tx=connection)"
+        )
+    exact_args = None if isinstance(expected, type) else encode_args(cast("Any", expected))
+    aliases = tuple(getattr(cls, "kind_aliases", ()))
+    return ExpectedJob(
+        kinds=(kind, *aliases), args_type=cls, exact_args=exact_args, fields={}, columns={}
+    )
+
+
+def _check_field_names(args_type: Any, fields: Mapping[str, object]) -> None:
+    names = _list_field_names(args_type)
+    if names is None or not (unknown := [name for name in fields if name not in names]):
+        return
+    options = ["queue", "priority", "max_attempts", "scheduled_at", "state", "tags"]
+    similar = difflib.get_close_matches(unknown[0], [*names, *options], 1)
+    hint = f": did you mean {similar[0]}?" if similar else f": it has {', '.join(names)}"
+    raise TypeError(f"{args_type.__name__} has no field {unknown[0]!r}{hint}")
+
+
+def _list_field_names(args_type: Any) -> list[str] | None:
+    """Return the fields of an args class; None: it may have any."""
+    if args_type is RawArgs:
+        return []
+    if issubclass(args_type, msgspec.Struct):
+        return list(args_type.__struct_fields__)
+    if is_dataclass(args_type):
+        return [field.name for field in get_dataclass_fields(args_type)]
+    model_fields: object = getattr(args_type, "model_fields", None)
+    return list(cast("Mapping[str, object]", model_fields)) if model_fields else None
+
+
+def _check_time(time: datetime) -> datetime:
+    if time.utcoffset() is None:
+        raise ValueError(
+            f"scheduled_at has no time zone: {time.isoformat()}; give it one, as in "
+            "datetime.now(UTC)"
+        )
+    return time.astimezone(UTC)
+
+
+def _check_state(state: JobState | str) -> JobState:
+    try:
+        return JobState(state)
+    except ValueError:
+        raise ValueError(f"state is one of {', '.join(JobState)}, got {state!r}") from None
+
+
+def _get_field(args: object, name: str) -> object:
+    if isinstance(args, Mapping):
+        return cast("Mapping[str, object]", args).get(name, _ABSENT)
+    return getattr(args, name, _ABSENT)
+
+
+def _is_equal(expected: object, found: object) -> bool:
+    """Whether two values are equal, in Python or as JSON."""
+    if expected == found:
+        return True
+    if found is _ABSENT:
+        return False
+    try:
+        return json.loads(_json.encode(expected)) == json.loads(_json.encode(found))
+    except ArgsError:
+        return False
+
+
+def _compare_json(expected_text: str, found_text: str) -> Iterable[Difference]:
+    """Compare the members of two JSON objects, given as texts."""
+    expected, found = json.loads(expected_text), json.loads(found_text)
+    if not isinstance(expected, dict) or not isinstance(found, dict):
+        if expected != found:
+            yield Difference("args", shorten(expected_text), shorten(found_text))
+        return
+    expected, found = cast("dict[str, Any]", expected), cast("dict[str, Any]", found)
+    for name in dict.fromkeys([*expected, *found]):
+        values = expected.get(name, _ABSENT), found.get(name, _ABSENT)
+        if values[0] != values[1]:
+            yield Difference(name, *map(format_value, values))
+
+
+def format_value(value: object) -> str:
+    """Return the text of a value for a message."""
+    if isinstance(value, JobState):
+        return repr(value.value)
+    return value.isoformat(" ") if isinstance(value, datetime) else shorten(repr(value))
+
+
+def shorten(text: str) -> str:
+    """Return a text, cut if it is long."""
+    return text if len(text) <= _VALUE_LENGTH_MAX else f"{text[: _VALUE_LENGTH_MAX - 1]}…"

@@ -1,0 +1,73 @@
+"""Reads the jobs that a test has inserted: over a connection, a session, a pool or a client."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from riverpy._calls.job_page import JOB_LIMIT_MAX
+from riverpy._postgres.driver import is_asyncpg_connection, is_in_transaction, is_pool
+from riverpy._postgres.transactions import is_blocking_transaction
+from riverpy.client import Client
+from riverpy.config import Config
+from riverpy.errors import ConfigError
+from riverpy.sync import Client as BlockingClient
+from riverpy.sync._calls import BlockingCalls
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from riverpy._postgres.driver import Pool
+    from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
+    from riverpy.job import JobRow
+
+AsyncSource: TypeAlias = "CallerTransaction | Pool | Client"
+"""What an assertion takes as `tx` in async code."""
+BlockingSource: TypeAlias = "BlockingTransaction | BlockingClient"
+"""What an assertion takes as `tx` in code that is not async."""
+
+
+def is_blocking_source(source: object) -> bool:
+    """Whether the jobs are read at once, without `await`."""
+    return isinstance(source, BlockingClient) or is_blocking_transaction(source)
+
+
+async def read_jobs(
+    source: AsyncSource | BlockingSource, schema: str | None, kinds: Sequence[str] | None
+) -> list[JobRow]:
+    """Return the jobs of these kinds, or of all kinds, in the order of the ids.
+
+    Raises:
+        ConfigError: there are more than 10,000 jobs.
+        TypeError: riverpy does not know the type of the source.
+        TransactionError: the transaction is aborted or closed.
+    """
+    filters: Any = {} if kinds is None else {"kinds": list(kinds)}
+    options: Any = {"descending": True, "limit": JOB_LIMIT_MAX, **filters}
+    if isinstance(source, Client):
+        page = await source.job_list(**options)
+    elif isinstance(source, BlockingClient):
+        page = source.job_list(**options)
+    else:
+        calls = BlockingCalls(None, Config(schema=schema), None)
+        async with _open_transaction(source) as tx:
+            page = await calls.job_list(tx=cast("CallerTransaction", tx), **options)
+    if len(page.jobs) == JOB_LIMIT_MAX:
+        raise ConfigError(
+            f"the table has {JOB_LIMIT_MAX:,} jobs or more: assertions on jobs are for the "
+            "database of a test"
+        )
+    return page.jobs[::-1]
+
+
+@asynccontextmanager
+async def _open_transaction(source: object) -> AsyncGenerator[object]:
+    """Return a connection in a transaction. One that is in none gets one, which only reads."""
+    if is_pool(source):
+        async with source.acquire() as connection, connection.transaction():
+            yield connection
+    elif is_asyncpg_connection(source) and not is_in_transaction(source):
+        async with source.transaction():
+            yield source
+    else:
+        yield source

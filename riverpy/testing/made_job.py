@@ -1,0 +1,293 @@
+"""MadeJob: a job for a test that calls a handler, without a database."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from datetime import UTC, datetime
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NoReturn,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
+
+import msgspec
+
+from riverpy._insert.row import InsertSettings, prepare_row
+from riverpy._work.attempt_store import encode_json_object
+from riverpy._work.steps import (
+    CURSORS_METADATA_KEY,
+    KEPT_RESULTS_METADATA_KEY,
+    STEP_METADATA_KEY,
+    AttemptStepRunner,
+)
+from riverpy.attempt_log import AttemptLog
+from riverpy.errors import ClientStateError
+from riverpy.insert_opts import MAX_ATTEMPTS_DEFAULT, InsertOpts
+from riverpy.job import AttemptError, Job, JobColumn, JobRow, JobState, RawArgs
+from riverpy.progress import PROGRESS_METADATA_KEY, JobProgress, decode_progress
+from riverpy.steps import is_in_event_loop, make_unavailable_error
+from riverpy.testing.rows import encode_time, make_inserted_row
+from riverpy.worker import make_args_decoder
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping, Sequence
+
+    from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
+
+ArgsT = TypeVar("ArgsT")
+ArgsT_co = TypeVar("ArgsT_co", covariant=True)
+
+CLIENT_ID = "test"
+"""The id in `attempted_by` of a made job."""
+OUTPUT_METADATA_KEY = "output"
+_STEP_METADATA_KEYS = (STEP_METADATA_KEY, CURSORS_METADATA_KEY, KEPT_RESULTS_METADATA_KEY)
+_OPTION_COLUMNS = ("max_attempts", "metadata", "priority", "queue", "scheduled_at", "tags")
+"""The columns that an insert sets from its options."""
+_WAITING_STATES = (JobState.AVAILABLE, JobState.PENDING, JobState.SCHEDULED)
+_FINAL_STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
+_next_job_id = itertools.count(1)
+
+
+class JobColumns(TypedDict, total=False):
+    """The columns of a job that `make_job` takes. Times have a time zone."""
+
+    id: int
+    """Default: a number that counts up."""
+    attempt: int
+    """Default: one more than there are errors."""
+    attempted_at: datetime
+    attempted_by: Sequence[str]
+    created_at: datetime
+    errors: Sequence[AttemptError | str]
+    """The errors of earlier attempts. Default: none."""
+    finalized_at: datetime
+    kind: str
+    """Default: the kind of the args class."""
+    max_attempts: int
+    metadata: Mapping[str, Any]
+    priority: int
+    queue: str
+    scheduled_at: datetime
+    state: JobState
+    """Default: running."""
+    tags: Sequence[str]
+
+
+class MadeJob(Job[ArgsT_co]):
+    """A job that `make_job` has made. It has all that a handler uses, and keeps in memory what the
+    handler records."""
+
+    def __init__(self, row: Sequence[Any], args: ArgsT_co) -> None:
+        """`row` has the columns in the order of `JobColumn`. `args` are the decoded args."""
+        super().__init__(row)
+        self._args = args
+        self._metadata_updates = None
+        self._log = AttemptLog(level=logging.DEBUG)
+        self._stored_metadata: dict[str, str] = {}
+        """The metadata that a step or a checkpoint has stored at once, as JSON texts."""
+        self._step_runner: AttemptStepRunner | None = None
+
+    # -- what the handler has recorded
+
+    @property
+    def recorded_output(self) -> Any:
+        """The output that the handler has recorded; None: it has recorded none."""
+        return self._read_recorded().get(OUTPUT_METADATA_KEY)
+
+    @property
+    def recorded_metadata(self) -> dict[str, Any]:
+        """The metadata that the handler has set with `set_metadata`."""
+        own_keys = {OUTPUT_METADATA_KEY, PROGRESS_METADATA_KEY, *_STEP_METADATA_KEYS}
+        return {key: value for key, value in self._read_recorded().items() if key not in own_keys}
+
+    @property
+    def recorded_progress(self) -> JobProgress | None:
+        """The last progress that the handler has reported; None: it has reported none."""
+        return decode_progress(encode_json_object(self._list_recorded()))
+
+    @property
+    def recorded_log(self) -> str:
+        """The text that the handler has logged with `job.log`, at all levels."""
+        return self._log.text
+
+    def _list_recorded(self) -> dict[str, str]:
+        return {**self._stored_metadata, **(self._metadata_updates or {})}
+
+    def _read_recorded(self) -> dict[str, Any]:
+        return {key: msgspec.json.decode(text) for key, text in self._list_recorded().items()}
+
+    # -- what a test does with the job
+
+    def cancel(self) -> None:
+        """Set the flag `job.cancelled`, which a blocking handler checks."""
+        self._get_cancelled_event().set()
+
+    def make_next_attempt(self, error: str = "failed") -> MadeJob[ArgsT_co]:
+        """Return the job for the next attempt, as after a failure of this one. It has the recorded
+        metadata, and the steps and cursors that this attempt has completed.
+
+        Args:
+            error: the text of the error that is added to `errors`.
+        """
+        if self._step_runner is not None:
+            self._step_runner.record_progress()
+        texts = {
+            key: bytes(raw).decode()
+            for key, raw in msgspec.json.decode(
+                self.metadata_text, type=dict[str, msgspec.Raw]
+            ).items()
+        }
+        row = [*self._row]
+        row[JobColumn.METADATA] = encode_json_object({**texts, **self._list_recorded()})
+        row[JobColumn.ERRORS] = [
+            *(row[JobColumn.ERRORS] or ()),
+            _encode_error(error, self.attempt, datetime.now(UTC)),
+        ]
+        row[JobColumn.ATTEMPT] += 1
+        row[JobColumn.ATTEMPTED_AT] = encode_time(datetime.now(UTC))
+        return MadeJob(row, self._args)
+
+    # -- what a client does for its jobs
+
+    def _report_progress(self, progress: JobProgress) -> None:
+        self._record_metadata(PROGRESS_METADATA_KEY, msgspec.json.encode(progress).decode())
+
+    @property
+    def metadata_text(self) -> str:
+        """The metadata of the row, as JSON text."""
+        return self._row[JobColumn.METADATA]
+
+    def merge_metadata(self, key: str, json_text: str) -> None:
+        """Record a key of the metadata, as JSON text."""
+        self._record_metadata(key, json_text)
+
+    def remove_metadata_update(self, key: str) -> None:
+        """Do not record this key."""
+        if self._metadata_updates is not None:
+            self._metadata_updates.pop(key, None)
+
+    async def store_metadata_now(
+        self,
+        updates: Mapping[str, str],
+        *,
+        tx: CallerTransaction | None = None,
+        timeout: float = 0.0,
+    ) -> None:
+        """Keep metadata that a client would store at once."""
+        self._stored_metadata.update(updates)
+
+    def _get_step_runner(self, method: str, *, needs_event_loop: bool = True) -> AttemptStepRunner:
+        if not is_in_event_loop() and (needs_event_loop or self._step_runner is None):
+            raise make_unavailable_error(method)
+        if self._step_runner is None:
+            self._step_runner = AttemptStepRunner(self)
+        return self._step_runner
+
+    def _store_progress(
+        self, tx: BlockingTransaction | CallerTransaction | None, *, now: bool
+    ) -> Coroutine[object, None, bool]:
+        if tx is not None:
+            _refuse_transaction("job.checkpoint(tx)")
+        return self._get_step_runner("job.checkpoint").checkpoint(None, now=now)
+
+    @overload
+    def complete_tx(self, tx: BlockingTransaction) -> JobRow: ...
+    @overload
+    def complete_tx(self, tx: CallerTransaction) -> Coroutine[object, None, JobRow]: ...
+    def complete_tx(
+        self, tx: BlockingTransaction | CallerTransaction
+    ) -> JobRow | Coroutine[object, None, JobRow]:
+        _refuse_transaction("job.complete_tx")
+
+
+def _refuse_transaction(method: str) -> NoReturn:
+    raise ClientStateError(
+        f"{method} needs a row in the database, and make_job has made none: run the job with "
+        "riverpy.testing.TestWorker, which inserts it in the transaction of the test"
+    )
+
+
+@overload
+def make_job(
+    args: RawArgs, opts: InsertOpts | None = None, **columns: Unpack[JobColumns]
+) -> MadeJob[Any]: ...
+@overload
+def make_job(
+    args: ArgsT, opts: InsertOpts | None = None, **columns: Unpack[JobColumns]
+) -> MadeJob[ArgsT]: ...
+def make_job(
+    args: Any, opts: InsertOpts | None = None, **columns: Unpack[JobColumns]
+) -> MadeJob[Any]:
+    """Return a job as a handler gets it, without a database: `await welcome(make_job(Welcome(1)))`.
+
+    The args are encoded and decoded as for a real job, so the handler gets what it would get from
+    the database. What the handler records can be read afterwards: see `MadeJob`. Hooks, middleware,
+    timeouts and retries do not run; `TestWorker` runs a job with all of them.
+
+    Args:
+        args: the args of the job. The args of `RawArgs` are decoded as plain JSON.
+        opts: options as for an insert. Default: those of the args class.
+        columns: columns of the job, see `JobColumns`. They override `opts`.
+
+    Raises:
+        InsertError: an insert would refuse the job.
+        TypeError: there is no such column.
+        ValueError: a column has a wrong value.
+    """
+    given = cast("dict[str, Any]", columns)
+    if unknown := given.keys() - JobColumns.__annotations__.keys():
+        raise TypeError(_describe_unknown_column(min(unknown), args))
+    changes = {name: given.pop(name) for name in _OPTION_COLUMNS if name in given}
+    if "metadata" in changes:
+        changes["metadata"] = dict(changes["metadata"])
+    settings = InsertSettings(
+        default_max_attempts=MAX_ATTEMPTS_DEFAULT, skip_job_kind_validation=True
+    )
+    now = datetime.now(UTC)
+    opts = msgspec.structs.replace(opts or InsertOpts(), **changes)
+    row = prepare_row(args, opts, settings=settings, now=now)
+    values = make_inserted_row(row, job_id=given.pop("id", None) or next(_next_job_id), now=now)
+    _set_columns(values, given, now)
+    cls = Any if isinstance(args, RawArgs) else cast("type[Any]", type(args))
+    return MadeJob(values, make_args_decoder(cls, "this job")(row.args))
+
+
+def _describe_unknown_column(name: str, args: object) -> str:
+    place = type(args).__name__
+    if hasattr(args, name):
+        return f"{name} is a field of the args: write make_job({place}({name}=…))"
+    return f"a job has no column {name!r}: make_job takes {', '.join(JobColumns.__annotations__)}"
+
+
+def _set_columns(values: list[Any], given: Mapping[str, Any], now: datetime) -> None:
+    """Set the columns that an insert does not set."""
+    state = JobState(given.get("state", JobState.RUNNING))
+    errors = [
+        _encode_error(error, index, now) for index, error in enumerate(given.get("errors", ()), 1)
+    ]
+    is_waiting = state in _WAITING_STATES
+    values[JobColumn.STATE] = state.value
+    values[JobColumn.ERRORS] = errors or None
+    values[JobColumn.ATTEMPT] = given.get("attempt", len(errors) + (0 if is_waiting else 1))
+    values[JobColumn.KIND] = given.get("kind", values[JobColumn.KIND])
+    if not is_waiting:
+        values[JobColumn.ATTEMPTED_AT] = encode_time(now)
+        values[JobColumn.ATTEMPTED_BY] = [CLIENT_ID]
+    if state in _FINAL_STATES:
+        values[JobColumn.FINALIZED_AT] = encode_time(now)
+    for name in ("attempted_at", "created_at", "finalized_at"):
+        if name in given:
+            values[getattr(JobColumn, name.upper())] = encode_time(given[name])
+    if "attempted_by" in given:
+        values[JobColumn.ATTEMPTED_BY] = list(given["attempted_by"])
+
+
+def _encode_error(error: AttemptError | str, attempt: int, now: datetime) -> str:
+    entry = AttemptError(at=now, attempt=attempt, error=error) if isinstance(error, str) else error
+    return msgspec.json.encode(entry).decode()

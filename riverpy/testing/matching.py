@@ -1,0 +1,155 @@
+"""Finds the jobs that an assertion expects, or raises AssertionError with the nearest jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from riverpy.errors import ArgsError
+from riverpy.testing.expected_job import shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy.job import JobRow
+    from riverpy.testing.expected_job import ExpectedJob
+    from riverpy.testing.made_job import MadeJob
+
+ArgsT = TypeVar("ArgsT")
+_SHOWN_JOBS_MAX = 3
+"""The maximum number of jobs in a message."""
+_SHOWN_LISTED_JOBS_MAX = 20
+"""The maximum number of jobs in a message that lists jobs in one line each."""
+
+
+def find_one(jobs: Sequence[JobRow], expected: ExpectedJob[ArgsT]) -> MadeJob[ArgsT]:
+    """Return the only job that is as expected. `jobs` are all jobs, in the order of their ids.
+
+    Raises:
+        AssertionError: no job is, or several are.
+    """
+    candidates = [job for job in jobs if job.kind in expected.kinds]
+    found = [job for job in candidates if not expected.list_differences(job)]
+    if len(found) > 1:
+        raise AssertionError(
+            f"{len(found)} inserted jobs are {expected}, and one was expected:\n"
+            f"{list_jobs(found)}\n"
+            "Name more fields or options to choose one, or use inserted(…), which returns a list."
+        )
+    if not found:
+        raise AssertionError(
+            f"no inserted job is {expected}\n{_describe_candidates(jobs, candidates, expected)}"
+        )
+    return _decode(found[0], expected)
+
+
+def find_none(jobs: Sequence[JobRow], expected: ExpectedJob[Any]) -> None:
+    """Check that no job is as expected.
+
+    Raises:
+        AssertionError: a job is.
+    """
+    found = [
+        job for job in jobs if job.kind in expected.kinds and not expected.list_differences(job)
+    ]
+    if found:
+        raise AssertionError(
+            f"no inserted job should be {expected}, and {len(found)} "
+            f"{'is' if len(found) == 1 else 'are'}:\n{list_jobs(found)}"
+        )
+
+
+def find_all(jobs: Sequence[JobRow], expected: ExpectedJob[ArgsT]) -> list[MadeJob[ArgsT]]:
+    """Return all jobs that are as expected.
+
+    Raises:
+        AssertionError: the args of one of them cannot be decoded.
+    """
+    return [
+        _decode(job, expected)
+        for job in jobs
+        if job.kind in expected.kinds and not expected.list_differences(job)
+    ]
+
+
+def find_sequence(
+    jobs: Sequence[JobRow], sequence: Sequence[ExpectedJob[Any]]
+) -> list[MadeJob[Any]]:
+    """Return the jobs of the expected kinds. They must be exactly the expected ones, in the order
+    of the inserts.
+
+    Raises:
+        AssertionError: they are not.
+    """
+    kinds = {kind for expected in sequence for kind in expected.kinds}
+    found = [job for job in jobs if job.kind in kinds]
+    for index, (job, expected) in enumerate(zip(found, sequence, strict=False)):
+        is_kind = job.kind in expected.kinds
+        differences = _format_differences(job, expected) if is_kind else ""
+        if not is_kind or differences:
+            raise AssertionError(
+                f"inserted job {index + 1} of {len(sequence)} should be {expected}, and is\n"
+                f"{_describe_job(job)}\n{differences}{_list_found(found)}"
+            )
+    if len(found) != len(sequence):
+        raise AssertionError(
+            f"{len(sequence)} jobs of these kinds should be inserted, and {len(found)} are\n"
+            f"{_list_found(found)}"
+        )
+    return [_decode(job, expected) for job, expected in zip(found, sequence, strict=True)]
+
+
+def _decode(job: JobRow, expected: ExpectedJob[ArgsT]) -> MadeJob[ArgsT]:
+    try:
+        return expected.decode_job(job)
+    except ArgsError as error:
+        raise AssertionError(str(error)) from error
+
+
+def _describe_candidates(
+    jobs: Sequence[JobRow], candidates: Sequence[JobRow], expected: ExpectedJob[Any]
+) -> str:
+    if not candidates:
+        kind = expected.kinds[0]
+        if not jobs:
+            return (
+                "There are no jobs at all. Jobs of another transaction are seen after its commit."
+            )
+        return f"There is no job of kind {kind!r}. There are\n{list_jobs(jobs)}"
+    nearest = sorted(candidates, key=lambda job: (len(expected.list_differences(job)), -job.id))
+    count = len(candidates)
+    title = f"{count} job{'' if count == 1 else 's'} of this kind, the nearest first:"
+    shown = [
+        f"{_describe_job(job)}\n{_format_differences(job, expected)}".rstrip()
+        for job in nearest[:_SHOWN_JOBS_MAX]
+    ]
+    if count > _SHOWN_JOBS_MAX:
+        shown.append(f"  … and {count - _SHOWN_JOBS_MAX} more")
+    return "\n".join([title, *shown])
+
+
+def _format_differences(job: JobRow, expected: ExpectedJob[Any]) -> str:
+    return "".join(
+        f"    {one.name}: expected {one.expected}, found {one.found}\n"
+        for one in expected.list_differences(job)
+    )
+
+
+def _list_found(found: Sequence[JobRow]) -> str:
+    return (
+        f"The inserted jobs of these kinds are\n{list_jobs(found)}" if found else "There are none"
+    )
+
+
+def list_jobs(jobs: Sequence[JobRow]) -> str:
+    """Return one line for each job."""
+    lines = [_describe_job(job) for job in jobs[-_SHOWN_LISTED_JOBS_MAX:]]
+    if len(jobs) > _SHOWN_LISTED_JOBS_MAX:
+        lines.insert(0, f"  … {len(jobs) - _SHOWN_LISTED_JOBS_MAX} older ones, and")
+    return "\n".join(lines)
+
+
+def _describe_job(job: JobRow) -> str:
+    return (
+        f"  job {job.id} of kind {job.kind!r}, {job.state} in queue {job.queue!r}, args "
+        f"{shorten(job.encoded_args)}"
+    )
