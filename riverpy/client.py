@@ -467,9 +467,14 @@ class Client(
             raise ConfigError("there is no worker: register one with Workers.add or @workers.job")
         if self._config.candidate:
             self._periodic_jobs.check_kinds()
-        parts = ClientParts(
+        parts = self._make_parts(self._get_url_for_run(), workers)
+        with calling_client(self):  # the run copies the context variables for its jobs
+            return ClientRun(parts, abandoned_claim_keys=self._abandoned_claim_keys)
+
+    def _make_parts(self, url: str | None, workers: Workers) -> ClientParts:
+        return ClientParts(
             id=self.id,
-            url=self._get_url_for_run(),
+            url=url,
             password=self._password,
             config=self._config,
             workers=workers,
@@ -483,8 +488,6 @@ class Client(
             child_processes=self._child_processes,
             attempt_store=AttemptStore(self._transaction, self._config.schema),
         )
-        with calling_client(self):  # the run copies the context variables for its jobs
-            return ClientRun(parts, abandoned_claim_keys=self._abandoned_claim_keys)
 
     @asynccontextmanager
     async def working(self) -> AsyncGenerator[Self]:

@@ -110,6 +110,17 @@ async def job_claim(
     )
 
 
+async def job_claim_one(
+    connection: Transaction, schema: str | None, job_id: int, *, client_id: str
+) -> Record | None:
+    """Claim one job that is available, retryable or scheduled, also before it is due. Return None
+    if there is no such job."""
+    rows = await _fetch_rows(
+        connection, "job_claim_one", schema, id=str(job_id), client_id=client_id
+    )
+    return _get_first_row(rows)
+
+
 async def job_get_server_time(connection: Transaction, schema: str | None) -> int:
     """Return the server's time, in microseconds since 2000."""
     ((now,),) = await _fetch_rows(connection, "job_claim_time", schema)

@@ -84,9 +84,12 @@ class JobExecutor:
         running: RunningAttempts,
         may_start_jobs: Callable[[], bool],
         store: AttemptStore,
+        on_error: Callable[[Attempt, BaseException], None] | None = None,
     ) -> None:
         """`may_start_jobs` returns whether the client may still work its claimed jobs. `store`
-        writes into the rows of running jobs."""
+        writes into the rows of running jobs. `on_error` is called with what the code of a job has
+        raised, and then with the TimeoutError of an attempt that its timeout has cancelled."""
+        self._on_error = on_error
         self._config, self._running_attempts, self._may_start_jobs = config, running, may_start_jobs
         self._attempt_store = store
         hard_stop = config.hard_stop_timeout.total_seconds()
@@ -289,6 +292,8 @@ class JobExecutor:
         The outcome is set to a failure before the error is classified, because the classification
         calls user code, which may raise.
         """
+        if self._on_error is not None:
+            self._on_error(attempt, error)
         attempt.outcome = outcomes.make_failure_outcome(
             attempt, "riverpy could not classify the error", "", UNCLASSIFIED_ERROR_RETRY_DELAY
         )
@@ -315,6 +320,8 @@ class JobExecutor:
                 return outcomes.make_interrupt_outcome(attempt)
             case asyncio.CancelledError() if attempt.stop_cause is StopCause.JOB_TIMEOUT:
                 error = attempt.make_timeout_error().with_traceback(error.__traceback__)
+                if self._on_error is not None:
+                    self._on_error(attempt, error)
             case _:
                 pass
         return self._make_failure_outcome(attempt, error)

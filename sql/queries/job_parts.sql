@@ -39,3 +39,19 @@ metadata = case
   then job.metadata - 'cancel_attempted_at' - 'riverpy:expires_at'
   else job.metadata
 end;
+
+
+-- name: claimed_values
+-- The new values of a claimed `job`. The attempt number stays at the maximum of its type: it is the last attempt then.
+-- A waiting job may have an old cancel mark, which River in Go leaves at a retry.
+state = 'running',
+attempt = least(job.attempt + 1, 32767),
+attempted_at = now(),
+attempted_by = array_append(
+  job.attempted_by[greatest(array_length(job.attempted_by, 1) - 98, 1):], @client_id::text
+),
+metadata = case
+  when job.metadata -> 'cancel_attempted_at' is not null
+  then job.metadata - 'cancel_attempted_at'
+  else job.metadata
+end;

@@ -9,9 +9,8 @@
 -- name: job_claim
 -- Claim up to @limit due jobs of one queue, behind a position in their order and up to @last_priority. Jobs in
 -- @skipped are left out. The result has no order. The array form uses the primary key; a join would be planned as a
--- sequential scan. The attempt number stays at the maximum of its type: it is the last attempt then. A waiting job
--- may have an old cancel mark, which River in Go leaves at a retry. @kinds null means all kinds. The form of this
--- condition makes the planner expect that nearly all rows pass; otherwise it would read and sort the whole backlog.
+-- sequential scan. @kinds null means all kinds. The form of this condition makes the planner expect that nearly all
+-- rows pass; otherwise it would read and sort the whole backlog.
 with picked as materialized (
   select id
   from /* schema */ river_job
@@ -25,22 +24,24 @@ with picked as materialized (
 )
 update /* schema */ river_job as job
 set
-  state = 'running',
-  attempt = least(job.attempt + 1, 32767),
-  attempted_at = now(),
-  attempted_by = array_append(
-    job.attempted_by[greatest(array_length(job.attempted_by, 1) - 98, 1):], @client_id::text
-  ),
-  metadata = case
-    when job.metadata -> 'cancel_attempted_at' is not null
-    then job.metadata - 'cancel_attempted_at'
-    else job.metadata
-  end
+  -- include: job_parts.claimed_values
 where job.id = any(array(select id from picked))
 returning
   job.id, job.args::text, job.attempt, job.attempted_at, job.attempted_by, job.created_at, job.errors::text[],
   job.finalized_at, job.kind, job.max_attempts, job.metadata::text, job.priority, job.queue, 'running',
   job.scheduled_at, job.tags, job.unique_key, job.unique_states::int;
+
+
+-- name: job_claim_one
+-- Claim one job that waits, also before it is due, and return it. A test works single jobs this way. The id is a text,
+-- because a connection of the caller may have its own codecs.
+update /* schema */ river_job as job
+set
+  -- include: job_parts.claimed_values
+where job.id = @id::text::bigint and job.state in ('available', 'retryable', 'scheduled')
+returning
+  -- include: job_parts.columns
+;
 
 
 -- name: job_claim_time

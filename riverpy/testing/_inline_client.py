@@ -1,0 +1,160 @@
+"""InlineClient: the client of a job that a test works in a transaction of its own."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+import anyio
+
+from riverpy._calls.base import open_savepoint
+from riverpy._client_arguments import make_insert_settings
+from riverpy._clock import Clock
+from riverpy._insert.inserter import Inserter
+from riverpy._plugins import PluginLists
+from riverpy.client import Client
+from riverpy.errors import ClientStateError, UniqueConflictError
+from riverpy.testing._inline_run import InlineRun
+from riverpy.worker import Workers
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable, Sequence
+
+    from riverpy._postgres.driver import Pool, Transaction
+    from riverpy._postgres.sessions.protocols import CallerTransaction
+    from riverpy.config import Config
+    from riverpy.insert_opts import (
+        InsertManyParams,
+        InsertOpts,
+        InsertResult,
+        JobInsertParams,
+    )
+    from riverpy.job import JobArgs, JobRow, RawArgs
+    from riverpy.middleware import InsertInner
+    from riverpy.periodic import PeriodicJob
+
+
+class _WithoutUniqueKeys:
+    """A middleware that inserts all jobs without their unique keys."""
+
+    async def insert_many(
+        self, params: Sequence[JobInsertParams], do_inner: InsertInner, /
+    ) -> None:
+        """Remove the unique key of each job."""
+        for job in params:
+            job.unique_key = None
+        await do_inner()
+
+
+class InlineClient(Client):
+    """A client whose calls without `tx` run in the transaction of a test. It opens no
+    connection."""
+
+    def __init__(
+        self,
+        tx: CallerTransaction,
+        workers: Workers,
+        config: Config | None,
+        *,
+        periodic_jobs: Iterable[PeriodicJob] = (),
+    ) -> None:
+        super().__init__(workers=workers, config=config, periodic_jobs=periodic_jobs)
+        self._tx = tx
+        self._lock = _TaskLock()
+
+    @asynccontextmanager
+    async def _transaction(
+        self,
+        tx: CallerTransaction | None,
+        *,
+        isolation: Literal["read_committed", "repeatable_read"] | None = "read_committed",
+    ) -> AsyncGenerator[Transaction]:
+        if tx is not None:
+            async with super()._transaction(tx, isolation=isolation) as connection:
+                yield connection
+            return
+        async with self._lock.hold(), open_savepoint(self._tx) as connection:
+            yield connection
+
+    def _get_open_pool(self) -> Pool:
+        _refuse_connection()
+
+    def make_run(self) -> InlineRun:
+        """Return a run that works jobs in the transaction of the test."""
+        parts = self._make_parts(None, self._workers or Workers())
+        return InlineRun(self, parts, self._transaction)
+
+    async def insert_first_job(
+        self, args: JobArgs | RawArgs, opts: InsertOpts | None, *, is_unique: bool
+    ) -> JobRow:
+        """Insert the job of a test, without its unique key unless `is_unique` is true."""
+        inserter = self._inserter if is_unique else self._inserter_without_unique_keys
+        async with self._transaction(None) as connection:
+            inserted = await inserter.insert(args, opts, tx=connection)
+        if inserted.unique_skipped_as_duplicate:
+            raise UniqueConflictError(
+                f"the job was not inserted, because job {inserted.job.id} has the same unique key"
+            )
+        return inserted.job
+
+    @cached_property
+    def _inserter_without_unique_keys(self) -> Inserter:
+        config = self._config
+        return Inserter(
+            _refuse_connection,
+            schema=config.schema,
+            insert_settings=make_insert_settings(config, self._workers),
+            plugins=PluginLists(
+                config.plugins, config.hooks, [*config.middleware, _WithoutUniqueKeys()]
+            ),
+            clock=Clock(),
+        )
+
+    async def insert(
+        self,
+        args: JobArgs | RawArgs,
+        opts: InsertOpts | None = None,
+        *,
+        tx: CallerTransaction | None = None,
+    ) -> InsertResult:
+        """Insert a job, as `Client.insert`."""
+        async with self._transaction(tx) as connection:
+            return await super().insert(args, opts, tx=connection)
+
+    async def insert_many(
+        self, params: Sequence[InsertManyParams], *, tx: CallerTransaction | None = None
+    ) -> list[InsertResult]:
+        """Insert jobs, as `Client.insert_many`."""
+        async with self._transaction(tx) as connection:
+            return await super().insert_many(params, tx=connection)
+
+    async def insert_many_fast(
+        self, params: Sequence[InsertManyParams], *, tx: CallerTransaction | None = None
+    ) -> int:
+        """Insert jobs, as `Client.insert_many_fast`."""
+        async with self._transaction(tx) as connection:
+            return await super().insert_many_fast(params, tx=connection)
+
+
+def _refuse_connection() -> NoReturn:
+    raise ClientStateError(
+        "this call needs a connection of its own, and a job that a test works in its transaction "
+        "has none: work this job with a running client, or replace the call in the test"
+    )
+
+
+class _TaskLock:
+    """A lock that one task holds. The task may take it again while it holds it."""
+
+    def __init__(self) -> None:
+        self._lock = anyio.Lock(fast_acquire=True)
+
+    @asynccontextmanager
+    async def hold(self) -> AsyncGenerator[None]:
+        """Hold the lock in the `async with` block."""
+        if self._lock.statistics().owner == anyio.get_current_task():
+            yield
+            return
+        async with self._lock:
+            yield

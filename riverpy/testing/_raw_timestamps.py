@@ -1,0 +1,69 @@
+"""RawTimestampConnection: gives the statements of claims and results a caller's connection.
+
+A run's own connections read and write timestamps as integers. A caller's connection has times of
+Python. This adapter converts between the two.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast
+
+from riverpy._postgres.transactions import savepoint
+from riverpy._timestamps import decode_timestamp, encode_timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from riverpy._postgres.driver import Connection, Transaction
+
+STATEMENTS_MAX = 100
+"""The maximum number of statements whose parameters are remembered."""
+_TIMESTAMP_PARAMETER_PATTERN = re.compile(r"\$(\d+)::timestamptz\b")
+
+
+@lru_cache(maxsize=STATEMENTS_MAX)
+def find_timestamp_parameters(statement: str) -> frozenset[int]:
+    """Return the positions of the parameters that are timestamps or arrays of them, from 0."""
+    return frozenset(int(number) - 1 for number in _TIMESTAMP_PARAMETER_PATTERN.findall(statement))
+
+
+class RawTimestampConnection:
+    """A connection whose timestamps are integers: microseconds since 2000."""
+
+    def __init__(self, connection: Transaction) -> None:
+        """`connection` is asyncpg's, or an adapter of another library's session."""
+        self._connection = connection
+
+    @classmethod
+    def wrap(cls, connection: Transaction) -> Connection:
+        """Return a connection with integer timestamps. It has the methods that statements use."""
+        return cast("Connection", cls(connection))
+
+    async def fetch(self, statement: str, *values: object) -> list[Any]:
+        """Run a statement with the parameters `$1`, `$2`, … and return all rows."""
+        at = find_timestamp_parameters(statement)
+        given = [_decode(value) if index in at else value for index, value in enumerate(values)]
+        rows = await self._connection.fetch(statement, *given)
+        return [tuple(map(_encode, row)) for row in rows]
+
+    async def execute(self, statement: str, *values: object) -> None:
+        """Run a statement."""
+        await self.fetch(statement, *values)
+
+    def transaction(self) -> AbstractAsyncContextManager[None]:
+        """Open a savepoint."""
+        return savepoint(self._connection)
+
+
+def _decode(value: object) -> object:
+    if isinstance(value, list):
+        return [decode_timestamp(one) for one in cast("Sequence[int]", value)]
+    return decode_timestamp(cast("int | None", value))
+
+
+def _encode(value: object) -> object:
+    return encode_timestamp(value) if isinstance(value, datetime) else value

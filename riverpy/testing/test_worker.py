@@ -1,0 +1,86 @@
+"""TestWorker: works single jobs in the transaction of a test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from riverpy._client_arguments import check_client_arguments
+from riverpy.testing._inline_client import InlineClient
+
+if TYPE_CHECKING:
+    from riverpy._postgres.sessions.protocols import CallerTransaction
+    from riverpy.config import Config
+    from riverpy.insert_opts import InsertOpts
+    from riverpy.job import JobArgs, JobRow, RawArgs
+    from riverpy.testing.work_result import WorkResult
+    from riverpy.worker import Workers
+
+
+class TestWorker:
+    """Works single jobs in the transaction of a test, as a running client would work them."""
+
+    __test__: ClassVar[bool] = False  # it is no test class of pytest
+
+    def __init__(self, workers: Workers, config: Config | None = None) -> None:
+        """Create a worker. It opens no connection.
+
+        Args:
+            workers: the workers by kind.
+            config: the settings of the client: hooks, middleware, timeouts, retry policy, schema
+                and so on. Default: `Config()`.
+
+        Raises:
+            ConfigError: an argument has the wrong type.
+        """
+        check_client_arguments(workers, config)
+        self._workers, self._config = workers, config
+
+    async def work(
+        self,
+        args: JobArgs | RawArgs,
+        opts: InsertOpts | None = None,
+        *,
+        unique: bool = False,
+        tx: CallerTransaction,
+    ) -> WorkResult:
+        """Insert a job and work it now, in your transaction. Returns how the attempt ended.
+
+        Args:
+            args: the args of the job.
+            opts: the options of the insert. A job that is scheduled ahead is worked now too.
+            unique: keep the unique options of the job. Default False: the job has no unique key.
+            tx: your connection or session, in a transaction. Nothing is committed.
+
+        Raises:
+            InsertError, UnknownJobKindError: the job is not allowed.
+            ClientStateError: the job is pending.
+            UniqueConflictError: `unique` is True, and another job has the same unique key.
+            TransactionError: `tx` is not usable, or the code of the job has ended or aborted it.
+            SchemaMissingError: the database has no River tables.
+        """
+        client = InlineClient(tx, self._workers, self._config)
+        job = await client.insert_first_job(args, opts, is_unique=unique)
+        return await _work(client, job.id)
+
+    async def work_job(self, job: JobRow | int, *, tx: CallerTransaction) -> WorkResult:
+        """Work an existing job now, in your transaction. Returns how the attempt ended.
+
+        Args:
+            job: the job, or its id. It is available, retryable or scheduled, due or not.
+            tx: as for `work`.
+
+        Raises:
+            ClientStateError: the job is pending, runs, or has ended.
+            NotFoundError: there is no such job.
+            TransactionError: as `work`.
+        """
+        client = InlineClient(tx, self._workers, self._config)
+        return await _work(client, job if isinstance(job, int) else job.id)
+
+
+async def _work(client: InlineClient, job_id: int) -> WorkResult:
+    run = client.make_run()
+    try:
+        return await run.work_job(job_id)
+    finally:
+        run.close()
