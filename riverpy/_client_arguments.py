@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from riverpy._clock import Clock, ConfiguredClock
 from riverpy._insert.row import InsertSettings
 from riverpy.config import Config
 from riverpy.errors import ConfigError
@@ -41,3 +42,8 @@ def make_insert_settings(config: Config, workers: Workers | None) -> InsertSetti
         skip_job_kind_validation=config.skip_job_kind_validation,
         should_notify=config.insert_notify,
     )
+
+
+def make_insert_clock(config: Config) -> Clock:
+    """Return the clock of a client's inserts."""
+    return Clock() if config.clock is None else ConfiguredClock(config.clock)

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from riverpy.errors import ConfigError
+
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
 _BOOTTIME_CLOCK_ID: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 """The id of the system clock that also runs while the machine is suspended. None: the system has no
@@ -27,6 +30,27 @@ class Clock:
     def monotonic(self) -> float:
         """Return seconds that never decrease."""
         return time.monotonic()
+
+
+class ConfiguredClock(Clock):
+    """A clock whose time is what a function of the user's returns."""
+
+    def __init__(self, get_time: Callable[[], object]) -> None:
+        self._get_time = get_time
+
+    def now(self) -> datetime:
+        """Return the time of the function, in UTC.
+
+        Raises:
+            ConfigError: the function returned no time with a time zone.
+        """
+        time = self._get_time()
+        if not isinstance(time, datetime) or time.utcoffset() is None:
+            raise ConfigError(
+                "Config.clock must return a datetime with a time zone, as datetime.now(UTC), got "
+                f"{time!r}"
+            )
+        return time.astimezone(UTC)
 
 
 class Timer:

@@ -25,10 +25,10 @@ from riverpy._calls.queues import QueueMethods
 from riverpy._client_arguments import (
     check_client_arguments,
     get_known_kinds,
+    make_insert_clock,
     make_insert_settings,
 )
 from riverpy._clients.process import ProcessAndLoop
-from riverpy._clock import Clock
 from riverpy._dsn import validate_url
 from riverpy._insert.errors import translate_notify_channel_error
 from riverpy._insert.inserter import ACQUIRE_CONNECTION_TIMEOUT, NO_CONNECTION_ERROR_TEXT, Inserter
@@ -354,7 +354,7 @@ class Client(
             schema=self._config.schema,
             insert_settings=make_insert_settings(self._config, self._workers),
             plugins=PluginLists(self._config.plugins, self._config.hooks, self._config.middleware),
-            clock=Clock(),
+            clock=make_insert_clock(self._config),
         )
 
     async def insert(

@@ -156,6 +156,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     limit."""
     max_attempts: int = MAX_ATTEMPTS_DEFAULT
     """How many attempts an inserted job has: 1 to 32,767. Default 25."""
+    clock: Callable[[], datetime] | None = None
+    """A function that returns the time of an insert, with a time zone. This time decides the period
+    of a job with `UniqueOpts(by_period=...)`. A test sets it, for example to
+    `riverpy.testing.FixedClock()`. All other times are the server's. Default None: the clock of the
+    system."""
     retry_policy: RetryPolicy = msgspec.field(default_factory=DefaultRetryPolicy)
     """When a failed job is retried. Default: n^4 seconds after failure n, with 10 % jitter."""
     error_handler: ErrorHandler | None = None
@@ -300,6 +305,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         if self.listen_url is not None:
             _expect_type("listen_url", self.listen_url, str)
             validate_url(self.listen_url)
+        if self.clock is not None and not callable(self.clock):
+            raise ConfigError(
+                f"clock must be a function that returns a time, got {type(self.clock).__name__}"
+            )
         _expect_method("retry_policy", self.retry_policy, "next_retry")
         if is_async_function(self.retry_policy.next_retry):
             raise ConfigError(

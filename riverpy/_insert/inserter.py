@@ -15,6 +15,7 @@ from riverpy._clock import Backoff
 from riverpy._error_text import error_text
 from riverpy._insert.errors import sqlstate, translate_insert_errors
 from riverpy._insert.json_text import utf8_size
+from riverpy._insert.recorder import current_recorder
 from riverpy._insert.replacement import merge_replacing_row
 from riverpy._insert.row import (
     InsertSettings,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from riverpy._clock import Clock
+    from riverpy._insert.recorder import InsertRecorder
     from riverpy._plugins import PluginLists
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.sessions.protocols import CallerTransaction
@@ -258,7 +260,7 @@ class Inserter:
         args, rows = self._make_rows(params)
         if any(row.replace is not None for row in rows):
             raise InsertError("insert_many_fast cannot replace jobs: use insert_many")
-        if tx is not None:
+        if tx is not None and current_recorder.get() is None:
             expect_copy(expect_transaction(tx))
         return await self._insert_rows(tx, args, rows, self._send_copy_statement)
 
@@ -278,10 +280,25 @@ class Inserter:
         send: SendRows[T],
     ) -> T:
         all_plugins = [self._client_plugins, *map(_plugins_of, dict.fromkeys(map(type, args)))]
+        recorder = current_recorder.get()
+        if recorder is not None:
+            jobs = [PreparedJob(*job) for job in zip(args, rows, strict=True)]
+            return await self._insert_with_hooks(
+                jobs, all_plugins, partial(self._record_rows, recorder, send)
+            )
         if not any(plugins.has_insert_plugins for plugins in all_plugins):
             return await self._send_rows(tx, rows, send)
         jobs = [PreparedJob(*job) for job in zip(args, rows, strict=True)]
         return await self._insert_with_plugins(tx, jobs, all_plugins, send)
+
+    async def _record_rows(
+        self, recorder: InsertRecorder, send: SendRows[T], rows: list[InsertRow]
+    ) -> T:
+        """Give rows to a recorder, and return what `send` would return."""
+        is_copy = send == self._send_copy_statement
+        results = recorder.record_rows(rows, now=self._clock.now(), refuses_duplicates=is_copy)
+        found: object = len(results) if is_copy else results
+        return cast("T", found)
 
     async def _insert_with_plugins(
         self,

@@ -193,13 +193,13 @@ def _make_copy_line_end(row: InsertRow, now: int | None) -> str:
         row = row._replace(scheduled_at=row.scheduled_at or time)
         if row.expires_in is not None:
             row = row._replace(
-                metadata=_add_expiry_to_metadata(row.metadata, now + int(row.expires_in))
+                metadata=add_expiry_to_metadata(row.metadata, now + int(row.expires_in))
             )
     values = row[4:] if now is not None else row[4:-1]
     return "\t".join(r"\N" if value is None else value.translate(_COPY_ESCAPES) for value in values)
 
 
-def _add_expiry_to_metadata(metadata: str, expires_at: int) -> str:
+def add_expiry_to_metadata(metadata: str, expires_at: int) -> str:
     """Return the metadata, a JSON object as text, with the time at which the job expires."""
     separator = "" if metadata == "{}" else ","
     member = f'"{EXPIRES_AT_METADATA_KEY}":"{format_microseconds(expires_at)}"'

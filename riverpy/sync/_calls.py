@@ -14,8 +14,7 @@ from riverpy._calls.jobs import JobMethods
 from riverpy._calls.leadership import LeadershipMethods
 from riverpy._calls.periodic_jobs import PeriodicJobMethods
 from riverpy._calls.queues import QueueMethods
-from riverpy._client_arguments import make_insert_settings
-from riverpy._clock import Clock
+from riverpy._client_arguments import make_insert_clock, make_insert_settings
 from riverpy._insert.errors import translate_insert_errors, translate_notify_channel_error
 from riverpy._insert.inserter import Inserter
 from riverpy._names import make_unique_id
@@ -123,7 +122,7 @@ class BlockingCalls(
             schema=self._config.schema,
             insert_settings=make_insert_settings(self._config, self._workers),
             plugins=PluginLists(self._config.plugins, self._config.hooks, self._config.middleware),
-            clock=Clock(),
+            clock=make_insert_clock(self._config),
         )
 
 

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from riverpy.testing.assertions import require_inserted
+from riverpy.testing.assertions import (
+    inserted,
+    require_inserted,
+    require_many_inserted,
+    require_not_inserted,
+)
+from riverpy.testing.clock import FixedClock
 from riverpy.testing.expected_job import ExpectedJob, expect_job
 from riverpy.testing.made_job import JobColumns, MadeJob, make_job
+from riverpy.testing.recording import RecordedJobs, recording
+from riverpy.testing.resuming import resumable_after, resumable_at
 from riverpy.testing.test_worker import TestWorker
 from riverpy.testing.work_result import WorkResult
 
 __all__ = [
     "ExpectedJob",
+    "FixedClock",
     "JobColumns",
     "MadeJob",
+    "RecordedJobs",
     "TestWorker",
     "WorkResult",
     "expect_job",
+    "inserted",
     "make_job",
+    "recording",
     "require_inserted",
+    "require_many_inserted",
+    "require_not_inserted",
+    "resumable_after",
+    "resumable_at",
 ]

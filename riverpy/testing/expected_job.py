@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields as get_dataclass_fields
 from dataclasses import is_dataclass
 from datetime import UTC, datetime
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
 import msgspec
 
@@ -120,6 +120,20 @@ class _Absent:
 _ABSENT = _Absent()
 
 
+@overload
+def expect_job(
+    expected: str,
+    *,
+    queue: str | None = None,
+    priority: int | None = None,
+    max_attempts: int | None = None,
+    scheduled_at: datetime | None = None,
+    state: JobState | str | None = None,
+    tags: Sequence[str] | None = None,
+    args: Mapping[str, object] | None = None,
+    **fields: object,
+) -> ExpectedJob[RawArgs]: ...
+@overload
 def expect_job(
     expected: ArgsT | type[ArgsT] | ExpectedJob[ArgsT],
     *,
@@ -131,11 +145,24 @@ def expect_job(
     tags: Sequence[str] | None = None,
     args: Mapping[str, object] | None = None,
     **fields: object,
-) -> ExpectedJob[ArgsT]:
-    """Return what an assertion expects of a job, for `require_many_inserted`.
+) -> ExpectedJob[ArgsT]: ...
+def expect_job(
+    expected: object,
+    *,
+    queue: str | None = None,
+    priority: int | None = None,
+    max_attempts: int | None = None,
+    scheduled_at: datetime | None = None,
+    state: JobState | str | None = None,
+    tags: Sequence[str] | None = None,
+    args: Mapping[str, object] | None = None,
+    **fields: object,
+) -> ExpectedJob[Any]:
+    """Return what an assertion expects of a job. `require_many_inserted` takes a list of them.
 
     Args:
-        expected: an args class: any job of this kind. Or args: all their values are compared.
+        expected: an args class: any job of this kind. Or args: all their values are compared. Or
+            the name of a kind that has no args class in Python: the args stay `RawArgs`.
         queue: the queue. Default None: any.
         priority: the priority, 1 to 4. Default None: any.
         max_attempts: the maximum number of attempts. Default None: any.
@@ -151,7 +178,9 @@ def expect_job(
         ValueError: a state or a time is not allowed.
     """
     if isinstance(expected, ExpectedJob):
-        base = cast("ExpectedJob[ArgsT]", expected)
+        base = cast("ExpectedJob[Any]", expected)
+    elif isinstance(expected, str):
+        base = _make_raw_job(expected, None)
     else:
         base = _make_expected_job(expected)
     all_fields = {**(args or {}), **fields}
@@ -172,13 +201,7 @@ def expect_job(
 
 def _make_expected_job(expected: object) -> ExpectedJob[Any]:
     if isinstance(expected, RawArgs):
-        return ExpectedJob(
-            kinds=(expected.kind,),
-            args_type=RawArgs,
-            exact_args=encode_args(expected),
-            fields={},
-            columns={},
-        )
+        return _make_raw_job(expected.kind, encode_args(expected))
     cls: Any = expected if isinstance(expected, type) else type(expected)
     kind: object = getattr(cls, "kind", None)
     if not isinstance(kind, str):
@@ -190,6 +213,13 @@ def _make_expected_job(expected: object) -> ExpectedJob[Any]:
     aliases = tuple(getattr(cls, "kind_aliases", ()))
     return ExpectedJob(
         kinds=(kind, *aliases), args_type=cls, exact_args=exact_args, fields={}, columns={}
+    )
+
+
+def _make_raw_job(kind: str, exact_args: str | None) -> ExpectedJob[Any]:
+    """Return what is expected of a job whose args are not decoded."""
+    return ExpectedJob(
+        kinds=(kind,), args_type=RawArgs, exact_args=exact_args, fields={}, columns={}
     )
 
 
@@ -206,7 +236,7 @@ def _check_field_names(args_type: Any, fields: Mapping[str, object]) -> None:
 def _list_field_names(args_type: Any) -> list[str] | None:
     """Return the fields of an args class; None: it may have any."""
     if args_type is RawArgs:
-        return []
+        return None
     if issubclass(args_type, msgspec.Struct):
         return list(args_type.__struct_fields__)
     if is_dataclass(args_type):
@@ -232,6 +262,8 @@ def _check_state(state: JobState | str) -> JobState:
 
 
 def _get_field(args: object, name: str) -> object:
+    if isinstance(args, RawArgs):
+        args = json.loads(args.json)
     if isinstance(args, Mapping):
         return cast("Mapping[str, object]", args).get(name, _ABSENT)
     return getattr(args, name, _ABSENT)

@@ -33,9 +33,13 @@ def is_blocking_source(source: object) -> bool:
 
 
 async def read_jobs(
-    source: AsyncSource | BlockingSource, schema: str | None, kinds: Sequence[str] | None
+    source: AsyncSource | BlockingSource,
+    schema: str | None,
+    kinds: Sequence[str] | None,
+    *,
+    limit: int = JOB_LIMIT_MAX,
 ) -> list[JobRow]:
-    """Return the jobs of these kinds, or of all kinds, in the order of the ids.
+    """Return the newest jobs of these kinds, or of all kinds, in the order of the ids.
 
     Raises:
         ConfigError: there are more than 10,000 jobs.
@@ -43,7 +47,7 @@ async def read_jobs(
         TransactionError: the transaction is aborted or closed.
     """
     filters: Any = {} if kinds is None else {"kinds": list(kinds)}
-    options: Any = {"descending": True, "limit": JOB_LIMIT_MAX, **filters}
+    options: Any = {"descending": True, "limit": limit, **filters}
     if isinstance(source, Client):
         page = await source.job_list(**options)
     elif isinstance(source, BlockingClient):

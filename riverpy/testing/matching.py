@@ -92,7 +92,8 @@ def find_sequence(
             )
     if len(found) != len(sequence):
         raise AssertionError(
-            f"{len(sequence)} jobs of these kinds should be inserted, and {len(found)} are\n"
+            f"{_count(len(sequence))} of these kinds should be inserted, and there are "
+            f"{len(found)}\n"
             f"{_list_found(found)}"
         )
     return [_decode(job, expected) for job, expected in zip(found, sequence, strict=True)]
@@ -117,7 +118,7 @@ def _describe_candidates(
         return f"There is no job of kind {kind!r}. There are\n{list_jobs(jobs)}"
     nearest = sorted(candidates, key=lambda job: (len(expected.list_differences(job)), -job.id))
     count = len(candidates)
-    title = f"{count} job{'' if count == 1 else 's'} of this kind, the nearest first:"
+    title = f"{_count(count)} of this kind, the nearest first:"
     shown = [
         f"{_describe_job(job)}\n{_format_differences(job, expected)}".rstrip()
         for job in nearest[:_SHOWN_JOBS_MAX]
@@ -125,6 +126,10 @@ def _describe_candidates(
     if count > _SHOWN_JOBS_MAX:
         shown.append(f"  … and {count - _SHOWN_JOBS_MAX} more")
     return "\n".join([title, *shown])
+
+
+def _count(number: int) -> str:
+    return "1 job" if number == 1 else f"{number} jobs"
 
 
 def _format_differences(job: JobRow, expected: ExpectedJob[Any]) -> str:

@@ -1,0 +1,49 @@
+"""FixedClock: a clock for tests of unique periods."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+
+
+class FixedClock:
+    """A clock that stands still until a test moves it: `Config(clock=FixedClock())`. It may be used
+    in any thread."""
+
+    def __init__(self, now: datetime | None = None) -> None:
+        """Create a clock that shows this time. Default None: the time of the system.
+
+        Raises:
+            ValueError: the time has no time zone.
+        """
+        self._lock = threading.Lock()
+        self._now = _to_utc(datetime.now(UTC) if now is None else now)
+
+    def __call__(self) -> datetime:
+        """Return the time of the clock, in UTC."""
+        return self._now
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._now!r})"
+
+    def advance(self, duration: timedelta) -> datetime:
+        """Move the clock by this duration, and return the new time. A negative duration moves it
+        back."""
+        with self._lock:
+            self._now += duration
+            return self._now
+
+    def set(self, now: datetime) -> None:
+        """Set the clock to this time.
+
+        Raises:
+            ValueError: the time has no time zone.
+        """
+        with self._lock:
+            self._now = _to_utc(now)
+
+
+def _to_utc(time: datetime) -> datetime:
+    if time.utcoffset() is None:
+        raise ValueError(f"the time {time.isoformat()} has no time zone: add tzinfo=UTC")
+    return time.astimezone(UTC)

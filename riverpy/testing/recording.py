@@ -1,0 +1,245 @@
+"""recording: keeps the jobs of inserts in a list, for tests without a database."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import msgspec
+
+from riverpy._insert.recorder import current_recorder
+from riverpy._insert.replacement import merge_replacing_row
+from riverpy._postgres.inserts import add_expiry_to_metadata
+from riverpy._timestamps import encode_timestamp
+from riverpy.errors import UniqueConflictError
+from riverpy.insert_opts import InsertResult
+from riverpy.job import JobColumn, JobRow, JobState
+from riverpy.testing.expected_job import expect_job
+from riverpy.testing.matching import find_all, find_none, find_one, find_sequence, list_jobs
+from riverpy.testing.rows import make_inserted_row
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+
+    from riverpy._postgres.inserts import InsertRow
+    from riverpy.testing.expected_job import ExpectedJob
+    from riverpy.testing.made_job import MadeJob
+
+ArgsT = TypeVar("ArgsT")
+
+
+class _Entry(NamedTuple):
+    """A recorded job."""
+
+    insert_row: InsertRow
+    job: JobRow
+
+
+class RecordedJobs:
+    """The jobs that were inserted during a recording. It may be used in any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: list[_Entry] = []
+        self._last_id = 0
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}\n{list_jobs(self.jobs)}>"
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def jobs(self) -> list[JobRow]:
+        """All jobs, in the order of the inserts. `inserted` decodes their args."""
+        return [entry.job for entry in self._entries]
+
+    def clear(self) -> None:
+        """Forget all jobs. The ids continue."""
+        with self._lock:
+            self._entries.clear()
+
+    # -- assertions
+
+    def require_inserted(
+        self,
+        expected: ArgsT | type[ArgsT] | ExpectedJob[ArgsT],
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+        max_attempts: int | None = None,
+        scheduled_at: datetime | None = None,
+        state: JobState | str | None = None,
+        tags: Sequence[str] | None = None,
+        args: Mapping[str, object] | None = None,
+        **fields: object,
+    ) -> MadeJob[ArgsT]:
+        """Check that exactly one recorded job is as expected, and return it; see
+        `riverpy.testing.require_inserted`."""
+        wanted = expect_job(
+            expected,
+            queue=queue,
+            priority=priority,
+            max_attempts=max_attempts,
+            scheduled_at=scheduled_at,
+            state=state,
+            tags=tags,
+            args=args,
+            **fields,
+        )
+        return find_one(self.jobs, wanted)
+
+    def require_not_inserted(
+        self,
+        expected: ArgsT | type[ArgsT] | ExpectedJob[ArgsT],
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+        max_attempts: int | None = None,
+        scheduled_at: datetime | None = None,
+        state: JobState | str | None = None,
+        tags: Sequence[str] | None = None,
+        args: Mapping[str, object] | None = None,
+        **fields: object,
+    ) -> None:
+        """Check that no recorded job is as expected; see `riverpy.testing.require_not_inserted`."""
+        wanted = expect_job(
+            expected,
+            queue=queue,
+            priority=priority,
+            max_attempts=max_attempts,
+            scheduled_at=scheduled_at,
+            state=state,
+            tags=tags,
+            args=args,
+            **fields,
+        )
+        find_none(self.jobs, wanted)
+
+    def require_many_inserted(self, expected: Sequence[object]) -> list[MadeJob[Any]]:
+        """Check that the recorded jobs of these kinds are the expected ones, in this order; see
+        `riverpy.testing.require_many_inserted`."""
+        return find_sequence(self.jobs, [expect_job(one) for one in expected])
+
+    def inserted(
+        self,
+        expected: ArgsT | type[ArgsT] | ExpectedJob[ArgsT],
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+        max_attempts: int | None = None,
+        scheduled_at: datetime | None = None,
+        state: JobState | str | None = None,
+        tags: Sequence[str] | None = None,
+        args: Mapping[str, object] | None = None,
+        **fields: object,
+    ) -> list[MadeJob[ArgsT]]:
+        """Return the recorded jobs that are as expected; see `riverpy.testing.inserted`."""
+        wanted = expect_job(
+            expected,
+            queue=queue,
+            priority=priority,
+            max_attempts=max_attempts,
+            scheduled_at=scheduled_at,
+            state=state,
+            tags=tags,
+            args=args,
+            **fields,
+        )
+        return find_all(self.jobs, wanted)
+
+    # -- what inserts call
+
+    def record_rows(
+        self, rows: Sequence[InsertRow], *, now: datetime, refuses_duplicates: bool
+    ) -> list[InsertResult]:
+        """Keep jobs, all or none, and return the results of their insert. A job with the unique key
+        of a recorded one is a duplicate. `now` is the time of the insert.
+
+        Raises:
+            UniqueConflictError: `refuses_duplicates` is True, and a job is a duplicate.
+        """
+        with self._lock:
+            if refuses_duplicates:
+                self._expect_no_duplicate(rows)
+            places = [self._record_row(row, now) for row in rows]
+            return [
+                InsertResult(self._entries[index].job, is_duplicate, is_duplicate and has_replaced)
+                for index, is_duplicate, has_replaced in places
+            ]
+
+    def _expect_no_duplicate(self, rows: Sequence[InsertRow]) -> None:
+        keys = {entry.insert_row.unique_key for entry in self._entries}
+        for row in rows:
+            if row.unique_key is not None and row.unique_key in keys:
+                raise UniqueConflictError(
+                    f"a recorded job has the same unique key as a job of kind {row.kind!r}: no job "
+                    "was recorded"
+                )
+            keys.add(row.unique_key)
+
+    def _record_row(self, row: InsertRow, now: datetime) -> tuple[int, bool, bool]:
+        """Keep one job. Return its place in the list, whether it is a duplicate, and whether it has
+        replaced values of the recorded job."""
+        if row.unique_key is not None:
+            for index, entry in enumerate(self._entries):
+                if entry.insert_row.unique_key == row.unique_key:
+                    if row.replace is not None:
+                        self._entries[index] = _replace_values(entry, row, now)
+                    return index, True, row.replace is not None
+        self._last_id += 1
+        self._entries.append(_make_entry(row, self._last_id, now))
+        return len(self._entries) - 1, False, False
+
+
+def _make_entry(row: InsertRow, job_id: int, now: datetime) -> _Entry:
+    values = make_inserted_row(row, job_id=job_id, now=now)
+    if row.expires_in is not None:
+        expires_at = encode_timestamp(now) + int(row.expires_in)
+        values[JobColumn.METADATA] = add_expiry_to_metadata(row.metadata, expires_at)
+    return _Entry(row, JobRow(values))
+
+
+def _replace_values(entry: _Entry, row: InsertRow, now: datetime) -> _Entry:
+    """Return a recorded job with the values that a later insert replaces."""
+    merged = merge_replacing_row(entry.insert_row, row)
+    options = msgspec.json.decode(row.replace or "{}", type=dict[str, Any])
+    if "scheduled_at" in options:
+        due_at = now if row.scheduled_at is None else datetime.fromisoformat(row.scheduled_at)
+        if "max_wait" in options:
+            due_at = min(due_at, entry.job.created_at + timedelta(microseconds=options["max_wait"]))
+        merged = merged._replace(scheduled_at=due_at.isoformat())
+        if merged.state != JobState.PENDING:
+            state = JobState.AVAILABLE if due_at <= now else JobState.SCHEDULED
+            merged = merged._replace(state=state)
+    values = [*_make_entry(merged, entry.job.id, now).job.columns()]
+    values[JobColumn.CREATED_AT] = entry.job.columns()[JobColumn.CREATED_AT]
+    return _Entry(merged, JobRow(values))
+
+
+@contextmanager
+def recording() -> Generator[RecordedJobs]:
+    """Keep the jobs that are inserted in the `with` block in a list. None is stored. No database is
+    used, and clients need not be open.
+
+        with recording() as recorded:
+            await sign_up("ada@example.com")
+        recorded.require_inserted(Welcome, email="ada@example.com")
+
+    Args, options, kinds and unique keys are checked as for every insert, and hooks and middleware
+    run. A job with the unique key of a recorded one is a duplicate of it. What is passed as `tx` is
+    not used.
+
+    The recording applies to inserts of all clients in this task or thread, and in tasks and threads
+    that get a copy of its context: tasks that it starts, and `asyncio.to_thread`. A plain
+    `threading.Thread` gets none. Of nested recordings, the inner one gets the jobs.
+    """
+    recorded = RecordedJobs()
+    token = current_recorder.set(recorded)
+    try:
+        yield recorded
+    finally:
+        with suppress(ValueError):  # the end of a fixture may run in another context
+            current_recorder.reset(token)

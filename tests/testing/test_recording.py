@@ -1,0 +1,184 @@
+"""Recordings: inserts that keep their jobs in a list."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import riverpy.sync
+from riverpy import (
+    ArgsError,
+    Client,
+    Config,
+    HookInsertBegin,
+    InsertManyParams,
+    InsertOpts,
+    JobInsertMiddlewareFunc,
+    ReplaceOpts,
+    UniqueConflictError,
+    UniqueOpts,
+    UnknownJobKindError,
+    Workers,
+)
+from riverpy.testing import FixedClock, recording
+from tests.testing.args import Invoice, Payload, Welcome
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from riverpy import JobInsertParams
+    from riverpy.testing import RecordedJobs
+
+UNIQUE = InsertOpts(unique_opts=UniqueOpts(by_args=True))
+
+
+@pytest.fixture
+def recorded() -> Generator[RecordedJobs]:
+    """A recording for the whole test, begun outside of its task."""
+    with recording() as recorded:
+        yield recorded
+
+
+@pytest.fixture
+def client() -> Client:
+    """A client without a database."""
+    return Client()
+
+
+async def test_a_recording_keeps_jobs_as_the_database_would(
+    recorded: RecordedJobs, client: Client
+) -> None:
+    """Async and blocking clients need no database, `tx` is not touched, and the results look like
+    stored rows."""
+    due = datetime.now(UTC) + timedelta(hours=1)
+    results = [
+        await client.insert(Welcome(1), tx="not a connection"),  # type: ignore
+        *await client.insert_many(
+            [InsertManyParams(Invoice(2), InsertOpts(scheduled_at=due, tags=["paper"]))]
+        ),
+        riverpy.sync.Client().insert(Payload(n=1), InsertOpts(pending=True, metadata={"a": 1})),
+    ]
+    assert await client.insert_many_fast([InsertManyParams(Welcome(3))]) == 1
+    assert [result.job.id for result in results] == [1, 2, 3]
+    assert [job.state for job in recorded.jobs] == [
+        "available",
+        "scheduled",
+        "pending",
+        "available",
+    ]
+    recorded.require_many_inserted([Welcome(1), Invoice, Payload(n=1), Welcome])
+    job = recorded.require_inserted(Invoice, order_id=2, scheduled_at=due, tags=["paper"])
+    assert job.args == Invoice(2)
+    recorded.require_not_inserted(Welcome, user_id=2)
+    assert [job.args.user_id for job in recorded.inserted(Welcome, queue="mail")] == [1, 3]
+    with pytest.raises(AssertionError, match=r"order_id: expected 3, found 2"):
+        recorded.require_inserted(Invoice, order_id=3)
+
+
+async def test_inserts_are_checked_and_changed_as_ever(recorded: RecordedJobs) -> None:
+    """Refused jobs are not recorded, and hooks and middleware run."""
+
+    class Tagging(HookInsertBegin):
+        async def insert_begin(self, params: JobInsertParams) -> None:
+            params.tags = [*params.tags, "hooked"]
+
+    seen: list[int] = []
+
+    async def count(params: Any, do_inner: Any) -> Any:
+        results = await do_inner()
+        seen.append(results[0].job.id)
+        return results
+
+    workers = Workers()
+
+    @workers.job
+    async def welcome(job: riverpy.Job[Welcome]) -> None:
+        """Never called."""
+
+    config = Config(hooks=[Tagging()], middleware=[JobInsertMiddlewareFunc(count)])
+    client = Client(workers=workers, config=config)
+    with pytest.raises(UnknownJobKindError):
+        await client.insert(Invoice(1))
+    with pytest.raises(ArgsError):
+        await client.insert(Welcome("one"))  # type: ignore
+    await client.insert(Welcome(1))
+    recorded.require_inserted(Welcome, tags=["hooked"])
+    assert (seen, len(recorded)) == ([1], 1)
+    riverpy.sync.Client(workers=workers, config=config).insert(Welcome(2))
+    assert seen == [1, 2]
+
+
+async def test_duplicates_are_found_in_the_recording(client: Client) -> None:
+    """A second job with the same key is a duplicate, may replace the first one, and is refused by
+    COPY. Nothing is left of it after the recording."""
+    with recording() as recorded:
+        first = await client.insert(Welcome(1), UNIQUE)
+        twin, other = await client.insert_many(
+            [InsertManyParams(Welcome(1), UNIQUE), InsertManyParams(Welcome(2), UNIQUE)]
+        )
+        assert (twin.job.id, twin.unique_skipped_as_duplicate) == (first.job.id, True)
+        assert (other.job.id, other.unique_skipped_as_duplicate) == (2, False)
+        with pytest.raises(UniqueConflictError):
+            await client.insert_many_fast([InsertManyParams(Welcome(n), UNIQUE) for n in (3, 1)])
+        assert len(recorded) == 2
+        later = InsertOpts(
+            unique_opts=UNIQUE.unique_opts,
+            scheduled_at=datetime.now(UTC) + timedelta(days=2),
+            replace=ReplaceOpts(max_wait=timedelta(hours=1), priority=True),
+            priority=3,
+        )
+        replaced = await client.insert(Welcome(1), later)
+        assert (replaced.unique_skipped_as_duplicate, replaced.is_replaced) == (True, True)
+        job = recorded.require_inserted(Welcome, user_id=1, priority=3, state="scheduled")
+        assert job.scheduled_at == first.job.created_at + timedelta(hours=1)
+    with recording():
+        again = await client.insert(Welcome(1), UNIQUE)
+        assert not again.unique_skipped_as_duplicate
+
+
+async def test_a_clock_moves_unique_periods(recorded: RecordedJobs) -> None:
+    """The clock of the config decides the period, also of a recorded row."""
+    clock = FixedClock(datetime(2030, 1, 1, 23, 30, tzinfo=UTC))
+    client = Client(config=Config(clock=clock))
+    daily = InsertOpts(unique_opts=UniqueOpts(by_period=timedelta(days=1)))
+    for minutes, is_duplicate in ((0, False), (20, True), (20, False)):
+        clock.advance(timedelta(minutes=minutes))
+        result = await client.insert(Invoice(1), daily)
+        assert result.unique_skipped_as_duplicate is is_duplicate
+    assert recorded.jobs[-1].created_at == datetime(2030, 1, 2, 0, 10, tzinfo=UTC)
+
+
+async def test_a_recording_applies_to_its_context(client: Client) -> None:
+    """Tasks and threads that copy the context record, a plain thread does not, and a nested
+    recording keeps its jobs to itself."""
+
+    def insert() -> None:
+        riverpy.sync.Client().insert(Payload(n=1))
+
+    errors: list[Exception] = []
+
+    def insert_in_plain_thread() -> None:
+        try:
+            insert()
+        except riverpy.ClientStateError as error:
+            errors.append(error)
+
+    with recording() as outer:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client.insert, Welcome(1))
+        await asyncio.to_thread(insert)
+        with recording() as inner:
+            await client.insert(Invoice(1))
+        thread = threading.Thread(target=insert_in_plain_thread)
+        thread.start()
+        await anyio.to_thread.run_sync(thread.join)
+    assert [job.kind for job in outer.jobs] == ["welcome", "payload"]
+    assert [job.kind for job in inner.jobs] == ["invoice"]
+    assert len(errors) == 1
+    with pytest.raises(riverpy.ClientStateError):
+        await client.insert(Welcome(1))
