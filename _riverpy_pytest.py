@@ -1,0 +1,365 @@
+"""The pytest plugin of riverpy: a database and a client for each test. docs/testing.md describes it.
+
+pytest imports this module at the start of every run in an environment with riverpy, so the module
+is outside of the package: `import riverpy` takes longer than the start of pytest. The fixtures
+import riverpy when a test uses one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
+
+import pytest
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+    from contextlib import AbstractAsyncContextManager
+
+    import asyncpg
+    import sqlalchemy
+    import sqlalchemy.ext.asyncio
+    import sqlalchemy.orm
+
+    import riverpy
+    import riverpy.sync
+    from riverpy.testing.run_databases import RunDatabases
+
+    Prepare = Callable[[str], Awaitable[object] | object]
+
+URL_ENV_VARIABLE: Final = "RIVERPY_TEST_DATABASE_URL"
+EMBEDDED_SERVER_NAME: Final = "pytest"
+EMBEDDED_SERVER_SETTINGS: Final = {
+    "max_connections": "300",
+    # The data of tests need not outlive the machine.
+    "fsync": "off",
+    "full_page_writes": "off",
+    "synchronous_commit": "off",
+    # Tables of tests are small and short-lived. A vacuum would only take time.
+    "autovacuum": "off",
+    # Plans of tests are short. asyncpg's queries for types would be compiled for each connection.
+    "jit": "off",
+}
+_LOOP_SCOPES: Final = ("function", "class", "module", "package", "session")
+_RUN_NUMBER: Final = pytest.StashKey[int]()
+_ValueT = TypeVar("_ValueT")
+
+
+# --- hooks
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option and the setting for the URL of a server."""
+    text = (
+        "the postgres:// URL of a database on the server for tests with riverpy's fixtures, whose "
+        "role may create databases; the tests use databases of their own there. The default is "
+        f"{URL_ENV_VARIABLE} or else an embedded PostgreSQL"
+    )
+    parser.getgroup("riverpy").addoption("--riverpy-url", metavar="URL", help=text)
+    parser.addini("riverpy_url", f"without --riverpy-url and {URL_ENV_VARIABLE}: {text}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the number of this run, and register the loops of pytest-asyncio."""
+    given: dict[str, Any] = getattr(config, "workerinput", {})  # in a worker of pytest-xdist
+    config.stash[_RUN_NUMBER] = given.get("riverpy_run") or _make_run_number()
+    if config.pluginmanager.hasplugin("asyncio"):
+        config.pluginmanager.register(_make_asyncio_loops())
+
+
+def _make_run_number() -> int:
+    return int.from_bytes(os.urandom(4), "big") >> 1  # positive as an `integer` of PostgreSQL
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give the workers of pytest-xdist the number of the run."""
+    node.workerinput["riverpy_run"] = node.config.stash[_RUN_NUMBER]
+
+
+# --- the server and its databases
+
+
+@pytest.fixture(scope="session")
+def riverpy_prepare() -> Prepare:
+    """Override this to prepare the database of the tests: return a function, async or not, that
+    gets the URL of a database with riverpy's tables, and creates the tables of your application.
+    It is called once a run."""
+    return lambda _url: None
+
+
+@pytest.fixture(scope="session")
+def _riverpy_databases(request: pytest.FixtureRequest) -> Generator[RunDatabases]:
+    config = request.config
+    given: dict[str, Any] = getattr(config, "workerinput", {})
+    run, worker = config.stash[_RUN_NUMBER], given.get("workerid", "main")
+    url = (
+        config.getoption("riverpy_url")
+        or os.environ.get(URL_ENV_VARIABLE)
+        or config.getini("riverpy_url")
+    )
+
+    from riverpy.testing.run_databases import run_databases
+
+    if url:
+        with run_databases(url, run, worker) as databases:
+            yield databases
+        return
+
+    from riverpy.embedded import EmbeddedPostgres
+    from riverpy.errors import DatabaseError
+
+    try:
+        server = EmbeddedPostgres(EMBEDDED_SERVER_NAME, settings=EMBEDDED_SERVER_SETTINGS)
+        server_url = server.start()
+    except DatabaseError as error:
+        _fail(f"{error}: --riverpy-url=postgres://… or {URL_ENV_VARIABLE}")
+    try:
+        with run_databases(server_url, run, worker) as databases:
+            yield databases
+    finally:
+        server.release()
+
+
+@pytest.fixture(scope="session")
+def riverpy_url(_riverpy_databases: RunDatabases, riverpy_prepare: Prepare) -> str:
+    """The URL of the database of this process, with riverpy's tables and what `riverpy_prepare`
+    adds. Each worker of pytest-xdist has its own."""
+    return _riverpy_databases.create(riverpy_prepare)
+
+
+@pytest.fixture
+def riverpy_empty_tables(_riverpy_databases: RunDatabases, riverpy_url: str) -> Generator[None]:
+    """Empty the tables after the test, except those in which `riverpy_prepare` stored rows."""
+    del riverpy_url
+    yield
+    _riverpy_databases.empty_tables()
+
+
+# --- what clients of tests have
+
+
+@pytest.fixture
+def riverpy_workers() -> riverpy.Workers | None:
+    """Override this to return the workers of your application."""
+    return None
+
+
+@pytest.fixture
+def riverpy_config() -> riverpy.Config | None:
+    """Override this to return the settings of the clients of your tests."""
+    return None
+
+
+@pytest.fixture
+def riverpy_queues(riverpy_workers: riverpy.Workers | None) -> Mapping[str, riverpy.QueueConfig]:
+    """Override this to return the queues that `riverpy_client` works. The default is `default` if
+    there are workers."""
+    from riverpy import QueueConfig
+
+    return {} if riverpy_workers is None else {"default": QueueConfig(max_workers=10)}
+
+
+# --- for async tests
+
+
+@pytest.fixture
+def riverpy_connection(
+    request: pytest.FixtureRequest, riverpy_url: str
+) -> Generator[asyncpg.Connection[asyncpg.Record]]:
+    """An asyncpg connection in a transaction, which is rolled back after the test."""
+    from riverpy.testing.async_fixtures import open_connection
+
+    yield from _open_in_loop(request, open_connection(riverpy_url))
+
+
+@pytest.fixture(scope="session")
+def riverpy_engine(riverpy_url: str) -> sqlalchemy.ext.asyncio.AsyncEngine:
+    """The engine of `riverpy_session`. Override this to use another driver than asyncpg, with
+    `poolclass=NullPool`."""
+    create_engine = _import_sqlalchemy("riverpy_engine").ext.asyncio.create_async_engine
+    return create_engine(*_engine_arguments(riverpy_url, "asyncpg"), poolclass=_null_pool())
+
+
+@pytest.fixture
+def riverpy_session(
+    request: pytest.FixtureRequest, riverpy_engine: sqlalchemy.ext.asyncio.AsyncEngine
+) -> Generator[sqlalchemy.ext.asyncio.AsyncSession]:
+    """A session of SQLAlchemy in a transaction, which is rolled back after the test. Its commits
+    only release savepoints."""
+    from riverpy.testing.async_fixtures import open_session
+
+    yield from _open_in_loop(request, open_session(riverpy_engine))
+
+
+@pytest.fixture
+def riverpy_client(
+    request: pytest.FixtureRequest,
+    riverpy_url: str,
+    riverpy_workers: riverpy.Workers | None,
+    riverpy_queues: Mapping[str, riverpy.QueueConfig],
+    riverpy_config: riverpy.Config | None,
+    riverpy_empty_tables: None,
+) -> Generator[riverpy.Client]:
+    """An open client. What it inserts is committed, and deleted after the test."""
+    from riverpy import Client
+
+    client = Client(
+        riverpy_url, workers=riverpy_workers, queues=riverpy_queues, config=riverpy_config
+    )
+    yield from _open_in_loop(request, client)
+
+
+# --- for tests that are not async
+
+
+@pytest.fixture(scope="session")
+def riverpy_sync_engine(riverpy_url: str) -> sqlalchemy.Engine:
+    """The engine of `riverpy_sync_session`. Override this to use another driver than psycopg, with
+    `poolclass=NullPool`."""
+    create_engine = _import_sqlalchemy("riverpy_sync_engine").create_engine
+    return create_engine(*_engine_arguments(riverpy_url, "psycopg"), poolclass=_null_pool())
+
+
+@pytest.fixture
+def riverpy_sync_session(
+    riverpy_sync_engine: sqlalchemy.Engine,
+) -> Generator[sqlalchemy.orm.Session]:
+    """A session of SQLAlchemy for code that is not async, in a transaction, which is rolled back
+    after the test. Its commits only release savepoints."""
+    from sqlalchemy.orm import Session
+
+    with (
+        riverpy_sync_engine.connect() as connection,
+        connection.begin() as transaction,
+        Session(connection, join_transaction_mode="create_savepoint") as session,
+    ):
+        yield session
+        session.close()
+        transaction.rollback()
+
+
+@pytest.fixture
+def riverpy_sync_client(
+    riverpy_url: str,
+    riverpy_workers: riverpy.Workers | None,
+    riverpy_config: riverpy.Config | None,
+    riverpy_empty_tables: None,
+) -> Generator[riverpy.sync.Client]:
+    """A client for code that is not async. What it inserts is committed, and deleted after the
+    test."""
+    import riverpy.sync
+
+    with riverpy.sync.Client(
+        riverpy_url, workers=riverpy_workers, config=riverpy_config
+    ) as client:
+        yield client
+
+
+# --- SQLAlchemy
+
+
+def _import_sqlalchemy(fixture: str) -> Any:
+    """Return the package, with its extension for asyncio."""
+    try:
+        import sqlalchemy.ext.asyncio
+    except ImportError:
+        _fail(f"{fixture} needs SQLAlchemy: pip install 'sqlalchemy[asyncio]'")
+    return sqlalchemy
+
+
+def _null_pool() -> Any:
+    """Return the class of a pool that keeps no connection, since each test has its own loop."""
+    from sqlalchemy.pool import NullPool
+
+    return NullPool
+
+
+def _engine_arguments(url: str, driver: str) -> tuple[sqlalchemy.URL]:
+    from sqlalchemy import make_url
+
+    return (make_url(url).set(drivername=f"postgresql+{driver}"),)
+
+
+# --- the event loop of a test
+
+
+def _make_asyncio_loops() -> ModuleType:
+    """Return a plugin with fixtures for the loops of pytest-asyncio: one for each scope that the
+    loop of a test can have."""
+    import asyncio
+
+    import pytest_asyncio
+
+    plugin = ModuleType("riverpy_asyncio_loops")
+    for scope in _LOOP_SCOPES:
+
+        async def get_loop() -> AsyncGenerator[asyncio.AbstractEventLoop]:
+            yield asyncio.get_running_loop()
+
+        name = f"_riverpy_{scope}_loop"
+        setattr(plugin, name, pytest_asyncio.fixture(get_loop, loop_scope=scope, name=name))
+    return plugin
+
+
+@pytest.fixture
+async def _riverpy_anyio_loop(anyio_backend: object) -> AsyncGenerator[asyncio.AbstractEventLoop]:
+    import asyncio
+
+    del anyio_backend
+    yield asyncio.get_running_loop()
+
+
+def _open_in_loop(
+    request: pytest.FixtureRequest, manager: AbstractAsyncContextManager[_ValueT]
+) -> Generator[_ValueT]:
+    """Enter and exit a context manager in the event loop of the test."""
+    loop = _find_loop(request)
+    if loop.is_running():
+        _fail(f"name {request.fixturename} in the arguments of the test")
+    value = loop.run_until_complete(manager.__aenter__())
+    try:
+        yield value
+    finally:
+        loop.run_until_complete(manager.__aexit__(None, None, None))
+
+
+def _find_loop(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoop:
+    """Return the loop in which pytest-asyncio or anyio runs the test."""
+    item, name = request.node, request.fixturename
+    marker = item.get_closest_marker("asyncio")
+    if not _is_async(request.function):
+        _fail(
+            f"{name} is for async tests: write `async def {item.name}`, or use a fixture for code "
+            "that is not async, such as riverpy_sync_client"
+        )
+    if marker is not None and request.config.pluginmanager.hasplugin("asyncio"):
+        scope = marker.kwargs.get("loop_scope") or marker.kwargs.get("scope")
+        scope = scope or request.config.getini("asyncio_default_test_loop_scope")
+        return request.getfixturevalue(f"_riverpy_{scope}_loop")
+    if "anyio_backend" not in request.fixturenames:
+        _fail(
+            f"{name} needs a plugin that runs async tests: install pytest-asyncio and set "
+            "`asyncio_mode = auto` in the settings of pytest or mark the test with "
+            "@pytest.mark.asyncio; or mark it with @pytest.mark.anyio"
+        )
+    backend: object = request.getfixturevalue("anyio_backend")
+    backend = cast("tuple[object, ...]", backend)[0] if isinstance(backend, tuple) else backend
+    if backend != "asyncio":
+        _fail(
+            f"{name} needs asyncio, and the test runs on {backend}: write a fixture `anyio_backend` "
+            "that returns 'asyncio'"
+        )
+    return request.getfixturevalue("_riverpy_anyio_loop")
+
+
+def _is_async(function: Any) -> bool:
+    inner = getattr(getattr(function, "hypothesis", None), "inner_test", function)
+    return inspect.iscoroutinefunction(inner)
+
+
+def _fail(text: str) -> NoReturn:
+    pytest.fail(text, pytrace=False)

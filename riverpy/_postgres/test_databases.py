@@ -1,0 +1,112 @@
+"""Statements for the databases of a run of tests: create, copy, empty, rename and drop them.
+
+Advisory locks belong to one database of the server. So a run takes all its locks on one connection
+to the database of the server's URL.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from riverpy._postgres.sql_files import get_query, load_statements, quote_identifier
+
+if TYPE_CHECKING:
+    from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.sql_files import Query
+
+_RUN_LOCK_NAMESPACE: Final = 0x72697672
+_TEMPLATE_LOCK_NAMESPACE: Final = 0x72697674
+
+
+def _get(name: str) -> Query:
+    return get_query("test_database", f"test_database_{name}", None)
+
+
+async def lock_run(connection: Transaction, run: int) -> None:
+    """Hold the shared lock of a run. Wait while another process drops the databases of the run."""
+    await _get("lock_run").execute(connection, namespace=_RUN_LOCK_NAMESPACE, run=run)
+
+
+async def unlock_run(connection: Transaction, run: int) -> None:
+    """Release the shared lock of a run."""
+    await _get("unlock_run").execute(connection, namespace=_RUN_LOCK_NAMESPACE, run=run)
+
+
+async def try_lock_ended_run(connection: Transaction, run: int) -> bool:
+    """Acquire the lock of a run that no process holds. Return False if a process holds it."""
+    return await _get("try_lock_run").fetchval(connection, namespace=_RUN_LOCK_NAMESPACE, run=run)
+
+
+async def unlock_ended_run(connection: Transaction, run: int) -> None:
+    """Release the lock of `try_lock_ended_run`."""
+    await _get("unlock_ended_run").execute(connection, namespace=_RUN_LOCK_NAMESPACE, run=run)
+
+
+async def lock_template(connection: Transaction, run: int) -> None:
+    """Hold the lock for making the template of a run."""
+    await _get("lock_template").execute(connection, namespace=_TEMPLATE_LOCK_NAMESPACE, run=run)
+
+
+async def unlock_template(connection: Transaction, run: int) -> None:
+    """Release the lock for making the template of a run."""
+    await _get("unlock_template").execute(connection, namespace=_TEMPLATE_LOCK_NAMESPACE, run=run)
+
+
+async def stay_connected(connection: Transaction) -> None:
+    """Let the session be idle for any time."""
+    await _get("stay_connected").execute(connection)
+
+
+async def fetch_database_oid(connection: Transaction) -> int:
+    """Return the oid of the database of this connection."""
+    return await _get("oid").fetchval(connection)
+
+
+async def fetch_database_names(connection: Transaction, prefix: str) -> list[str]:
+    """Return the names of the databases whose names start with `prefix`."""
+    rows = await _get("names").fetch(connection, prefix=prefix)
+    return [row[0] for row in rows]
+
+
+async def make_database(connection: Transaction, name: str) -> None:
+    """Create an empty database."""
+    await _execute(connection, "make", a_new_database=name)
+
+
+async def copy_database(connection: Transaction, template: str, name: str) -> None:
+    """Create a database as a copy of another one."""
+    await _execute(connection, "copy", a_new_database=name, a_template_database=template)
+
+
+async def refuse_connections(connection: Transaction, name: str) -> None:
+    """Let no more sessions connect to a database, and end those that are connected."""
+    await _execute(connection, "refuse_connections", a_template_database=name)
+    await _get("end_connections").execute(connection, name=name)
+
+
+async def rename_database(connection: Transaction, name: str, new_name: str) -> None:
+    """Rename a database that has no connections."""
+    await _execute(connection, "rename", a_new_database=name, a_template_database=new_name)
+
+
+async def drop_database(connection: Transaction, name: str) -> None:
+    """Drop a database with its connections, if it exists."""
+    await _execute(connection, "drop", a_new_database=name)
+
+
+async def find_kept_tables(connection: Transaction) -> None:
+    """Remember in this session which tables have rows, for `empty_tables`."""
+    await _execute(connection, "find_kept_tables")
+
+
+async def empty_tables(connection: Transaction) -> None:
+    """Delete the rows of all tables that had none at `find_kept_tables` in the same session."""
+    await _execute(connection, "empty_tables")
+
+
+async def _execute(connection: Transaction, block: str, **databases: str) -> None:
+    """Run a statement that takes no parameters, with the names of these databases."""
+    text = load_statements("test_database")[f"test_database_{block}"]
+    for placeholder, name in databases.items():
+        text = text.replace(placeholder, quote_identifier(name))
+    await connection.execute(text)

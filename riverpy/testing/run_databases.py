@@ -1,0 +1,187 @@
+"""RunDatabases: the databases of one run of pytest on one server.
+
+The processes of a run (the workers of pytest-xdist) share a template database, which the first of
+them makes: with River's and riverpy's tables, and prepared by the user's function. Each process has
+a copy of it. A process holds a shared advisory lock of its run. So a run whose lock is free has
+ended, also if it was killed, and any later run drops its databases. The process that finds the lock
+of its own run free at its end drops the template.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import anyio.to_thread
+from anyio.from_thread import start_blocking_portal
+
+from riverpy._postgres import test_databases as statements
+from riverpy._postgres.driver import close_connection, connect
+from riverpy.migrate import migrate_all
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator
+
+    from anyio.from_thread import BlockingPortal
+
+    from riverpy._postgres.driver import Connection
+
+DATABASE_NAME_PREFIX: Final = "riverpy_pytest_"
+RUN_NUMBER_MAX: Final = 0x7FFFFFFF
+"""The number of a run is the second part of its advisory locks, an `integer` of PostgreSQL."""
+STATEMENT_TIMEOUT: Final = 60.0
+"""The timeout of one statement, in seconds."""
+TEMPLATE_TIMEOUT: Final = 600.0
+"""The longest wait for another process that makes the template, in seconds."""
+
+
+@contextmanager
+def run_databases(server_url: str, run: int, worker: str) -> Generator[RunDatabases]:
+    """Connect to the server for one process of a run. At the end drop the databases that no other
+    process of the run needs.
+
+    Args:
+        server_url: the URL of a database on the server. Its role must be allowed to create
+            databases. The database itself is not changed.
+        run: the number of the run, the same for all its processes, at most `RUN_NUMBER_MAX`.
+        worker: a name for this process, which no other process of the run has.
+    """
+    with start_blocking_portal() as portal:
+        connection = portal.call(_connect, server_url)
+        try:
+            databases = RunDatabases(portal, connection, server_url, run, worker)
+            portal.call(databases.begin)
+            try:
+                yield databases
+            finally:
+                portal.call(databases.end)
+        finally:
+            portal.call(close_connection, connection)
+
+
+class RunDatabases:
+    """The databases of a run, as one of its processes uses them. The methods that are not async
+    block, and may be called in any thread but the portal's."""
+
+    def __init__(
+        self, portal: BlockingPortal, connection: Connection, server_url: str, run: int, worker: str
+    ) -> None:
+        self._portal = portal
+        self._connection = connection
+        self._server_url = server_url
+        self._run = run
+        self._worker = worker
+        self._prefix = DATABASE_NAME_PREFIX
+        self._database: Connection | None = None
+        """A connection to the database of this process, which empties its tables."""
+
+    async def begin(self) -> None:
+        """Hold the lock of the run, and drop the databases of runs that have ended."""
+        await statements.stay_connected(self._connection)
+        await statements.lock_run(self._connection, self._run)
+        oid = await statements.fetch_database_oid(self._connection)
+        self._prefix = f"{DATABASE_NAME_PREFIX}{oid}_"
+        names = await statements.fetch_database_names(self._connection, self._prefix)
+        for run in {_run_of(name, self._prefix) for name in names} - {None, self._run}:
+            if run is not None:
+                await self._drop_run_if_ended(run)
+
+    async def end(self) -> None:
+        """Drop the database of this process and, if no other process of the run needs it, the
+        template."""
+        if self._database is not None:
+            await close_connection(self._database)
+        await statements.drop_database(self._connection, self._name(self._worker))
+        await statements.unlock_run(self._connection, self._run)
+        await self._drop_run_if_ended(self._run)
+
+    async def _drop_run_if_ended(self, run: int) -> None:
+        if not await statements.try_lock_ended_run(self._connection, run):
+            return
+        prefix = f"{self._prefix}{run:08x}_"
+        for name in await statements.fetch_database_names(self._connection, prefix):
+            await statements.drop_database(self._connection, name)
+        await statements.unlock_ended_run(self._connection, run)
+
+    def _name(self, use: str) -> str:
+        return f"{self._prefix}{self._run:08x}_{use}"
+
+    def create(self, prepare: Callable[[str], Awaitable[object] | object]) -> str:
+        """Create the database of this process as a copy of the template, and return its URL.
+
+        Args:
+            prepare: the user's function that prepares the template, async or not. It is called
+                with the URL of the template, after the migrations, by one process of the run.
+        """
+        return self._portal.call(self._create, prepare)
+
+    async def _create(self, prepare: Callable[[str], Awaitable[object] | object]) -> str:
+        await statements.lock_template(self._connection, self._run)
+        try:
+            await self._make_template_once(prepare)
+        finally:
+            await statements.unlock_template(self._connection, self._run)
+        name = self._name(self._worker)
+        await statements.copy_database(self._connection, self._name("template"), name)
+        url = _with_database(self._server_url, name)
+        self._database = await _connect(url)
+        await statements.stay_connected(self._database)
+        await statements.find_kept_tables(self._database)
+        return url
+
+    async def _make_template_once(
+        self, prepare: Callable[[str], Awaitable[object] | object]
+    ) -> None:
+        template = self._name("template")
+        if template in await statements.fetch_database_names(self._connection, template):
+            return
+        unready = self._name("unready")
+        await statements.drop_database(self._connection, unready)
+        await statements.make_database(self._connection, unready)
+        url = _with_database(self._server_url, unready)
+        await migrate_all(url)
+        await anyio.to_thread.run_sync(_call_in_new_loop, prepare, url)
+        await statements.refuse_connections(self._connection, unready)
+        await statements.rename_database(self._connection, unready, template)
+
+    def empty_tables(self) -> None:
+        """Empty the tables of this process's database, except those that the template has rows in.
+        Wait at most 10 seconds for each table that a session has locked."""
+        assert self._database is not None  # noqa: S101 (create was called)
+        self._portal.call(statements.empty_tables, self._database)
+
+
+def _call_in_new_loop(function: Callable[[str], Awaitable[object] | object], url: str) -> None:
+    """Call a function, and wait for the coroutine that an async function returns."""
+    result = function(url)
+    if isawaitable(result):
+
+        async def wait_for_result() -> None:
+            await result
+
+        anyio.run(wait_for_result)
+
+
+async def _connect(url: str) -> Connection:
+    return await connect(url, application_name="riverpy pytest")
+
+
+def _run_of(database_name: str, prefix: str) -> int | None:
+    """Return the run of a database; None: the database is no run's."""
+    try:
+        return int(database_name.removeprefix(prefix).partition("_")[0], 16)
+    except ValueError:
+        return None
+
+
+def _with_database(url: str, database: str) -> str:
+    """Return the URL of another database on the same server."""
+    parts = urlsplit(url)
+    query: Any = [(key, value) for key, value in parse_qsl(parts.query) if key not in _NAMES]
+    return urlunsplit(parts._replace(path=f"/{database}", query=urlencode(query, safe="/:,")))
+
+
+_NAMES = {"dbname", "database"}
+"""Parameters of a URL that name the database, instead of its path."""
