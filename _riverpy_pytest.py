@@ -1,4 +1,4 @@
-"""The pytest plugin of riverpy: a database and a client for each test. docs/testing.md describes it.
+"""The pytest plugin of riverpy: a database and a client for each test. See docs/testing.md.
 
 pytest imports this module at the start of every run in an environment with riverpy, so the module
 is outside of the package: `import riverpy` takes longer than the start of pytest. The fixtures
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
@@ -104,22 +105,28 @@ def _riverpy_databases(request: pytest.FixtureRequest) -> Generator[RunDatabases
 
     from riverpy.testing.run_databases import run_databases
 
-    if url:
-        with run_databases(url, run, worker) as databases:
-            yield databases
-        return
+    with (
+        nullcontext(url) if url else _start_server() as server_url,
+        run_databases(server_url, run, worker) as databases,
+    ):
+        yield databases
 
-    from riverpy.embedded import EmbeddedPostgres
+
+@contextmanager
+def _start_server() -> Generator[str]:
+    """Start the embedded server, which the processes of all runs share. It stops when no process
+    uses it."""
     from riverpy.errors import DatabaseError
 
     try:
+        from riverpy.embedded import EmbeddedPostgres
+
         server = EmbeddedPostgres(EMBEDDED_SERVER_NAME, settings=EMBEDDED_SERVER_SETTINGS)
-        server_url = server.start()
-    except DatabaseError as error:
+        url = server.start()
+    except (DatabaseError, ImportError) as error:
         _fail(f"{error}: --riverpy-url=postgres://… or {URL_ENV_VARIABLE}")
     try:
-        with run_databases(server_url, run, worker) as databases:
-            yield databases
+        yield url
     finally:
         server.release()
 
@@ -180,8 +187,10 @@ def riverpy_connection(
 def riverpy_engine(riverpy_url: str) -> sqlalchemy.ext.asyncio.AsyncEngine:
     """The engine of `riverpy_session`. Override this to use another driver than asyncpg, with
     `poolclass=NullPool`."""
-    create_engine = _import_sqlalchemy("riverpy_engine").ext.asyncio.create_async_engine
-    return create_engine(*_engine_arguments(riverpy_url, "asyncpg"), poolclass=_null_pool())
+    arguments = _make_engine_arguments("riverpy_session", riverpy_url, "asyncpg")
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    return create_async_engine(**arguments)
 
 
 @pytest.fixture
@@ -220,8 +229,10 @@ def riverpy_client(
 def riverpy_sync_engine(riverpy_url: str) -> sqlalchemy.Engine:
     """The engine of `riverpy_sync_session`. Override this to use another driver than psycopg, with
     `poolclass=NullPool`."""
-    create_engine = _import_sqlalchemy("riverpy_sync_engine").create_engine
-    return create_engine(*_engine_arguments(riverpy_url, "psycopg"), poolclass=_null_pool())
+    arguments = _make_engine_arguments("riverpy_sync_session", riverpy_url, "psycopg")
+    from sqlalchemy import create_engine
+
+    return create_engine(**arguments)
 
 
 @pytest.fixture
@@ -253,35 +264,19 @@ def riverpy_sync_client(
     test."""
     import riverpy.sync
 
-    with riverpy.sync.Client(
-        riverpy_url, workers=riverpy_workers, config=riverpy_config
-    ) as client:
+    with riverpy.sync.Client(riverpy_url, workers=riverpy_workers, config=riverpy_config) as client:
         yield client
 
 
-# --- SQLAlchemy
-
-
-def _import_sqlalchemy(fixture: str) -> Any:
-    """Return the package, with its extension for asyncio."""
+def _make_engine_arguments(fixture: str, url: str, driver: str) -> dict[str, Any]:
+    """Return the arguments for an engine that keeps no connection, since each test may have its
+    own loop."""
     try:
-        import sqlalchemy.ext.asyncio
+        from sqlalchemy import NullPool, make_url
     except ImportError:
         _fail(f"{fixture} needs SQLAlchemy: pip install 'sqlalchemy[asyncio]'")
-    return sqlalchemy
-
-
-def _null_pool() -> Any:
-    """Return the class of a pool that keeps no connection, since each test has its own loop."""
-    from sqlalchemy.pool import NullPool
-
-    return NullPool
-
-
-def _engine_arguments(url: str, driver: str) -> tuple[sqlalchemy.URL]:
-    from sqlalchemy import make_url
-
-    return (make_url(url).set(drivername=f"postgresql+{driver}"),)
+    url_with_driver = make_url(url).set(drivername=f"postgresql+{driver}")
+    return {"url": url_with_driver, "poolclass": NullPool}
 
 
 # --- the event loop of a test
@@ -310,16 +305,17 @@ async def _riverpy_anyio_loop(anyio_backend: object) -> AsyncGenerator[asyncio.A
     import asyncio
 
     del anyio_backend
-    yield asyncio.get_running_loop()
+    yield asyncio.get_running_loop()  # noqa: PT022 (anyio ends the loop after the last fixture)
 
 
 def _open_in_loop(
     request: pytest.FixtureRequest, manager: AbstractAsyncContextManager[_ValueT]
 ) -> Generator[_ValueT]:
     """Enter and exit a context manager in the event loop of the test."""
+    if _is_in_running_loop():
+        name = request.fixturename
+        _fail(f"a running test cannot open {name}: name it in the arguments of the test")
     loop = _find_loop(request)
-    if loop.is_running():
-        _fail(f"name {request.fixturename} in the arguments of the test")
     value = loop.run_until_complete(manager.__aenter__())
     try:
         yield value
@@ -350,8 +346,8 @@ def _find_loop(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoop:
     backend = cast("tuple[object, ...]", backend)[0] if isinstance(backend, tuple) else backend
     if backend != "asyncio":
         _fail(
-            f"{name} needs asyncio, and the test runs on {backend}: write a fixture `anyio_backend` "
-            "that returns 'asyncio'"
+            f"{name} needs asyncio, and the test runs on {backend}: write a fixture "
+            "`anyio_backend` that returns 'asyncio'"
         )
     return request.getfixturevalue("_riverpy_anyio_loop")
 
@@ -361,5 +357,16 @@ def _is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(inner)
 
 
+def _is_in_running_loop() -> bool:
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def _fail(text: str) -> NoReturn:
-    pytest.fail(text, pytrace=False)
+    """Fail without the traces of this module."""
+    raise pytest.fail.Exception(text, pytrace=False) from None

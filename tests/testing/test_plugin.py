@@ -1,0 +1,215 @@
+"""The pytest plugin, in runs of pytest of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests._database import connected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Run = Callable[..., str]
+
+OPTIONS = ["-q", "-W", "error", *(f"-pno:{name}" for name in ("faker", "hypothesispytest"))]
+SETTINGS = "[pytest]\nasyncio_default_fixture_loop_scope = function\n"
+
+CONFTEST = """
+from typing import ClassVar
+
+import asyncpg
+import msgspec
+import pytest
+import riverpy
+from riverpy.testing import require_inserted
+
+
+class Welcome(msgspec.Struct):
+    kind: ClassVar[str] = "welcome"
+    user_id: int
+
+
+@pytest.fixture(scope="session")
+def riverpy_prepare(pytestconfig):
+    async def create_tables(url):
+        connection = await asyncpg.connect(url)
+        await connection.execute(
+            "create table users (id bigserial primary key, friend bigint references users);"
+            "create table plans (name text); insert into plans values ('free')"
+        )
+        with open(pytestconfig.rootpath / "prepared", "a") as file:
+            file.write(url + "\\n")
+        # This connection stays open: the template is copied all the same.
+        globals()["left_open"] = connection
+
+    return create_tables
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+class Checks:
+    async def test_connection(self, riverpy_connection):
+        await riverpy_connection.execute("insert into users default values")
+        assert await riverpy_connection.fetchval("select count(*) from users") == 1
+
+    async def test_session(self, riverpy_session, riverpy_client):
+        from sqlalchemy import text
+
+        await riverpy_session.execute(text("insert into users default values"))
+        await riverpy_client.insert(Welcome(user_id=1), tx=riverpy_session)
+        await riverpy_session.commit()
+        await require_inserted(Welcome, user_id=1, tx=riverpy_session)
+        assert (await riverpy_client.job_list()).jobs == []
+
+    async def test_client(self, riverpy_client, riverpy_url):
+        await riverpy_client.insert(Welcome(user_id=2))
+        await require_inserted(Welcome, user_id=2, tx=riverpy_client)
+        connection = await asyncpg.connect(riverpy_url)
+        await connection.execute(
+            "insert into users values (1, null), (2, 1); update users set friend = 2 where id = 1"
+        )
+        await connection.close()
+
+    async def test_tables_are_empty(self, riverpy_connection):
+        for table, rows in [("river_job", 0), ("users", 0), ("plans", 1)]:
+            assert await riverpy_connection.fetchval(f"select count(*) from {table}") == rows
+"""
+
+TESTS = {
+    f"test_{number}": f"import conftest, pytest\n{mark}\nclass Test(conftest.Checks): ...\n"
+    for number, mark in enumerate(
+        ("@pytest.mark.asyncio", "@pytest.mark.asyncio(loop_scope='session')", "@pytest.mark.anyio")
+    )
+} | {
+    "test_sync": """
+import pytest
+from conftest import Welcome
+from riverpy.testing import require_inserted
+
+@pytest.mark.parametrize("again", [False, True])
+def test_client(again, riverpy_sync_client):
+    with pytest.raises(AssertionError):
+        require_inserted(Welcome, tx=riverpy_sync_client)
+    riverpy_sync_client.insert(Welcome(user_id=1))
+
+def test_session(riverpy_sync_session, riverpy_sync_client):
+    riverpy_sync_client.insert(Welcome(user_id=1), tx=riverpy_sync_session)
+    riverpy_sync_session.commit()
+    require_inserted(Welcome, tx=riverpy_sync_session)
+    assert not riverpy_sync_client.job_list().jobs
+""",
+}
+
+KILLED = """
+import os, signal
+
+def test_killed(riverpy_url):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+WRONG = """
+import pytest
+
+def test_no_coroutine(riverpy_client): ...
+
+async def test_no_plugin(riverpy_connection): ...
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["trio"])
+async def test_trio(anyio_backend, riverpy_connection): ...
+
+@pytest.mark.asyncio
+async def test_late(request):
+    request.getfixturevalue("riverpy_connection")
+
+def test_no_sqlalchemy(riverpy_sync_session): ...
+"""
+
+MODULES = """
+import sys
+
+def test_modules():
+    assert {"riverpy", "asyncpg", "asyncio"}.isdisjoint(sys.modules)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, server_url: str) -> Run:
+    """A function that runs pytest in a new directory with these files, and returns its output."""
+
+    def run_pytest(files: dict[str, str], *options: str, **variables: str) -> str:
+        for name, text in files.items():
+            (tmp_path / f"{name}.py").write_text(text)
+        (tmp_path / "pytest.ini").write_text(SETTINGS)
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "RIVERPY_"))}
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *OPTIONS, *options],
+            cwd=tmp_path,
+            env={**clean, "RIVERPY_TEST_DATABASE_URL": server_url, **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.stdout + done.stderr
+
+    return run_pytest
+
+
+async def list_databases(url: str) -> list[str]:
+    """Return the names of the databases that runs of the plugin have."""
+    async with connected(url) as connection:
+        rows = await connection.fetch("select datname from pg_database where datname ~ 'pytest'")
+    return [name for (name,) in rows]
+
+
+async def test_each_loop_and_worker(run: Run, server_url: str, tmp_path: Path) -> None:
+    """Tests of pytest-asyncio, with loops of a test or of the session, of anyio and of no loop have
+    databases without rows of other tests. Two workers share one template, and no database stays. A
+    run that was killed leaves two, which the next run drops."""
+    run({"test_killed": KILLED})
+    killed = await list_databases(server_url)
+    assert [name.rpartition("_")[2] for name in sorted(killed)] == ["main", "template"]
+    (tmp_path / "test_killed.py").unlink()
+    output = run({"conftest": CONFTEST, **TESTS}, "-n", "2", "--dist", "loadfile")
+    assert "15 passed" in output, output
+    (prepared,) = (tmp_path / "prepared").read_text().splitlines()
+    assert "_unready" in prepared
+    assert await list_databases(server_url) == []
+
+
+def test_errors_teach(run: Run) -> None:
+    """A fixture that a test cannot have says why, and what to do."""
+    output = run({"test_wrong": WRONG, "sqlalchemy": "raise ImportError"})
+    for text in (
+        "riverpy_client is for async tests: write `async def test_no_coroutine`, or",
+        "riverpy_connection needs a plugin that runs async tests: install pytest-asyncio",
+        "riverpy_connection needs asyncio, and the test runs on trio: write a fixture",
+        "a running test cannot open riverpy_connection: name it in the arguments of the test",
+        "riverpy_sync_session needs SQLAlchemy: pip install",
+    ):
+        assert text in output, output
+    assert "1 failed, 4 errors" in output, output
+
+
+def test_run_without_fixtures_does_not_import_riverpy(run: Run) -> None:
+    """A run that uses no fixture of riverpy imports neither riverpy nor asyncpg, nor asyncio."""
+    others = [f"-pno:{name}" for name in ("asyncio", "anyio", "xdist")]
+    output = run({"test_modules": MODULES}, *others, "-W", "default")
+    assert "1 passed" in output, output
+
+
+def test_embedded_server_is_missing(run: Run, tmp_path: Path) -> None:
+    """Without a URL and programs of PostgreSQL the error says what to install or to set."""
+    test = "def test_url(riverpy_url): ..."
+    output = run({"test_url": test}, RIVERPY_TEST_DATABASE_URL="", RIVERPY_PG_BIN=str(tmp_path))
+    assert "name the bin directory of one" in output, output
+    assert "--riverpy-url=postgres://" in output
