@@ -77,6 +77,7 @@ from riverpy.insert_opts import (
 )
 from riverpy.job import AttemptError, CancelFlag, Job, JobArgs, JobRow, JobState, RawArgs
 from riverpy.job_list import JobChanges, JobFilters, JobOrder, JobPage
+from riverpy.job_result import WaitTimeoutError
 from riverpy.leases import Lease, LeaseManager, MemoryLeases, MemoryTransaction
 from riverpy.middleware import (
     InsertInner,
@@ -216,6 +217,7 @@ __all__ = [
     "UniqueConflictError",
     "UniqueOpts",
     "UnknownJobKindError",
+    "WaitTimeoutError",
     "WorkInner",
     "Worker",
     "WorkerMiddleware",

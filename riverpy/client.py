@@ -22,6 +22,7 @@ from riverpy._calls.leadership import LeadershipMethods
 from riverpy._calls.leases import LeaseMethods
 from riverpy._calls.periodic_jobs import PeriodicJobMethods
 from riverpy._calls.queues import QueueMethods
+from riverpy._calls.waits import WaitMethods
 from riverpy._client_arguments import (
     check_client_arguments,
     get_known_kinds,
@@ -83,6 +84,7 @@ class Client(
     LeadershipMethods,
     LeaseMethods,
     EventMethods,
+    WaitMethods,
 ):
     """A River client. `async with client:` opens its pool; `client.working()` works jobs while your
     other code runs.
@@ -296,6 +298,7 @@ class Client(
         if opened_in is None or not opened_in.is_current_process:
             return  # a forked child would close the connections of its parent
         try:
+            await self._close_waits()
             await self._lease_engine.close()
         finally:
             if self._run is None:  # a run ends the subscriptions itself
@@ -482,6 +485,7 @@ class Client(
             singletons=self._singleton_registry,
             leases=self._lease_engine,
             subscriptions=self._subscriptions,
+            listener=self._listener,
             leadership=self._leadership,
             periodic_jobs=self._periodic_jobs,
             inserter=self._inserter,

@@ -11,6 +11,7 @@
     ├ UniqueConflictError    a job with the same unique key exists
     ├ NotFoundError          there is no such job or queue
     ├ JobRunningError        a running job cannot be deleted
+    ├ WaitTimeoutError       an awaited job did not end in time (also a TimeoutError)
     ├ ClientStateError       the client's state does not allow the call
     ├ AttemptLostError       the attempt no longer belongs to this client
     ├ StepError              the steps of a job are used in a wrong way

@@ -97,6 +97,10 @@ class InsertOpts(msgspec.Struct, frozen=True, kw_only=True):
     """How many attempts the job has: 1 to 32,767. Default 25."""
     metadata: dict[str, Any] | None = None
     """A JSON object that is stored with the job. Default empty. An args class cannot set it."""
+    notify_end: bool = False
+    """Notify clients that wait when the job ends, so that a later `client.wait` for it returns at
+    once and not up to a second later. `insert_and_wait` sets this. It costs the worker a
+    notification for each batch of such jobs. Default False."""
     pending: bool = False
     """Insert the job as `pending`: it is not worked until its state is changed. Default False. An
     args class cannot set it."""

@@ -24,6 +24,7 @@ from riverpy._insert.unique_key import (
 )
 from riverpy._names import KIND_LENGTH_MAX, validate_kind, validate_queue, validate_tag
 from riverpy._postgres.inserts import InsertRow
+from riverpy._postgres.waits import NOTIFY_END_METADATA_KEY
 from riverpy.errors import InsertError, UnknownJobKindError
 from riverpy.insert_opts import (
     MAX_ATTEMPTS_MAX,
@@ -119,7 +120,7 @@ def prepare_row(
     row = _make_checked_row(
         args=text,
         kind=kind,
-        metadata=encode_job_metadata(call_opts.metadata),
+        metadata=_encode_metadata(call_opts, class_opts),
         queue=_first_not_none(call_opts.queue, class_opts.queue, QUEUE_DEFAULT),
         priority=_first_not_none(call_opts.priority, class_opts.priority, PRIORITY_DEFAULT),
         max_attempts=_first_not_none(
@@ -149,6 +150,17 @@ def prepare_row(
     row = row._replace(unique_key=key.hex(), unique_states=f"{states:08b}")
     check_replacing_row(row)
     return row
+
+
+def _encode_metadata(call_opts: InsertOpts, class_opts: InsertOpts) -> str:
+    """Encode the metadata, with the mark of a job that is waited for."""
+    is_notified = _expect_type("notify_end", call_opts.notify_end, bool) or class_opts.notify_end
+    if not is_notified:
+        return encode_job_metadata(call_opts.metadata)
+    metadata = {} if call_opts.metadata is None else call_opts.metadata
+    if not isinstance(metadata, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return encode_job_metadata(metadata)  # raises
+    return encode_job_metadata({**metadata, NOTIFY_END_METADATA_KEY: True})
 
 
 def _make_checked_row(

@@ -37,7 +37,7 @@ from riverpy._timestamps import encode_timestamp
 from riverpy.errors import ConfigError, RiverError, ServerVersionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
     from datetime import datetime
     from typing import TypeAlias
 
@@ -567,19 +567,3 @@ def collect_warnings(connection: Connection, warnings: list[ServerWarning]) -> G
     finally:
         if not connection.is_closed():
             connection.remove_log_listener(append_warning)
-
-
-async def listen_on_channels(
-    connection: Connection,
-    channels: Mapping[str, Callable[[str], None]],
-    on_connection_lost: Callable[[], None],
-) -> None:
-    """LISTEN on each channel, and call its function with each payload. Call `on_connection_lost`
-    when the connection ends. A half-open connection causes no such call."""
-
-    def deliver(_connection: Any, _pid: int, channel: str, payload: object) -> None:
-        channels[channel](str(payload))
-
-    connection.add_termination_listener(lambda _connection: on_connection_lost())
-    for channel in channels:
-        await connection.add_listener(channel, deliver)

@@ -25,11 +25,11 @@ from riverpy._log_events import (
     NOTIFICATION_HANDLER_FAILED,
     NOTIFICATIONS_NOT_RECEIVED,
 )
+from riverpy._postgres.channels import listen_on_channels, stop_listening, watch_connection_end
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     close_connection,
     is_notification_queue_full,
-    listen_on_channels,
 )
 from riverpy._postgres.leases import LEASE_TOPIC as LEASE_TOPIC
 from riverpy._postgres.sql_files import get_query
@@ -37,13 +37,17 @@ from riverpy._postgres.tracing import suppress_tracing
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable
 
     from anyio.abc import TaskStatus
 
     from riverpy._lifecycle import StopScope
-    from riverpy._postgres.connection import ConnectionOutageTracker, DedicatedConnection
-    from riverpy._postgres.driver import Connection
+    from riverpy._postgres.connection import (
+        CallerDatabase,
+        ConnectionOutageTracker,
+        DedicatedConnection,
+    )
+    from riverpy._postgres.driver import Connection, Transaction
 
 PROBE_TOPIC = "riverpy_probe"
 PROBE_TIMEOUT = 2.0
@@ -71,7 +75,7 @@ class Notifier:
         connect: Callable[[], Awaitable[Connection]],
         *,
         schema: str | None,
-        reserved: DedicatedConnection,
+        reserved: DedicatedConnection | CallerDatabase,
         outage: ConnectionOutageTracker,
         resync: Callable[[], None],
         quiet: float,
@@ -97,6 +101,19 @@ class Notifier:
         """Seconds between two probes while they arrive."""
         self._trace_internal = trace_internal
         self._callbacks_by_topic: dict[str, list[Callable[[str], None]]] = {}
+        self._on_listening_by_topic: dict[str, list[Callable[[], None]]] = {}
+        """The functions to call after each start of LISTEN on a topic."""
+        self._unreported_starts: list[tuple[str, Callable[[], None]]] = []
+        """The topics and functions of new subscribers that were not called yet."""
+        self._listened_topics: set[str] = set()
+        """The topics on which the current connection listens."""
+        self._schemas: tuple[str, str, str] = ("", "", "")
+        """The schemas of River's jobs, of leases, and the first one of the search path."""
+        self._woken = asyncio.Event()
+        """An event that is set when the connection is lost, or a topic is added."""
+        self.on_running_changed: Callable[[], None] | None = None
+        """Called after the start of the notifier, and at its end."""
+        self.is_running = False
         self._resync = resync
         self._connection: Connection | None = None
         self._connection_lost = asyncio.Event()
@@ -119,24 +136,64 @@ class Notifier:
         """Whether the listening connection exists, as far as we know."""
         return self._connection is not None and not self._connection.is_closed()
 
-    def subscribe(self, topic: str, callback: Callable[[str], None]) -> None:
-        """Call `callback` with the payload of each notification on a topic. Call this before the
-        notifier starts."""
+    def is_listening_on(self, topic: str) -> bool:
+        """Whether notifications on this topic arrive."""
+        return self.is_delivery_proven and topic in self._listened_topics
+
+    def subscribe(
+        self,
+        topic: str,
+        callback: Callable[[str], None],
+        on_listening: Callable[[], None] | None = None,
+    ) -> None:
+        """Call `callback` with the payload of each notification on a topic. `on_listening` is
+        called when LISTEN has started, and after each reconnect: earlier notifications are lost.
+        The notifier may be running already."""
         self._callbacks_by_topic.setdefault(topic, []).append(callback)
+        if on_listening is not None:
+            self._on_listening_by_topic.setdefault(topic, []).append(on_listening)
+            self._unreported_starts.append((topic, on_listening))
+        self._woken.set()
+
+    def unsubscribe(
+        self, topic: str, callback: Callable[[str], None], on_listening: Callable[[], None]
+    ) -> None:
+        """Undo a call of `subscribe`. The connection still listens on the topic, in case another
+        subscriber follows soon; see `stop_listening`."""
+        self._callbacks_by_topic[topic].remove(callback)
+        self._on_listening_by_topic[topic].remove(on_listening)
+        if (start := (topic, on_listening)) in self._unreported_starts:
+            self._unreported_starts.remove(start)
+
+    def forget_unused_topics(self) -> None:
+        """Stop listening on topics without subscribers."""
+        for topic in [topic for topic, called in self._callbacks_by_topic.items() if not called]:
+            del self._callbacks_by_topic[topic]
+        self._woken.set()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Listen until stopped. Raise if the first connection fails."""
         try:
             with suppress_tracing(trace_internal=self._trace_internal):
                 await self._connect_and_listen()
+                self._outage_tracker.record_success(self.name)
                 await self._check_delivery(is_first=True)
+                self._set_running(is_running=True)
                 task_status.started()
+                self._report_listening()
                 while True:
                     was_proven = await self._watch_connection(scope)
                     await self._reconnect(scope, was_proven=was_proven)
         finally:
+            self.is_delivery_proven = False
+            self._set_running(is_running=False)
             if self._connection is not None:
                 await close_connection(self._connection)
+
+    def _set_running(self, *, is_running: bool) -> None:
+        self.is_running = is_running
+        if self.on_running_changed is not None:
+            self.on_running_changed()
 
     async def _connect_and_listen(self) -> None:
         # Make a new event, because the callback of the last connection may still set the old event.
@@ -145,50 +202,84 @@ class Notifier:
         reason = f"listening for notifications took longer than {LISTEN_TIMEOUT:g} s"
         with anyio.fail_after(LISTEN_TIMEOUT, reason=reason):
             self._connection = connection = await self._connect()
-            await listen_on_channels(
-                connection,
-                await self._make_channel_callbacks(connection),
-                partial(self._record_connection_end, lost),
-            )
+            watch_connection_end(connection, partial(self._record_connection_end, lost))
+            await self._read_schemas(connection)
+            self._probe_channel = f"{self._schemas[0]}.{PROBE_TOPIC}"
+            topics = list(self._callbacks_by_topic)
+            channels = self._make_channel_callbacks(topics)
+            channels[self._probe_channel] = self._receive_probe
+            await listen_on_channels(connection, channels)
+            self._listened_topics = set(topics)
         self.connected.emit()
 
-    async def _make_channel_callbacks(
-        self, connection: Connection
-    ) -> dict[str, Callable[[str], None]]:
-        """Return the callback for each channel. The name of a channel starts with the schema that
-        contains the topic's table. River in Go uses the first schema of the search path instead, so
-        riverpy listens on a channel with that schema too."""
+    async def _read_schemas(self, connection: Connection) -> None:
         statement = get_query("river_notification", "notification_schemas", self._schema)
         ((jobs, leases, first),) = await connection.fetch(statement.text)
         if jobs is None:
             raise ConfigError(
                 "the search path of the listening connection names no schema: set Config(schema=…)"
             )
+        self._schemas = (jobs, leases, first)
+
+    def _make_channel_callbacks(self, topics: Iterable[str]) -> dict[str, Callable[[str], None]]:
+        """Return the callback for each channel. The name of a channel starts with the schema that
+        contains the topic's table. River in Go uses the first schema of the search path instead, so
+        riverpy listens on a channel with that schema too."""
+        jobs, leases, first = self._schemas
         channels: dict[str, Callable[[str], None]] = {}
-        for topic, callbacks in self._callbacks_by_topic.items():
-            deliver = self._make_callback(topic, callbacks)
+        for topic in topics:
+            deliver = partial(self._deliver, topic)
             channels[f"{leases if topic == LEASE_TOPIC else jobs}.{topic}"] = deliver
             if self._schema is None and topic.startswith("river_"):
                 channels[f"{first}.{topic}"] = deliver
-        self._probe_channel = f"{jobs}.{PROBE_TOPIC}"
-        channels[self._probe_channel] = self._receive_probe
         return channels
 
-    def _make_callback(
-        self, topic: str, callbacks: Sequence[Callable[[str], None]]
-    ) -> Callable[[str], None]:
-        def deliver(payload: str) -> None:
-            for callback in callbacks:
-                try:
-                    callback(payload)
-                except Exception:
-                    self._log.exception(NOTIFICATION_HANDLER_FAILED, topic=topic)
+    def _deliver(self, topic: str, payload: str) -> None:
+        for callback in list(self._callbacks_by_topic.get(topic, ())):
+            self._call_subscriber(topic, partial(callback, payload))
 
-        return deliver
+    def _call_subscriber(self, topic: str, function: Callable[[], None]) -> None:
+        try:
+            function()
+        except Exception:
+            self._log.exception(NOTIFICATION_HANDLER_FAILED, topic=topic)
+
+    def _report_listening(self) -> None:
+        """Call the subscribers that have to know that LISTEN has started on their topics."""
+        self._unreported_starts = [
+            (topic, _) for topic, _ in self._unreported_starts if topic not in self._listened_topics
+        ]
+        for topic in self._listened_topics:
+            for function in list(self._on_listening_by_topic.get(topic, ())):
+                self._call_subscriber(topic, function)
+
+    async def _listen_on_changed_topics(self) -> None:
+        """LISTEN on topics that were added since the connection was made, and UNLISTEN topics that
+        no subscriber needs. After a failure, the connection is cut, so that it is made again."""
+        added = [topic for topic in self._callbacks_by_topic if topic not in self._listened_topics]
+        removed = self._listened_topics - self._callbacks_by_topic.keys()
+        connection = self._connection
+        if connection is None:
+            return
+        try:
+            with anyio.fail_after(LISTEN_TIMEOUT):
+                if added:
+                    await listen_on_channels(connection, self._make_channel_callbacks(added))
+                if removed:
+                    await stop_listening(connection, self._make_channel_callbacks(removed))
+        except DATABASE_ERRORS:
+            connection.terminate()
+            return
+        self._listened_topics.update(added)
+        self._listened_topics.difference_update(removed)
+        starts, self._unreported_starts = self._unreported_starts, []
+        for topic, function in starts:
+            self._call_subscriber(topic, function)
 
     def _record_connection_end(self, lost: asyncio.Event) -> None:
         """Record the end of a connection. Code that waits for probes on it stops waiting."""
         lost.set()
+        self._woken.set()
         if lost is self._connection_lost:
             for arrived in self._arrival_event_by_probe.values():
                 arrived.set()
@@ -210,8 +301,7 @@ class Notifier:
             if not self._is_first_probe_sent:
                 interval = UNSENT_PROBE_RETRY_DELAY
             scope.expect_progress(within=interval + PROBE_TIMEOUT)
-            with anyio.move_on_after(interval):
-                await self._connection_lost.wait()
+            if await self._wait_for_loss(interval):
                 return was_proven
             if not self._is_first_probe_sent:
                 await self._check_delivery(is_first=True)
@@ -222,6 +312,19 @@ class Notifier:
                 await self._check_delivery(is_first=False) or self._is_notification_queue_full
             ):
                 return was_proven
+
+    async def _wait_for_loss(self, seconds: float) -> bool:
+        """Wait until the connection is lost, for at most `seconds`. Return whether it is lost.
+        During this time, listen on added topics."""
+        deadline = anyio.current_time() + seconds
+        while not self._connection_lost.is_set():
+            self._woken.clear()
+            await self._listen_on_changed_topics()
+            with anyio.CancelScope(deadline=deadline) as scope:
+                await self._woken.wait()
+            if scope.cancelled_caught:
+                return self._connection_lost.is_set()
+        return True
 
     async def _check_delivery(self, *, is_first: bool) -> bool:
         """Send a probe, wait for its notification, and return whether it arrived. If `first` is
@@ -261,7 +364,7 @@ class Notifier:
             del self._arrival_event_by_probe[token]
         return self.is_delivery_proven
 
-    async def _send_probe(self, connection: Connection, token: str) -> bool:
+    async def _send_probe(self, connection: Transaction, token: str) -> bool:
         """Send a probe. Return False if nothing was sent, because the server's queue of
         notifications is full."""
         statement = get_query("river_notification", "notify", None)
@@ -313,6 +416,7 @@ class Notifier:
         self._outage_tracker.record_success(self.name)
         await self._check_delivery(is_first=True)
         self._resync()
+        self._report_listening()
 
 
 class NotificationMessage(msgspec.Struct):

@@ -33,7 +33,6 @@ from riverpy._log_events import (
     JOB_RESULT_REPLACED,
     JOB_RESULTS_REJECTED,
     JOB_RESULTS_TIMED_OUT,
-    QUEUE_NOTIFICATION_FAILED,
     REJECTED_JOB_RESULTS_STORED,
     RESULT_BATCH_SIZE_REDUCED,
 )
@@ -54,6 +53,7 @@ from riverpy._postgres.driver import (
 )
 from riverpy._postgres.skipped_rows import SkippedRows
 from riverpy._work.outcomes import make_failure_outcome
+from riverpy._work.result_notifier import ResultNotifier
 from riverpy.events import EventKind
 from riverpy.job import JobColumn, JobState
 
@@ -112,8 +112,7 @@ class Completer:
         """The time at which results of locked rows are sent again, in monotonic seconds."""
         self._attempts_logged_as_delayed: set[Attempt] = set()
         """The attempts whose results were logged as delayed."""
-        self._queues_to_notify: set[str] = set()
-        """The queues that have jobs available again, and whose clients were not notified yet."""
+        self._result_notifier = ResultNotifier(self._connection, self._schema)
         self._statement_backoff = Backoff(STATEMENT_RETRY_DELAY_MIN, STATEMENT_RETRY_DELAY_MAX)
         self._result_added, self._backlog_reduced, self._sending_ended = (
             asyncio.Event(),
@@ -263,8 +262,7 @@ class Completer:
         others_are_locked = bool(self._attempts_with_locked_rows)
         for sender in self._senders:
             await self._send_batch(sender)
-        if self._queues_to_notify:
-            await self._notify_queues()
+        await self._result_notifier.send()
         if not self._attempts_with_locked_rows:
             self._locked_rows_backoff.reset()
         elif not others_are_locked:
@@ -288,24 +286,6 @@ class Completer:
         else:
             self._statement_backoff.reset()
 
-    async def _notify_queues(self) -> None:
-        """Notify the clients of queues that have jobs available again.
-
-        This is a separate statement, because NOTIFY may fail, and holds a lock until its commit is
-        on disk. After a failure this method is called again with the next results.
-        """
-        try:
-            async with self._connection.acquire(
-                "notifying queues of available jobs", RESULT_STATEMENT_TIMEOUT
-            ) as connection:
-                await jobs.job_notify_queues(
-                    connection, self._schema, sorted(self._queues_to_notify)
-                )
-        except DATABASE_ERRORS as error:
-            self._log.debug(QUEUE_NOTIFICATION_FAILED, error=describe_error(error))
-        else:
-            self._queues_to_notify.clear()
-
     async def _store_batch(self, attempts: list[Attempt]) -> None:
         """Store a batch of results. Either all or none of them are completions without metadata.
         Results of locked rows are kept for a later statement.
@@ -327,7 +307,7 @@ class Completer:
             self._replace_refused_result(attempts[0], error)
             return
         if not are_completions:
-            self._queues_to_notify.update(one.queue for one in stored if one.is_job_available)
+            self._result_notifier.add_queues(one.queue for one in stored if one.is_job_available)
         if self._attempts_logged_as_delayed:
             self._forget_delayed_attempts(attempts)
         self._report_stored_results(stored)
@@ -405,6 +385,7 @@ class Completer:
         """Count, log and publish stored results. Either all or none of them are completions without
         metadata."""
         self._counters.count_ended_attempts(attempts)
+        self._result_notifier.add_ended_jobs(attempts)
         if self._should_log_jobs:
             self._log_ended_attempts(attempts)
         if not attempts or attempts[0].is_completed_without_metadata:

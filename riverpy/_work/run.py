@@ -227,6 +227,7 @@ class ClientRun:
             quiet=0.0 if quiet is None else quiet.total_seconds(),
             trace_internal=self._config.trace_internal,
         )
+        self._client.listener.follow_run(notifier)
         notifier.subscribe("river_insert", self._receive_insert_notification)
         notifier.subscribe("river_control", self._receive_control_notification)
         notifier.subscribe(EVENT_TOPIC, self._receive_riverpy_notification)
@@ -239,8 +240,7 @@ class ClientRun:
     # -- notifications. Unknown and invalid notifications are ignored.
 
     def _receive_insert_notification(self, payload: str) -> None:
-        message = decode_notification(payload)
-        if message is not None and message.queue in self.producers:
+        if (message := decode_notification(payload)) and message.queue in self.producers:
             self.producers[message.queue].wake_after_notification()
 
     def _receive_control_notification(self, payload: str) -> None:

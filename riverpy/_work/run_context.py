@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection
     from riverpy._postgres.passwords import PasswordSource
     from riverpy._postgres.schema import SchemaState
+    from riverpy._waiting.listener import SharedListener
     from riverpy._work.attempt_store import AttemptStore
     from riverpy._work.child_process import ChildProcessPool
     from riverpy._work.counters import MetricEmitter, RunCounters
@@ -57,6 +58,7 @@ class ClientParts:
     singletons: SingletonRegistry
     leases: ClientLeaseEngine
     subscriptions: SubscriptionManager
+    listener: SharedListener
     leadership: LeadershipPublisher
     periodic_jobs: PeriodicJobs
     inserter: Inserter

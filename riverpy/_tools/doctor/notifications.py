@@ -18,6 +18,7 @@ import anyio
 import anyio.lowlevel
 
 from riverpy._log_events import CONNECTION_LOST, NOTIFICATIONS_NOT_RECEIVED
+from riverpy._postgres.channels import listen_on_channels
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     PostgresError,
@@ -26,7 +27,6 @@ from riverpy._postgres.driver import (
     connect,
     describe_error,
     is_notification_queue_full,
-    listen_on_channels,
 )
 from riverpy._tools.doctor.clients import has_recent_heartbeat
 from riverpy._tools.doctor.finding import Finding, Level, ok, warn
@@ -208,7 +208,7 @@ async def _measure_notification_delay(snapshot: DatabaseSnapshot, url: str) -> f
     with anyio.fail_after(LISTEN_TIMEOUT, reason=f"LISTEN took longer than {LISTEN_TIMEOUT:g} s"):
         connection = await connect(url, through_pooler=True)
         try:
-            await listen_on_channels(connection, {channel: receive_notification}, lambda: None)
+            await listen_on_channels(connection, {channel: receive_notification})
         except BaseException:
             connection.terminate()
             raise

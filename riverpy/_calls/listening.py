@@ -1,0 +1,64 @@
+"""ListeningMethods: the connection on which the waits and subscriptions of a client listen."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from riverpy._calls.base import ClientMethods
+from riverpy._postgres.connection import CallerDatabase, ConnectionOutageTracker
+from riverpy._postgres.connector import Connector
+from riverpy._postgres.driver import is_pool
+from riverpy._postgres.notifier import Notifier
+from riverpy._waiting.listener import SharedListener
+
+if TYPE_CHECKING:
+    from riverpy._postgres.driver import Connection, Pool
+
+OUTAGE_EFFECT = "waits and subscriptions poll, and the client keeps connecting"
+POOL_SIZE_MIN = 2
+"""The smallest pool of a caller of which the listener keeps one connection."""
+
+
+class ListeningMethods(ClientMethods):
+    """The base of the methods that wait for notifications."""
+
+    @cached_property
+    def _listener(self) -> SharedListener:
+        self._listener_outage_tracker = ConnectionOutageTracker(
+            outage_effect=OUTAGE_EFFECT, client_id=self.id
+        )
+        return SharedListener(self._make_listener_notifier, self._listener_outage_tracker)
+
+    def _make_listener_notifier(self) -> Notifier | None:
+        """Return a notifier with a connection of its own, or of the caller's pool. None: LISTEN is
+        off, or leads to a pooler, or the pool has no connection to spare."""
+        config, database = self._config, self._database
+        if config.poll_only or (config.pooler and config.listen_url is None):
+            return None
+        pool = self._get_open_pool()
+        connect = Connector(self.database_url, config, self._password).connect_for_notifications
+        if is_pool(database) and config.listen_url is None:
+            if database.get_max_size() < POOL_SIZE_MIN:
+                return None
+            pool_of_caller = database
+
+            async def connect() -> Connection:
+                return await _take_connection(pool_of_caller)
+
+        quiet = config.quiet_interval
+        return Notifier(
+            connect,
+            schema=config.schema,
+            reserved=CallerDatabase(pool),
+            outage=self._listener_outage_tracker,
+            resync=lambda: None,
+            quiet=0.0 if quiet is None else quiet.total_seconds(),
+            trace_internal=config.trace_internal,
+        )
+
+
+async def _take_connection(pool: Pool) -> Connection:
+    """Take a connection out of the caller's pool. The pool makes another one when it ends."""
+    connection: Any = await pool.acquire()
+    return connection

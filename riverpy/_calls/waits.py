@@ -1,0 +1,155 @@
+"""WaitMethods: the methods of a client that wait for the end of jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from abc import abstractmethod
+from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from riverpy._calls.job_page import check_job_id
+from riverpy._calls.listening import ListeningMethods
+from riverpy._waiting.waiter import Waiter
+from riverpy.errors import ConfigError
+from riverpy.insert_opts import InsertOpts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from riverpy.insert_opts import InsertResult
+    from riverpy.job import JobArgs, JobRow, RawArgs
+
+WAIT_TIMEOUT_DEFAULT = timedelta(seconds=60)
+
+
+class WaitMethods(ListeningMethods):
+    """The methods of a client that wait for the end of jobs."""
+
+    @abstractmethod
+    async def insert(self, args: JobArgs | RawArgs, opts: InsertOpts | None = None) -> InsertResult:
+        """Insert a job."""
+
+    async def wait(
+        self, job_id: int, *, timeout: timedelta | None = WAIT_TIMEOUT_DEFAULT
+    ) -> JobRow:
+        """Wait until a job has ended: completed, cancelled or discarded. Returns its row, with the
+        state, the errors and the output. `riverpy.result(row)` returns the output, or raises.
+
+        A job that fails and is retried, or is snoozed, has not ended: the wait goes on. Any process
+        may wait for a job, and any client may work it, also River in Go. All waits of a client
+        share one connection that listens, and continue after an outage of the database. A client
+        that does not listen polls.
+
+        Args:
+            job_id: the id of the job. Its insert must be committed.
+            timeout: how long to wait. Default 60 seconds. None: no limit.
+
+        Raises:
+            WaitTimeoutError: the job did not end in time. It is not changed.
+            NotFoundError: there is no job with this id, or it was deleted.
+            ConfigError: the id is no whole number of 64 bits, or the timeout is not above zero.
+            ClientStateError: the client is not open, or was closed during the wait.
+            JobDamagedError: the server cannot read the job.
+        """
+        return (await self.wait_many([job_id], timeout=timeout))[0]
+
+    async def wait_many(
+        self, job_ids: Iterable[int], *, timeout: timedelta | None = WAIT_TIMEOUT_DEFAULT
+    ) -> list[JobRow]:
+        """Wait until all of these jobs have ended. Returns their rows in the order of the ids. An
+        id may occur more than once.
+
+        Args:
+            job_ids: the ids of the jobs.
+            timeout: how long to wait for all of them. Default 60 seconds. None: no limit.
+
+        Raises:
+            WaitTimeoutError: a job did not end in time. The error has the rows of those that did.
+            NotFoundError: one of the jobs does not exist, or was deleted. This is raised at once.
+            ConfigError, ClientStateError, JobDamagedError: as `wait`.
+        """
+        ids, seconds = check_job_ids(job_ids), check_wait_timeout(timeout)
+        self._get_open_pool()
+        row_by_id = await self._waiter.wait(ids, seconds)
+        return [row_by_id[job_id] for job_id in ids]
+
+    async def insert_and_wait(
+        self,
+        args: JobArgs | RawArgs,
+        opts: InsertOpts | None = None,
+        *,
+        timeout: timedelta | None = WAIT_TIMEOUT_DEFAULT,
+    ) -> JobRow:
+        """Insert a job on the client's pool, and wait until it has ended. Returns its row, as
+        `wait`.
+
+        There is no `tx`: other clients see the job only after the commit of its transaction. Insert
+        it with `InsertOpts(notify_end=True)` there, and `wait` for it after the commit. If the job
+        is a duplicate of a unique job, this method waits for the existing job.
+
+        Args:
+            args: the args of the job.
+            opts: the options of this insert.
+            timeout: how long the insert and the wait may take together. The insert itself is not
+                cancelled. Default 60 seconds. None: no limit.
+
+        Raises:
+            WaitTimeoutError: the job did not end in time. It stays: `error.job_ids` has its id.
+            InsertError, SchemaMissingError: as `insert`; nothing was inserted.
+            NotFoundError, ConfigError, ClientStateError, JobDamagedError: as `wait`.
+        """
+        seconds = check_wait_timeout(timeout)
+        self._get_open_pool()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        with self._waiter.preparing():
+            inserted = await self.insert(args, with_notified_end(opts))
+            job_id = inserted.job.id
+            rows = await self._waiter.wait([job_id], max(deadline - loop.time(), 0.0))
+        return rows[job_id]
+
+    @cached_property
+    def _waiter(self) -> Waiter:
+        return Waiter(
+            lambda: self._get_open_pool().acquire(),
+            self._listener,
+            schema=self._config.schema,
+            trace_internal=self._config.trace_internal,
+        )
+
+    async def _close_waits(self) -> None:
+        """End all waits, and close the connection that listens."""
+        await self._waiter.close()
+        await self._listener.close()
+
+
+def with_notified_end(opts: InsertOpts | None) -> InsertOpts | None:
+    """Return the options, with `notify_end`. The insert refuses an object of another class."""
+    if opts is None:
+        return InsertOpts(notify_end=True)
+    if not isinstance(opts, InsertOpts):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return opts
+    return msgspec.structs.replace(opts, notify_end=True)
+
+
+def check_job_ids(job_ids: Iterable[int]) -> list[int]:
+    """Return the ids as a list. Raise ConfigError if one is no whole number of 64 bits."""
+    ids = list(job_ids)
+    for job_id in ids:
+        check_job_id(job_id)
+    return ids
+
+
+def check_wait_timeout(timeout: timedelta | None) -> float:
+    """Return a timeout in seconds, infinity for None. Raise ConfigError unless it is above zero."""
+    if timeout is None:
+        return math.inf
+    if not isinstance(timeout, timedelta) or timeout <= timedelta(0):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"the timeout of a wait is a timedelta above zero or None, got {timeout!r}"
+        )
+    return timeout.total_seconds()

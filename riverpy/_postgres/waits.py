@@ -1,0 +1,76 @@
+"""The statements and the notifications for code that waits for the end of jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from riverpy._postgres.sql_files import get_query
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from riverpy._postgres.driver import Transaction
+
+NOTIFY_END_METADATA_KEY = "riverpy:notify"
+"""The metadata key of a job that is waited for."""
+JOB_END_TOPIC = "riverpy_job"
+"""The topic of notifications about the ends of jobs with this key."""
+JOBS_PER_PAYLOAD_MAX = 200
+"""The maximum number of jobs in a notification. A payload has at most 7,999 bytes. A job has at
+most 35: an id of 19 digits, a state and punctuation."""
+
+
+class WaitedState(NamedTuple):
+    """The state of a job that is waited for."""
+
+    id: int
+    state: str
+    is_marked: bool
+    """Whether the end of the job is notified."""
+
+
+class JobEndMessage(msgspec.Struct):
+    """The payload of a notification: the jobs that have ended."""
+
+    jobs: list[tuple[int, str]] = []
+    """The ids and states."""
+
+
+async def wait_read_states(
+    connection: Transaction, schema: str | None, ids: list[int]
+) -> list[WaitedState]:
+    """Return the states of the given jobs that exist."""
+    rows = await get_query("riverpy_wait", "wait_states", schema).fetch(connection, id=ids)
+    return [WaitedState(*row) for row in rows]
+
+
+async def wait_read_states_and_mark(
+    connection: Transaction, schema: str | None, ids: list[int]
+) -> list[WaitedState]:
+    """The same, and let the clients that claim the jobs later notify their ends."""
+    query = get_query("riverpy_wait", "wait_states_and_mark", schema)
+    return [WaitedState(*row) for row in await query.fetch(connection, id=ids)]
+
+
+async def wait_notify_ends(
+    connection: Transaction, schema: str | None, ended_jobs: Iterable[tuple[int, str]]
+) -> None:
+    """Notify the clients that wait for these jobs, each given as an id and a state."""
+    jobs = list(ended_jobs)
+    parts = [
+        jobs[start : start + JOBS_PER_PAYLOAD_MAX]
+        for start in range(0, len(jobs), JOBS_PER_PAYLOAD_MAX)
+    ]
+    payloads = [msgspec.json.encode(JobEndMessage(part)).decode() for part in parts]
+    query = get_query("riverpy_wait", "wait_notify", schema)
+    await query.fetch(connection, payload=payloads)
+
+
+def decode_job_ends(payload: str) -> list[tuple[int, str]]:
+    """Return the ids and states in a payload; nothing if it is not valid."""
+    try:
+        return msgspec.json.decode(payload, type=JobEndMessage).jobs
+    except (msgspec.DecodeError, RecursionError):  # any session can send any text
+        return []

@@ -1,0 +1,58 @@
+"""JobWait: one call that waits for jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from riverpy.job_result import WaitTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from riverpy.job import JobRow, JobState
+
+
+class JobWait:
+    """One call that waits until all of its jobs have ended, or one of them cannot be read."""
+
+    def __init__(self, job_ids: Iterable[int]) -> None:
+        self.waiting_ids = dict.fromkeys(job_ids)
+        """The ids of the jobs that have not ended, in the order of the call."""
+        self.row_by_id: dict[int, JobRow] = {}
+        """The rows of the jobs that have ended."""
+        self.error: Exception | None = None
+        self.ended = asyncio.Event()
+
+    def add_row(self, row: JobRow) -> None:
+        """Add the row of a job that has ended."""
+        self.row_by_id[row.id] = row
+        self.waiting_ids.pop(row.id, None)
+        if not self.waiting_ids:
+            self.ended.set()
+
+    def fail(self, error: Exception) -> None:
+        """End the wait with an error."""
+        self.error = self.error or error
+        self.ended.set()
+
+    def expect_rows(
+        self, timeout: float, last_states: Mapping[int, JobState], read_error: str | None
+    ) -> dict[int, JobRow]:
+        """Return the rows by id. `read_error` is why the database cannot be read now.
+
+        Raises:
+            WaitTimeoutError: a job has not ended.
+            Exception: the error of the wait.
+        """
+        if self.error is not None:
+            raise self.error.with_traceback(None)  # another wait may raise the same error
+        if self.waiting_ids:
+            raise WaitTimeoutError(
+                list(self.waiting_ids),
+                last_states={job_id: last_states.get(job_id) for job_id in self.waiting_ids},
+                ended_jobs=list(self.row_by_id.values()),
+                timeout=timeout,
+                read_error=read_error,
+            )
+        return self.row_by_id

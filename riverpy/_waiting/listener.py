@@ -1,0 +1,173 @@
+"""SharedListener: the connection on which all waits and subscriptions of a client listen."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+
+from riverpy._clock import Backoff
+from riverpy._lifecycle import StopScope
+from riverpy._log import get_logger
+from riverpy._log_events import SHARED_LISTENER_FAILED
+from riverpy._postgres.driver import DATABASE_ERRORS
+from riverpy._waiting.background_task import BackgroundTask
+from riverpy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from riverpy._postgres.connection import ConnectionOutageTracker
+    from riverpy._postgres.notifier import Notifier
+
+UNUSED_LISTENER_TIMEOUT = 10.0
+"""Seconds for which the connection is kept after the last subscriber has ended."""
+RECONNECT_DELAY_MIN = timedelta(milliseconds=100)
+RECONNECT_DELAY_MAX = timedelta(seconds=5)
+
+
+class _Subscriber(NamedTuple):
+    """The topic and the functions of one call of `listening`."""
+
+    topic: str
+    callback: Callable[[str], None]
+    on_resync: Callable[[], None]
+
+
+class SharedListener:
+    """The connection on which all waits and subscriptions of one client listen.
+
+    While the client works jobs, this is the connection on which its run listens. Otherwise the
+    listener opens a connection with the first subscriber, and closes it `UNUSED_LISTENER_TIMEOUT`
+    after the last one. A lost connection is made again. While there is none, and with `poll_only`,
+    `is_listening_on` is False, and the subscribers poll the database.
+    """
+
+    def __init__(
+        self,
+        make_notifier: Callable[[], Notifier | None],
+        outage_tracker: ConnectionOutageTracker,
+    ) -> None:
+        """Open nothing yet. `make_notifier` makes the notifier of a client that works no jobs;
+        None: the client's settings allow no LISTEN."""
+        self._make_notifier = make_notifier
+        self._outage_tracker = outage_tracker
+        self._subscribers: list[_Subscriber] = []
+        self._own_notifier: Notifier | None = None
+        self._run_notifier: Notifier | None = None
+        """The notifier of the client's run, while it listens."""
+        self._subscribed_notifier: Notifier | None = None
+        """The notifier that has the subscribers."""
+        self._own_task = BackgroundTask("shared listener", self._run_own_notifier)
+        self._unused_timer: asyncio.TimerHandle | None = None
+        self._log = get_logger()
+
+    def is_listening_on(self, topic: str) -> bool:
+        """Whether notifications on this topic arrive now. Otherwise poll the database."""
+        notifier = self._subscribed_notifier
+        return notifier is not None and notifier.is_listening_on(topic)
+
+    @contextmanager
+    def listening(
+        self, topic: str, callback: Callable[[str], None], on_resync: Callable[[], None]
+    ) -> Generator[None]:
+        """Listen on a topic during the `with` block. Use it in the event loop of the client.
+
+        Args:
+            topic: the topic, without the schema.
+            callback: called with the payload of each notification.
+            on_resync: called when LISTEN has started, and after each reconnect. Notifications
+                before this call may be lost, so read the state from the database now.
+        """
+        subscriber = _Subscriber(topic, callback, on_resync)
+        self._subscribers.append(subscriber)
+        self._stop_unused_timer()
+        if self._subscribed_notifier is None:
+            self._choose_notifier()
+        else:
+            self._subscribed_notifier.subscribe(*subscriber)
+        try:
+            yield
+        finally:
+            if subscriber in self._subscribers:  # `close` has removed all of them
+                self._subscribers.remove(subscriber)
+                if self._subscribed_notifier is not None:
+                    self._subscribed_notifier.unsubscribe(*subscriber)
+                if not self._subscribers:
+                    self._start_unused_timer()
+
+    def follow_run(self, notifier: Notifier) -> None:
+        """Use the notifier of a run of the client while it listens."""
+
+        def use_or_leave() -> None:
+            self._run_notifier = notifier if notifier.is_running else None
+            self._choose_notifier()
+
+        notifier.on_running_changed = use_or_leave
+
+    def _choose_notifier(self) -> None:
+        """Move the subscribers to the notifier of the run, or else to the listener's own one."""
+        wanted, before = self._run_notifier, self._subscribed_notifier
+        if wanted is None and self._subscribers:
+            self._own_notifier = wanted = self._own_notifier or self._make_notifier()
+        if wanted is before:
+            return
+        if before is not None:
+            for subscriber in self._subscribers:
+                before.unsubscribe(*subscriber)
+            before.forget_unused_topics()
+        self._subscribed_notifier = wanted
+        if wanted is not None:
+            for subscriber in self._subscribers:
+                wanted.subscribe(*subscriber)
+        if wanted is not None and wanted is self._own_notifier:
+            self._own_task.start()
+        else:
+            self._own_task.cancel()
+            self._own_notifier = None
+
+    async def _run_own_notifier(self) -> None:
+        notifier, backoff = self._own_notifier, Backoff(RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX)
+        while notifier is not None:
+            try:
+                with StopScope() as scope:
+                    await notifier.run(scope, task_status=anyio.TASK_STATUS_IGNORED)
+            except (*DATABASE_ERRORS, ConfigError) as error:  # the first connection failed
+                self._outage_tracker.record_loss(notifier.name, error)
+            except Exception:  # a fault of riverpy: the subscribers poll
+                self._log.exception(SHARED_LISTENER_FAILED)
+            await anyio.sleep(backoff.next_delay())
+
+    # -- the end
+
+    def _start_unused_timer(self) -> None:
+        self._stop_unused_timer()
+        loop = asyncio.get_running_loop()
+        self._unused_timer = loop.call_later(UNUSED_LISTENER_TIMEOUT, self._stop_listening)
+
+    def _stop_unused_timer(self) -> None:
+        if self._unused_timer is not None:
+            self._unused_timer.cancel()
+            self._unused_timer = None
+
+    def _stop_listening(self) -> None:
+        """Close the own connection, or stop to use that of the run."""
+        self._unused_timer = None
+        notifier, self._subscribed_notifier = self._subscribed_notifier, None
+        if notifier is not None:
+            notifier.forget_unused_topics()
+        self._own_task.cancel()
+        self._own_notifier = None
+
+    async def close(self) -> None:
+        """Close the connection. Subscribers that are left get no notifications any more."""
+        self._stop_unused_timer()
+        for subscriber in self._subscribers:
+            if self._subscribed_notifier is not None:
+                self._subscribed_notifier.unsubscribe(*subscriber)
+        self._subscribers.clear()
+        self._stop_listening()
+        await self._own_task.close()

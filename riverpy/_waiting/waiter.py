@@ -1,0 +1,333 @@
+"""Waiter: reads the states of all jobs for whose end a client waits.
+
+A wait listens first, then reads the state, and then waits, so that no end is missed. All waits of a
+client share one task, and one statement for all their jobs. The task reads a new job at once. It
+reads the job again when a notification says that it has ended, when the client listens again after
+a break, and by polling: after 50 ms, and then after delays that double up to 1 s. If notifications
+arrive, and the client that works the job will notify its end, the delay is 1 s from the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import anyio
+
+from riverpy._clock import Backoff
+from riverpy._insert.errors import sqlstate, translate_insert_errors
+from riverpy._log import get_logger
+from riverpy._log_events import WAITER_FAILED
+from riverpy._postgres import waits
+from riverpy._postgres.damaged_jobs import make_damaged_jobs_error, read_jobs_in_parts
+from riverpy._postgres.driver import (
+    DATABASE_ERRORS,
+    InsufficientPrivilegeError,
+    describe_error,
+    is_permanent_statement_error,
+)
+from riverpy._postgres.jobs import FINAL_STATES, job_get_many
+from riverpy._postgres.tracing import suppress_tracing
+from riverpy._waiting.background_task import BackgroundTask
+from riverpy._waiting.job_wait import JobWait
+from riverpy.errors import ClientStateError, NotFoundError, RiverError
+from riverpy.job import JobColumn, JobRow, JobState
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
+    from contextlib import AbstractAsyncContextManager
+
+    from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.waits import WaitedState
+    from riverpy._waiting.listener import SharedListener
+
+POLL_DELAY_MIN = 0.05
+POLL_DELAY_MAX = 1.0
+"""The delays between two reads of a job, in seconds."""
+EARLY_READ_SHARE = 0.25
+"""A job is also read if another one is due, and at most this share of its own delay is left. So old
+jobs are read together."""
+JOBS_PER_STATEMENT_MAX = 10_000
+READ_TIMEOUT = 10.0
+"""Seconds for one round of statements, with the wait for a connection of the pool."""
+READ_RETRY_DELAY_MIN = timedelta(milliseconds=50)
+READ_RETRY_DELAY_MAX = timedelta(seconds=1)
+_READ_ONLY_SQLSTATE = "25006"
+
+
+class _WaitedJob:
+    """A job for which at least one call waits."""
+
+    __slots__ = ("delay", "id", "is_marked", "is_new", "read_at", "state", "waits")
+
+    def __init__(self, job_id: int, now: float) -> None:
+        self.id = job_id
+        self.waits: list[JobWait] = []
+        self.state: JobState | None = None
+        """The state at the last read."""
+        self.is_new, self.is_marked = True, False
+        """Whether the job was not read yet, and whether its end will be notified."""
+        self.delay, self.read_at = 0.0, now
+
+    def schedule_read(self, now: float, *, is_notified: bool) -> None:
+        """Choose the time of the next read."""
+        is_notified = is_notified and self.is_marked
+        self.delay = POLL_DELAY_MAX if is_notified else min(self.delay * 2, POLL_DELAY_MAX)
+        self.delay = max(self.delay, POLL_DELAY_MIN)
+        self.read_at = now + self.delay
+
+
+class Waiter:
+    """All waits of one client. It uses no connection while no call waits."""
+
+    def __init__(
+        self,
+        acquire_from_pool: Callable[[], AbstractAsyncContextManager[Transaction]],
+        listener: SharedListener,
+        *,
+        schema: str | None,
+        trace_internal: bool,
+    ) -> None:
+        """`acquire_from_pool` provides a connection of the client's pool for an `async with`
+        block."""
+        self._acquire_from_pool, self._listener = acquire_from_pool, listener
+        self._schema, self._trace_internal = schema, trace_internal
+        self._job_by_id: dict[int, _WaitedJob] = {}
+        self._notified_ids: set[int] = set()
+        """The ids of jobs that have ended, as notifications say, and were not read yet."""
+        self._next_read_at = math.inf
+        self._woken = asyncio.Event()
+        self._user_count = 0
+        """The number of calls that wait, or will wait soon."""
+        self._listening = ExitStack()
+        self._can_mark_jobs = True
+        """Whether the role of the client may change jobs, as far as it is known."""
+        self._read_error: str | None = None
+        self._backoff = Backoff(READ_RETRY_DELAY_MIN, READ_RETRY_DELAY_MAX)
+        self._task = BackgroundTask("waiter", self._read_until_unused)
+        self._log = get_logger()
+
+    async def wait(self, job_ids: Iterable[int], timeout: float) -> dict[int, JobRow]:
+        """Wait until all jobs have ended, for at most `timeout` seconds. Return their rows by id.
+
+        Raises:
+            NotFoundError: a job does not exist, or was deleted.
+            WaitTimeoutError: a job did not end in time.
+            JobDamagedError: the server cannot read a job.
+            ClientStateError: the client was closed.
+            Exception: the server refuses the statements that read the jobs.
+        """
+        wait = JobWait(job_ids)
+        if not wait.waiting_ids:
+            return {}
+        with self.preparing():
+            self._add_wait(wait)
+            try:
+                with anyio.move_on_after(timeout):
+                    await wait.ended.wait()
+                states = {
+                    job_id: job.state
+                    for job_id in wait.waiting_ids
+                    if (job := self._job_by_id.get(job_id)) is not None and job.state is not None
+                }
+            finally:
+                self._remove_wait(wait)
+        return wait.expect_rows(timeout, states, self._read_error)
+
+    @contextmanager
+    def preparing(self) -> Generator[None]:
+        """Listen during the `with` block, because a wait will begin in it."""
+        self._user_count += 1
+        if self._user_count == 1:
+            self._listening.enter_context(
+                self._listener.listening(
+                    waits.JOB_END_TOPIC, self._handle_notification, self._read_all_jobs_now
+                )
+            )
+        try:
+            yield
+        finally:
+            self._user_count -= 1
+            if not self._user_count:
+                self._listening.close()
+
+    def _add_wait(self, wait: JobWait) -> None:
+        now = asyncio.get_running_loop().time()
+        for job_id in wait.waiting_ids:
+            job = self._job_by_id.setdefault(job_id, _WaitedJob(job_id, now))
+            job.waits.append(wait)
+            # A known job is read again too: it may have been deleted since the last read.
+            job.delay, job.read_at = 0.0, now
+        self._next_read_at = now
+        self._woken.set()
+        self._task.start()
+
+    def _remove_wait(self, wait: JobWait) -> None:
+        for job_id in wait.waiting_ids:
+            job = self._job_by_id.get(job_id)
+            if job is not None and wait in job.waits:
+                job.waits.remove(wait)
+                if not job.waits:
+                    del self._job_by_id[job_id]
+        if not self._job_by_id:
+            self._woken.set()
+
+    def _handle_notification(self, payload: str) -> None:
+        ids = [job_id for job_id, _ in waits.decode_job_ends(payload) if job_id in self._job_by_id]
+        if ids:
+            self._notified_ids.update(ids)
+            self._woken.set()
+
+    def _read_all_jobs_now(self) -> None:
+        """Read all jobs, because notifications may have been lost."""
+        if self._job_by_id:
+            self._next_read_at = 0.0
+            for job in self._job_by_id.values():
+                job.read_at = 0.0
+            self._woken.set()
+
+    # -- the task
+
+    async def _read_until_unused(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._job_by_id:
+            self._woken.clear()
+            delay = 0.0
+            try:
+                if self._notified_ids or self._next_read_at <= loop.time():
+                    await self._read_jobs()
+            except DATABASE_ERRORS as error:
+                if self._can_mark_jobs and _is_write_refused(error):
+                    self._can_mark_jobs = False
+                    continue
+                if is_permanent_statement_error(error):
+                    self._fail_all_waits(error)
+                self._read_error, delay = describe_error(error), self._backoff.next_delay()
+            except RiverError as error:
+                self._fail_all_waits(error)
+            except Exception as error:  # a fault of riverpy: no call may wait forever
+                self._log.exception(WAITER_FAILED)
+                self._fail_all_waits(error)
+            if delay:
+                await anyio.sleep(delay)
+            elif not self._notified_ids:
+                with anyio.move_on_after(self._next_read_at - loop.time()):
+                    await self._woken.wait()
+
+    def _fail_all_waits(self, error: Exception) -> None:
+        for job in self._job_by_id.values():
+            for wait in job.waits:
+                wait.fail(error)
+        self._job_by_id.clear()
+
+    async def _read_jobs(self) -> None:
+        """Read the jobs that are due, and those that have ended."""
+        now = asyncio.get_running_loop().time()
+        due = self._choose_due_jobs(now)
+        ended_ids = self._notified_ids & self._job_by_id.keys()
+        with suppress_tracing(trace_internal=self._trace_internal):
+            async with self._open_connection() as connection:
+                for job, state in await self._read_states(connection, due):
+                    if state is None:
+                        self._end_job(job, NotFoundError(f"there is no job {job.id}"))
+                    elif state.state in FINAL_STATES:
+                        ended_ids.add(job.id)
+                    else:
+                        self._keep_waiting(job, state, now)
+                await self._read_ended_jobs(connection, sorted(ended_ids), now)
+        self._notified_ids.difference_update(ended_ids)
+        self._notified_ids.intersection_update(self._job_by_id)
+        self._next_read_at = min((job.read_at for job in self._job_by_id.values()), default=0.0)
+        self._read_error = None
+        self._backoff.reset()
+
+    @asynccontextmanager
+    async def _open_connection(self) -> AsyncGenerator[Transaction]:
+        reason = f"reading the states of jobs took longer than {READ_TIMEOUT:g} s"
+        with translate_insert_errors(None), anyio.fail_after(READ_TIMEOUT, reason=reason):
+            async with self._acquire_from_pool() as connection:
+                yield connection
+
+    def _choose_due_jobs(self, now: float) -> list[_WaitedJob]:
+        if self._next_read_at > now:
+            return []
+        return [
+            job
+            for job in self._job_by_id.values()
+            if job.read_at <= now + job.delay * EARLY_READ_SHARE
+        ]
+
+    async def _read_states(
+        self, connection: Transaction, jobs: list[_WaitedJob]
+    ) -> list[tuple[_WaitedJob, WaitedState | None]]:
+        """Read the states of jobs. The clients that work new jobs will notify their ends."""
+        found: dict[int, WaitedState] = {}
+        for is_new in (True, False):
+            read = waits.wait_read_states
+            if is_new and self._can_mark_jobs:
+                read = waits.wait_read_states_and_mark
+            ids = [job.id for job in jobs if job.is_new is is_new]
+            for part in _split(ids, JOBS_PER_STATEMENT_MAX):
+                found.update(
+                    (state.id, state) for state in await read(connection, self._schema, part)
+                )
+        return [(job, found.get(job.id)) for job in jobs]
+
+    async def _read_ended_jobs(
+        self, connection: Transaction, job_ids: list[int], now: float
+    ) -> None:
+        """Read the rows of jobs that have ended, and end the waits for them."""
+        parts, damaged = await read_jobs_in_parts(
+            connection, job_ids, lambda part: job_get_many(connection, self._schema, part)
+        )
+        row_by_id = {row[JobColumn.ID]: row for part in parts for row in part}
+        for job_id in job_ids:
+            job = self._job_by_id.get(job_id)
+            if job is None:  # no call waits for it any more
+                continue
+            row = row_by_id.get(job_id)
+            if job_id in damaged:
+                self._end_job(job, make_damaged_jobs_error({job_id: damaged[job_id]}))
+            elif row is None:
+                self._end_job(job, NotFoundError(f"there is no job {job_id}"))
+            elif row[JobColumn.STATE] in FINAL_STATES:
+                self._end_job(job, JobRow(tuple(row)))
+            else:  # another session has retried it
+                job.state = JobState(row[JobColumn.STATE])
+                job.schedule_read(now, is_notified=self._is_listening)
+
+    def _keep_waiting(self, job: _WaitedJob, state: WaitedState, now: float) -> None:
+        job.is_new, job.is_marked, job.state = False, state.is_marked, JobState(state.state)
+        job.schedule_read(now, is_notified=self._is_listening)
+
+    @property
+    def _is_listening(self) -> bool:
+        return self._listener.is_listening_on(waits.JOB_END_TOPIC)
+
+    def _end_job(self, job: _WaitedJob, result: JobRow | Exception) -> None:
+        """End the waits for a job."""
+        self._job_by_id.pop(job.id, None)
+        for wait in job.waits:
+            if isinstance(result, JobRow):
+                wait.add_row(result)
+            else:
+                wait.fail(result)
+
+    async def close(self) -> None:
+        """End all waits, because the client is closed."""
+        self._fail_all_waits(ClientStateError("the client was closed during the wait"))
+        await self._task.close()
+
+
+def _is_write_refused(error: Exception) -> bool:
+    """Whether the role of the client may not write, or the server is a standby."""
+    is_read_only = sqlstate(error) == _READ_ONLY_SQLSTATE
+    return is_read_only or isinstance(error, InsufficientPrivilegeError)
+
+
+def _split(ids: list[int], size: int) -> Iterator[list[int]]:
+    for start in range(0, len(ids), size):
+        yield ids[start : start + size]
