@@ -119,6 +119,7 @@ class WaitMethods(ListeningMethods):
             self._listener,
             schema=self._config.schema,
             trace_internal=self._config.trace_internal,
+            can_notify=self._config.insert_notify,
         )
 
     async def _close_waits(self) -> None:

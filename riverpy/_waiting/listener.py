@@ -70,6 +70,11 @@ class SharedListener:
         notifier = self._subscribed_notifier
         return notifier is not None and notifier.is_listening_on(topic)
 
+    @property
+    def can_listen(self) -> bool:
+        """Whether there is a connection that listens, or one is being made."""
+        return self._subscribed_notifier is not None
+
     @contextmanager
     def listening(
         self, topic: str, callback: Callable[[str], None], on_resync: Callable[[], None]

@@ -90,9 +90,10 @@ class Waiter:
         *,
         schema: str | None,
         trace_internal: bool,
+        can_notify: bool,
     ) -> None:
-        """`acquire_from_pool` provides a connection of the client's pool for an `async with`
-        block."""
+        """`acquire_from_pool` provides a connection of the client's pool for an `async with` block.
+        `can_notify`: whether the server allows NOTIFY."""
         self._acquire_from_pool, self._listener = acquire_from_pool, listener
         self._schema, self._trace_internal = schema, trace_internal
         self._job_by_id: dict[int, _WaitedJob] = {}
@@ -103,8 +104,8 @@ class Waiter:
         self._user_count = 0
         """The number of calls that wait, or will wait soon."""
         self._listening = ExitStack()
-        self._can_mark_jobs = True
-        """Whether the role of the client may change jobs, as far as it is known."""
+        self._can_mark_jobs = can_notify
+        """Whether the client may change jobs and notify, as far as it is known."""
         self._read_error: str | None = None
         self._backoff = Backoff(READ_RETRY_DELAY_MIN, READ_RETRY_DELAY_MAX)
         self._task = BackgroundTask("waiter", self._read_until_unused)
@@ -267,7 +268,7 @@ class Waiter:
         found: dict[int, WaitedState] = {}
         for is_new in (True, False):
             read = waits.wait_read_states
-            if is_new and self._can_mark_jobs:
+            if is_new and self._can_mark_jobs and self._listener.can_listen:
                 read = waits.wait_read_states_and_mark
             ids = [job.id for job in jobs if job.is_new is is_new]
             for part in _split(ids, JOBS_PER_STATEMENT_MAX):

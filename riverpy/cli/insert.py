@@ -80,6 +80,7 @@ def _parse_states(text: str) -> list[JobState]:
 @click.option(
     "--pending", is_flag=True, help="Insert the job in state pending, in which no client works it."
 )
+@click.option("--notify-end", is_flag=True, help="Notify clients that wait when the job ends.")
 @click.option(
     "--unique-by-args", "by_args", is_flag=True, help="Compare with jobs with the same args."
 )
