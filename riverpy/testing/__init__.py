@@ -10,6 +10,7 @@ from riverpy.testing.assertions import (
 )
 from riverpy.testing.clock import FixedClock
 from riverpy.testing.expected_job import ExpectedJob, expect_job
+from riverpy.testing.inserted_jobs import InsertedJobs
 from riverpy.testing.made_job import JobColumns, MadeJob, make_job
 from riverpy.testing.recording import RecordedJobs, recording
 from riverpy.testing.resuming import resumable_after, resumable_at
@@ -19,6 +20,7 @@ from riverpy.testing.work_result import WorkResult
 __all__ = [
     "ExpectedJob",
     "FixedClock",
+    "InsertedJobs",
     "JobColumns",
     "MadeJob",
     "RecordedJobs",

@@ -208,8 +208,8 @@ class MadeJob(Job[ArgsT_co]):
 
 def _refuse_transaction(method: str) -> NoReturn:
     raise ClientStateError(
-        f"{method} needs a row in the database, and make_job has made none: run the job with "
-        "riverpy.testing.TestWorker, which inserts it in the transaction of the test"
+        f"{method} needs a row in the database, and make_job has made none: use "
+        "riverpy.testing.TestWorker, which works the job in the transaction of the test"
     )
 
 

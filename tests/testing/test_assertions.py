@@ -12,12 +12,10 @@ import pytest
 import riverpy.sync
 from riverpy import Client, Config, InsertManyParams, InsertOpts, RawArgs
 from riverpy.testing import (
+    InsertedJobs,
     expect_job,
-    inserted,
     recording,
     require_inserted,
-    require_many_inserted,
-    require_not_inserted,
 )
 from tests.sessions.kinds import ALL_KINDS
 from tests.testing.args import Invoice, Model, Payload, Welcome
@@ -73,14 +71,15 @@ async def test_lists_and_sequences_are_read_from_a_session(schema: Schema) -> No
     """The other assertions read a session as `require_inserted` does."""
     async with Client(schema.url, config=Config(schema=schema.name)) as client:
         await client.insert_many([InsertManyParams(args) for args in (Welcome(1), Invoice(2))])
-        jobs = await require_many_inserted([Welcome(1), Invoice], tx=client)
+        found = InsertedJobs(client)
+        jobs = await found.require_many_inserted([Welcome(1), Invoice])
         assert [type(job.args) for job in jobs] == [Welcome, Invoice]
-        assert [job.args for job in await inserted(Welcome, tx=client, user_id=1)] == [Welcome(1)]
-        await require_not_inserted(Model, tx=client)
+        assert [job.args for job in await found.inserted(Welcome, user_id=1)] == [Welcome(1)]
+        await found.require_not_inserted(Model)
         with pytest.raises(AssertionError, match="There is no job of kind 'model'"):
-            await require_inserted(Model, tx=client)
+            await found.require_inserted(Model)
         with pytest.raises(AssertionError, match="no inserted job should be Welcome, and 1 is"):
-            await require_not_inserted(Welcome, tx=client)
+            await found.require_not_inserted(Welcome)
 
 
 DUE = datetime(2030, 1, 1, tzinfo=UTC)

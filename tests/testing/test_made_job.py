@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy import RawArgs
-from riverpy.testing import make_job
+from riverpy import ArgsError, ClientStateError, InsertOpts, RawArgs
+from riverpy.testing import make_job, resumable_after, resumable_at
 from tests.testing.args import Invoice, Model, Payload, Welcome
 
 if TYPE_CHECKING:
@@ -49,3 +49,57 @@ def test_args_are_encoded_and_decoded(args: Any, decoded: object) -> None:
     job = make_job(args)
     assert job.args == decoded
     assert job.args is not args
+
+
+async def copy(job: Job[Any]) -> list[str]:
+    """Run steps, of which the last two fail in the first attempt. Return the steps that ran."""
+    ran: list[str] = []
+
+    async def fetch() -> str:
+        ran.append("fetch")
+        return "data"
+
+    async def store(cursor: int | None, data: str) -> None:
+        ran.append(f"store from {cursor}")
+        job.set_cursor((cursor or 0) + 10)
+        await job.checkpoint()
+        if job.attempt == 1:
+            raise OSError
+
+    data = await job.step("fetch", fetch, keep=True)
+    await job.step("store", store, data, cursor=int)
+    return ran
+
+
+async def test_steps_run_in_memory_and_continue() -> None:
+    """Steps need no database. The next attempt continues, and so does a job that is made at a
+    step."""
+    job = make_job(Welcome(1))
+    with pytest.raises(OSError):
+        await copy(job)
+    retry = job.make_next_attempt("OSError")
+    assert (retry.attempt, [error.error for error in retry.errors]) == (2, ["OSError"])
+    assert await copy(retry) == ["store from 10"]
+    opts = InsertOpts(metadata={"a": 1}, queue="slow")
+    at_cursor = make_job(Welcome(1), resumable_at(opts, "store", 40), attempt=2)
+    assert (at_cursor.queue, at_cursor.metadata["a"]) == ("slow", 1)
+    assert await copy(at_cursor) == ["fetch", "store from 40"]  # no result was kept
+    after = make_job(Welcome(1), resumable_after(None, "store"), attempt=2)
+    assert await copy(after) == ["fetch"]
+
+
+async def test_what_needs_a_database_says_so() -> None:
+    """Calls with a transaction and wrong arguments are refused, and a test can cancel a job."""
+    job = make_job(Welcome(1), errors=["first"], state="retryable")  # type: ignore
+    assert (job.attempt, job.error_count) == (2, 1)
+    for call in (job.complete_tx, job.checkpoint):
+        with pytest.raises(ClientStateError, match=r"use riverpy.testing.TestWorker"):
+            await call(object())  # type: ignore
+    job.cancel()
+    assert job.cancelled.is_set()
+    with pytest.raises(TypeError, match=r"user_id is a field of the args"):
+        make_job(Welcome(1), user_id=2)  # type: ignore
+    with pytest.raises(TypeError, match=r"a job has no column 'attempts'"):
+        make_job(Welcome(1), attempts=2)  # type: ignore
+    with pytest.raises(ArgsError):
+        make_job(Welcome("one"))  # type: ignore
