@@ -121,6 +121,28 @@ async def job_claim_one(
     return _get_first_row(rows)
 
 
+async def job_find_next(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    queues: list[str] | None,
+    kinds: list[str] | None,
+    at_any_time: bool,
+) -> int | None:
+    """Return the id of the due job that comes next in the order of claims; None: no job is due.
+    With `at_any_time`, jobs that are not due yet follow, in the order of their times. None means
+    all queues or kinds."""
+    rows = await _fetch_rows(
+        connection,
+        "job_find_next",
+        schema,
+        at_any_time="t" if at_any_time else "f",
+        queues=queues,
+        kinds=kinds,
+    )
+    return int(rows[0][0]) if rows else None
+
+
 async def job_get_server_time(connection: Transaction, schema: str | None) -> int:
     """Return the server's time, in microseconds since 2000."""
     ((now,),) = await _fetch_rows(connection, "job_claim_time", schema)

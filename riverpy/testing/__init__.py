@@ -9,6 +9,7 @@ from riverpy.testing.assertions import (
     require_not_inserted,
 )
 from riverpy.testing.clock import FixedClock
+from riverpy.testing.drain import drain
 from riverpy.testing.expected_job import ExpectedJob, expect_job
 from riverpy.testing.inserted_jobs import InsertedJobs
 from riverpy.testing.made_job import JobColumns, MadeJob, make_job
@@ -26,6 +27,7 @@ __all__ = [
     "RecordedJobs",
     "TestWorker",
     "WorkResult",
+    "drain",
     "expect_job",
     "inserted",
     "make_job",

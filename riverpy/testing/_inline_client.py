@@ -16,10 +16,12 @@ from riverpy._plugins import PluginLists
 from riverpy.client import Client
 from riverpy.errors import ClientStateError, UniqueConflictError
 from riverpy.testing._inline_run import InlineRun
+from riverpy.testing._transaction_guard import TransactionGuard
 from riverpy.worker import Workers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from riverpy._postgres.driver import Pool, Transaction
     from riverpy._postgres.sessions.protocols import CallerTransaction
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from riverpy.job import JobArgs, JobRow, RawArgs
     from riverpy.middleware import InsertInner
     from riverpy.periodic import PeriodicJob
+    from riverpy.testing.work_result import WorkResult
 
 
 class _WithoutUniqueKeys:
@@ -54,7 +57,7 @@ class InlineClient(Client):
     def __init__(
         self,
         tx: CallerTransaction,
-        workers: Workers,
+        workers: Workers | None,
         config: Config | None,
         *,
         periodic_jobs: Iterable[PeriodicJob] = (),
@@ -80,10 +83,26 @@ class InlineClient(Client):
     def _get_open_pool(self) -> Pool:
         _refuse_connection()
 
+    async def work_job(self, job_id: int) -> WorkResult:
+        """Work one job that waits, as `InlineRun.work_job`."""
+        return await _work_job(self.make_run(), job_id)
+
     def make_run(self) -> InlineRun:
         """Return a run that works jobs in the transaction of the test."""
         parts = self._make_parts(None, self._workers or Workers())
-        return InlineRun(self, parts, self._transaction)
+        return InlineRun(self, parts, self._transaction, TransactionGuard(self._tx))
+
+    @staticmethod
+    def make_run_on_pool(client: Client) -> InlineRun:
+        """Return a run that works jobs on the pool of an open client."""
+        parts = client._make_parts(None, client.workers or Workers())  # noqa: SLF001 (own class)
+        return InlineRun(client, parts, client._transaction, None)  # noqa: SLF001 (own class)
+
+    @staticmethod
+    def open_transaction_of(client: Client) -> AbstractAsyncContextManager[Transaction]:
+        """Open a transaction on the pool of a client, or in the transaction of an
+        `InlineClient`."""
+        return client._transaction(None)  # noqa: SLF001 (own class)
 
     async def insert_first_job(
         self, args: JobArgs | RawArgs, opts: InsertOpts | None, *, is_unique: bool
@@ -135,6 +154,18 @@ class InlineClient(Client):
         """Insert jobs, as `Client.insert_many_fast`."""
         async with self._transaction(tx) as connection:
             return await super().insert_many_fast(params, tx=connection)
+
+
+async def work_job_on_pool(client: Client, job_id: int) -> WorkResult:
+    """Work one job that waits, on the pool of an open client."""
+    return await _work_job(InlineClient.make_run_on_pool(client), job_id)
+
+
+async def _work_job(run: InlineRun, job_id: int) -> WorkResult:
+    try:
+        return await run.work_job(job_id)
+    finally:
+        run.close()
 
 
 def _refuse_connection() -> NoReturn:

@@ -9,6 +9,9 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import anyio
+import msgspec
+
 from riverpy._clients.heartbeat import HeartbeatWriter
 from riverpy._clock import Timer
 from riverpy._plugins import PluginLists
@@ -38,11 +41,15 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
     from riverpy._work.run_context import ClientParts
     from riverpy.client import Client
+    from riverpy.retry import JobStuckHandler, StuckJob
+    from riverpy.testing._transaction_guard import TransactionGuard
 
     OpenTransaction = Callable[[CallerTransaction | None], AbstractAsyncContextManager[Transaction]]
 
 CANCELLED_JOB_TIMEOUT = 5.0
 """Seconds that the code of a job may take to end after its test was cancelled."""
+RESULT_TIMEOUT = 15.0
+"""Seconds in which the result of a job must be stored."""
 _TIMESTAMP_COLUMNS = (
     JobColumn.ATTEMPTED_AT,
     JobColumn.CREATED_AT,
@@ -80,15 +87,36 @@ class _ResultConnection(DedicatedConnection):
             raise
 
 
+class _StuckHandler:
+    """Calls a function when a cancelled job does not end, and then the user's handler."""
+
+    def __init__(self, handler: JobStuckHandler | None) -> None:
+        self._handler = handler
+        self.is_stuck = False
+        self.on_stuck: Callable[[], object] | None = None
+
+    def handle_stuck(self, job: StuckJob, /) -> bool:
+        """Handle a job that has not ended."""
+        self.is_stuck = True
+        if self.on_stuck is not None:
+            self.on_stuck()
+        return self._handler is not None and self._handler.handle_stuck(job)
+
+
 class InlineRun:
     """Works jobs, one at a time. Create it in the task that works them."""
 
     def __init__(
-        self, client: Client, parts: ClientParts, open_transaction: OpenTransaction
+        self,
+        client: Client,
+        parts: ClientParts,
+        open_transaction: OpenTransaction,
+        guard: TransactionGuard | None,
     ) -> None:
         """`client` is the one that the jobs see, and `parts` are its parts. `open_transaction`
-        opens a savepoint in the test's transaction, or a transaction."""
-        self._parts, self._open_transaction = parts, open_transaction
+        opens a savepoint in the test's transaction, or a transaction. `guard` keeps the test's
+        transaction usable; None: there is none."""
+        self._parts, self._open_transaction, self._guard = parts, open_transaction, guard
         connections = RunConnections(parts, lambda: None)
         self._connection = connections.results = _ResultConnection(open_transaction, connections)
         heartbeat = HeartbeatWriter(
@@ -106,8 +134,11 @@ class InlineRun:
             MetricEmitter(PluginLists().metric_emit_hooks),
         )
         self._completer = Completer(context, lambda _queue, _seconds: None)
-        self._running = RunningAttempts(parts.config, self._completer.add_ended_attempt)
+        self._ended_attempts: list[Attempt] = []
         self._error_by_attempt: dict[Attempt, BaseException] = {}
+        self._stuck_handler = _StuckHandler(parts.config.job_stuck_handler)
+        config = msgspec.structs.replace(parts.config, job_stuck_handler=self._stuck_handler)
+        self._running = RunningAttempts(config, self._ended_attempts.append)
         with calling_client(client):  # the executor copies the context variables for its jobs
             self._executor = JobExecutor(
                 parts.workers,
@@ -124,24 +155,67 @@ class InlineRun:
         self._executor.close()
 
     async def work_job(self, job_id: int) -> WorkResult:
-        """Work one job that waits, and return how the attempt ended.
+        """Work one job that waits, and return how the attempt ended. Call this once.
 
         Raises:
-            ClientStateError: the job is pending, runs, or has ended.
+            ClientStateError: the job is pending, runs, or has ended; or its code does not end.
             NotFoundError: there is no job with this id.
             TransactionError: the code of the job has ended or aborted the test's transaction.
             JobDamagedError: the server cannot read the job.
         """
         row = await self._claim_job(job_id)
+        error: Exception | None = None
         async with self._parts.subscriptions.subscribe(_JOB_EVENT_KINDS, 2) as events:
+            # An error must not leave this block, which would raise it in a group.
             async with self._completer.storing_results(self._wait_until_stored):
-                self._executor.launch_attempts([row], lambda: None, 1)
-                (attempt,) = self._running
-                await self._running.drain(None, lambda: CANCELLED_JOB_TIMEOUT)
+                try:
+                    await self._run_attempt(row)
+                except Exception as raised:
+                    error = raised
+                else:
+                    self._store_ended_attempt()
+            if error is not None:
+                raise error
+            (attempt,) = self._ended_attempts
             self._expect_stored(attempt)
             event = await anext(events)
-        error = self._error_by_attempt.pop(attempt, None)
-        return WorkResult(event, await self._read_job(job_id), error)
+        return WorkResult(event, await self._read_job(job_id), self._error_by_attempt.get(attempt))
+
+    async def _run_attempt(self, row: list[Any]) -> None:
+        """Run the code of a claimed job. If this task is cancelled, cancel the job too.
+
+        Raises:
+            ClientStateError: the code does not end.
+            TransactionError: the code has ended or aborted the test's transaction.
+        """
+        if self._guard is not None:
+            await self._guard.begin()
+        self._executor.launch_attempts([row], lambda: None, 1)
+        (attempt,) = self._running
+        try:
+            with anyio.CancelScope() as scope:
+                self._stuck_handler.on_stuck = scope.cancel
+                await self._running.drain(None, self._get_cancelled_job_timeout)
+        except BaseException:
+            if self._guard is None:
+                self._store_ended_attempt()
+            raise
+        if not self._ended_attempts:
+            raise ClientStateError(
+                f"job {attempt.id} ({attempt.kind}) still runs "
+                f"{self._parts.config.job_stuck_threshold.total_seconds():g} s after it was "
+                "cancelled: let its code end when it gets a CancelledError or, in a thread, when "
+                "job.cancelled is set"
+            )
+        if self._guard is not None:
+            await self._guard.end(has_failed=attempt.outcome is not None)
+
+    def _store_ended_attempt(self) -> None:
+        for attempt in self._ended_attempts:
+            self._completer.add_ended_attempt(attempt)
+
+    def _get_cancelled_job_timeout(self) -> float:
+        return 0.0 if self._stuck_handler.is_stuck else CANCELLED_JOB_TIMEOUT
 
     async def _claim_job(self, job_id: int) -> list[Any]:
         parts = self._parts
@@ -165,7 +239,8 @@ class InlineRun:
         """Wait until the result is stored, or its statement has failed."""
         self._connection.on_error = ended.set
         if self._connection.error is None:
-            await ended.wait()
+            with anyio.move_on_after(RESULT_TIMEOUT, shield=True):
+                await ended.wait()
 
     def _expect_stored(self, attempt: Attempt) -> None:
         if (error := self._connection.error) is not None:

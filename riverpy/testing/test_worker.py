@@ -60,7 +60,7 @@ class TestWorker:
         """
         client = InlineClient(tx, self._workers, self._config)
         job = await client.insert_first_job(args, opts, is_unique=unique)
-        return await _work(client, job.id)
+        return await client.work_job(job.id)
 
     async def work_job(self, job: JobRow | int, *, tx: CallerTransaction) -> WorkResult:
         """Work an existing job now, in your transaction. Returns how the attempt ended.
@@ -75,12 +75,4 @@ class TestWorker:
             TransactionError: as `work`.
         """
         client = InlineClient(tx, self._workers, self._config)
-        return await _work(client, job if isinstance(job, int) else job.id)
-
-
-async def _work(client: InlineClient, job_id: int) -> WorkResult:
-    run = client.make_run()
-    try:
-        return await run.work_job(job_id)
-    finally:
-        run.close()
+        return await client.work_job(job if isinstance(job, int) else job.id)

@@ -44,6 +44,23 @@ returning
 ;
 
 
+-- name: job_find_next
+-- The next job for one that works all jobs in their order: a due one or, if @at_any_time is 't', the one that is due
+-- first. A transaction of a test may be older than its jobs, so the clock decides. Null means all queues or kinds. The
+-- values are texts, as in job_claim_one.
+with clock as materialized (select clock_timestamp() as now)
+select job.id::text
+from /* schema */ river_job as job, clock
+where job.state in ('available', 'retryable', 'scheduled')
+  and (job.scheduled_at <= clock.now or @at_any_time::text = 't')
+  and job.queue = any(coalesce(@queues::text[], array[job.queue]))
+  and job.kind = any(coalesce(@kinds::text[], array[job.kind]))
+order by
+  greatest(job.scheduled_at, clock.now), case when job.scheduled_at <= clock.now then job.priority end, job.scheduled_at,
+  job.id
+limit 1;
+
+
 -- name: job_claim_time
 -- The server's time, which decides what is due.
 select now();

@@ -46,6 +46,14 @@ release savepoint riverpy_call;
 rollback to savepoint riverpy_call;
 
 
+-- name: session_attempt_savepoint
+savepoint riverpy_attempt;
+
+
+-- name: session_attempt_rollback
+rollback to savepoint riverpy_attempt;
+
+
 -- name: session_now
 -- The server's time.
 select now();

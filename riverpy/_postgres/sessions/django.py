@@ -20,7 +20,7 @@ from django.utils.connection import ConnectionProxy
 from riverpy._postgres.driver import InterfaceError
 from riverpy._postgres.sessions.errors import make_asyncpg_error, make_encoding_error
 from riverpy._postgres.sessions.records import make_records
-from riverpy._postgres.sessions.session import CallerSession, SessionState
+from riverpy._postgres.sessions.session import CallerSession, NestedTransaction, SessionState
 from riverpy._postgres.sessions.text import encode_value, to_pyformat
 from riverpy.errors import TransactionError
 
@@ -154,6 +154,19 @@ class DjangoSession(CallerSession):
         with self._translate_errors():
             block.__exit__(None, None, None)
 
+    async def begin_nested(self) -> NestedTransaction | None:
+        block = transaction.atomic(using=self._connection.alias)
+        with self._translate_errors():
+            block.__enter__()
+        return _NestedAtomic(self, block)
+
+    def end_nested(self, block: transaction.Atomic, *, keep: bool) -> None:
+        """End a block `atomic`."""
+        if not keep:
+            transaction.set_rollback(True, using=self._connection.alias)
+        with self._translate_errors():
+            block.__exit__(None, None, None)
+
     async def copy_to_table(
         self,
         table_name: str,
@@ -201,6 +214,16 @@ class DjangoSession(CallerSession):
             raise make_asyncpg_error(error, is_connection_closed=is_closed) from error
         except UnicodeEncodeError as error:
             raise make_encoding_error(error) from error
+
+
+class _NestedAtomic(NestedTransaction):
+    """A block `atomic`."""
+
+    def __init__(self, session: DjangoSession, block: transaction.Atomic) -> None:
+        self._session, self._block = session, block
+
+    async def end(self, *, keep: bool) -> None:
+        self._session.end_nested(self._block, keep=keep)
 
 
 def _decode_value(value: object) -> object:

@@ -33,6 +33,15 @@ class SessionState(Enum):
     ABORTED = auto()
 
 
+class NestedTransaction(ABC):
+    """A savepoint of a library that must know about savepoints."""
+
+    @abstractmethod
+    async def end(self, *, keep: bool) -> None:
+        """End the savepoint: keep what was done since its begin, or undo it. If the caller has
+        ended it already, this does nothing."""
+
+
 class CallerSession(ABC):
     """A connection or session of another library than asyncpg, with the methods of asyncpg's
     connection that riverpy's statements use.
@@ -89,6 +98,10 @@ class CallerSession(ABC):
         """Run the caller's code in a savepoint of the library, if it has to know what a rollback
         undoes. Without objects this does nothing."""
         return nullcontext()
+
+    async def begin_nested(self) -> NestedTransaction | None:
+        """Begin a savepoint of the library. None: the library need not know about savepoints."""
+        return None
 
     def transaction(self, **_: object) -> AbstractAsyncContextManager[None]:
         """Run an `async with` block in the library's transaction or savepoint, if

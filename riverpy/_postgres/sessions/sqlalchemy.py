@@ -24,16 +24,17 @@ from sqlalchemy.orm import Session, scoped_session
 from riverpy._postgres.driver import InterfaceError
 from riverpy._postgres.sessions.errors import make_asyncpg_error, make_encoding_error
 from riverpy._postgres.sessions.records import make_records
-from riverpy._postgres.sessions.session import CallerSession, SessionState
+from riverpy._postgres.sessions.session import CallerSession, NestedTransaction, SessionState
 from riverpy._postgres.sessions.text import encode_value, to_pyformat
 from riverpy._without_loop import make_async
 from riverpy.errors import TransactionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator
     from contextlib import AbstractAsyncContextManager
 
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.orm import SessionTransaction
 
     from riverpy._postgres.sessions.records import Record
 
@@ -185,6 +186,21 @@ class SqlAlchemySession(CallerSession):
             return make_async(self._tx.begin_nested())
         return super().savepoint()
 
+    async def begin_nested(self) -> NestedTransaction | None:
+        if not isinstance(self._tx, Session):
+            return None
+        nested = await self._run(self._tx.begin_nested)
+        return _NestedSessionTransaction(self, self._tx, nested)
+
+    async def end_nested(self, session: Session, nested: SessionTransaction, *, keep: bool) -> None:
+        """End a nested transaction, unless the caller has ended it."""
+        if nested not in _iterate_nested_transactions(session):
+            return
+        try:
+            await self._run(nested.commit if keep and nested.is_active else nested.rollback)
+        except SQLAlchemyError as error:
+            raise self._translate(error) from error
+
     def _open(self) -> Connection:
         """Return the connection of the session, which begins a transaction if none is open.
 
@@ -231,6 +247,26 @@ class SqlAlchemySession(CallerSession):
             return InterfaceError(str(error))
         is_lost = isinstance(error, DBAPIError) and error.connection_invalidated
         return make_asyncpg_error(error, is_connection_closed=is_lost)
+
+
+class _NestedSessionTransaction(NestedTransaction):
+    """A nested transaction of a session."""
+
+    def __init__(
+        self, adapter: SqlAlchemySession, session: Session, nested: SessionTransaction
+    ) -> None:
+        self._adapter, self._session, self._nested = adapter, session, nested
+
+    async def end(self, *, keep: bool) -> None:
+        await self._adapter.end_nested(self._session, self._nested, keep=keep)
+
+
+def _iterate_nested_transactions(session: Session) -> Iterator[SessionTransaction]:
+    """Yield the open nested transactions of a session, the innermost first."""
+    nested = session.get_nested_transaction()
+    while nested is not None and nested.nested:
+        yield nested
+        nested = nested.parent
 
 
 class AsyncSqlAlchemySession(SqlAlchemySession):

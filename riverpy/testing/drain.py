@@ -1,0 +1,108 @@
+"""drain: works all due jobs in the calling task, without a running client."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from riverpy._names import validate_queue
+from riverpy._postgres import jobs
+from riverpy.errors import ClientStateError, ConfigError
+from riverpy.testing._inline_client import InlineClient, work_job_on_pool
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy._postgres.sessions.protocols import CallerTransaction
+    from riverpy.client import Client
+    from riverpy.testing.work_result import WorkResult
+
+ATTEMPTS_MAX_DEFAULT = 1_000
+"""The default of the largest number of attempts in one call."""
+
+
+async def drain(
+    client: Client,
+    queues: Sequence[str] | None = None,
+    *,
+    with_scheduled: bool = False,
+    max_jobs: int = ATTEMPTS_MAX_DEFAULT,
+    tx: CallerTransaction | None = None,
+) -> list[WorkResult]:
+    """Work all due jobs, one after the other, in the calling task. Returns how the attempts ended,
+    in their order.
+
+    Jobs that the jobs insert are worked too. The jobs are worked in the order of claims: by
+    priority, due time and id. Whether a queue is paused does not matter.
+
+    Args:
+        client: its workers and settings work the jobs. It does not run. Without `tx` it is open.
+        queues: the queues. Default None: the queues of the client, or all queues if it has none.
+        with_scheduled: also work jobs that are due later, in the order of their due times, and
+            retry failed jobs up to their `max_attempts`. Default False: a failed or snoozed job is
+            worked again only if it is due at once.
+        max_jobs: the largest number of attempts. Default 1,000.
+        tx: your connection or session, in a transaction. Nothing is committed. Default None: each
+            job is worked on the client's pool, and its result is committed.
+
+    Raises:
+        ClientStateError: more than `max_jobs` attempts are needed; or the client runs, or is not
+            open and there is no `tx`.
+        ConfigError: a queue name or `max_jobs` is not allowed, or the client has no workers.
+        TransactionError: `tx` is not usable, or the code of a job has ended or aborted it.
+        SchemaMissingError: the database has no River tables.
+    """
+    names = _check_arguments(client, queues, max_jobs)
+    worker = (
+        None
+        if tx is None
+        else InlineClient(tx, client.workers, client.config, periodic_jobs=client.periodic_jobs)
+    )
+    source = client if worker is None else worker
+    kinds = list(client.workers or ()) if client.config.known_kinds_only else None
+    results: list[WorkResult] = []
+    while True:
+        async with InlineClient.open_transaction_of(source) as connection:
+            job_id = await jobs.job_find_next(
+                connection,
+                client.config.schema,
+                queues=names,
+                kinds=kinds,
+                at_any_time=with_scheduled,
+            )
+        if job_id is None:
+            return results
+        if len(results) >= max_jobs:
+            raise ClientStateError(_describe_endless_jobs(results))
+        results.append(
+            await (work_job_on_pool(client, job_id) if worker is None else worker.work_job(job_id))
+        )
+
+
+def _check_arguments(
+    client: Client, queues: Sequence[str] | None, max_jobs: int
+) -> list[str] | None:
+    """Return the queues to drain; None: all queues."""
+    if not client.workers:
+        raise ConfigError("drain works jobs, so the client needs workers: Client(…, workers=…)")
+    if client.is_running:
+        raise ClientStateError(
+            "drain works jobs in your task, so it takes a client that is not running"
+        )
+    if max_jobs < 1:
+        raise ConfigError(f"max_jobs is 1 or more, got {max_jobs}")
+    if isinstance(queues, str):
+        raise ConfigError(f"queues is a list of names, got the text {queues!r}")
+    names = list(client.queues if queues is None else queues)
+    for name in names:
+        validate_queue(name)
+    return names or None
+
+
+def _describe_endless_jobs(results: list[WorkResult]) -> str:
+    counts = Counter((result.job.kind, result.event.kind.value) for result in results)
+    ends = ", ".join(f"{count} × {kind} {end}" for (kind, end), count in counts.most_common(3))
+    return (
+        f"drain has worked {len(results)} attempts, and more jobs wait: jobs may insert or snooze "
+        f"themselves for ever ({ends}). Pass a larger max_jobs if they do end"
+    )
