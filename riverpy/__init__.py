@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from riverpy._fleet.subscription import FleetSubscription
+from riverpy._fleet.watch import JobWatch
 from riverpy._leading.subscriptions import LeadershipSubscription
 from riverpy._leading.term_fence import LeaderTerm
 from riverpy._lifecycle import StopCause
@@ -43,6 +45,9 @@ from riverpy.errors import (
 from riverpy.events import (
     Event,
     EventKind,
+    FleetEventKind,
+    JobChange,
+    JobChangeKind,
     JobStatistics,
     LeadershipChange,
     LeaseChange,
@@ -130,6 +135,8 @@ __all__ = [
     "Execution",
     "ExecutionState",
     "FencedOutError",
+    "FleetEventKind",
+    "FleetSubscription",
     "Histogram",
     "Hook",
     "HookInsertBegin",
@@ -150,6 +157,8 @@ __all__ = [
     "Job",
     "JobArgs",
     "JobCancel",
+    "JobChange",
+    "JobChangeKind",
     "JobChanges",
     "JobDamagedError",
     "JobFilters",
@@ -168,6 +177,7 @@ __all__ = [
     "JobState",
     "JobStatistics",
     "JobStuckHandler",
+    "JobWatch",
     "KindStats",
     "LeaderTerm",
     "LeadershipChange",

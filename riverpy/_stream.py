@@ -25,7 +25,7 @@ class Stream(Generic[ItemT]):
         self._items_ready = asyncio.Event()
         self._is_closed = False
         self._log = get_logger()
-        self.dropped = 0
+        self.dropped: int = 0
         """The number of items that the full stream has dropped."""
 
     @property

@@ -298,6 +298,7 @@ class Client(
         if opened_in is None or not opened_in.is_current_process:
             return  # a forked child would close the connections of its parent
         try:
+            await self._stop_following()
             await self._close_waits()
             await self._lease_engine.close()
         finally:
@@ -490,7 +491,7 @@ class Client(
             periodic_jobs=self._periodic_jobs,
             inserter=self._inserter,
             child_processes=self._child_processes,
-            attempt_store=AttemptStore(self._transaction, self._config.schema),
+            attempt_store=AttemptStore(self._transaction, self._config.schema, self._subscriptions),
         )
 
     @asynccontextmanager

@@ -9,9 +9,11 @@ import msgspec
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
+    from typing import Any
 
     from riverpy._lifecycle import StopCause
     from riverpy.job import JobRow
+    from riverpy.progress import JobProgress
 
 
 class EventKind(StrEnum):
@@ -27,6 +29,19 @@ class EventKind(StrEnum):
     JOB_SNOOZED = "job_snoozed"
     QUEUE_PAUSED = "queue_paused"
     QUEUE_RESUMED = "queue_resumed"
+
+
+class FleetEventKind(StrEnum):
+    """The kinds of events that only `client.subscribe(…, fleet=True)` has, beside those of
+    `EventKind` and `LeaseEventKind`."""
+
+    JOB_STARTED = "job_started"
+    """An attempt started."""
+    JOB_PROGRESS = "job_progress"
+    """A running job has reported progress. At most one event a second and job."""
+    JOB_OUTPUT_SAVED = "job_output_saved"
+    """A running job has stored its output with `job.save_output`. The event does not have the
+    output: read it with `client.job_get`."""
 
 
 class JobStatistics(msgspec.Struct, frozen=True):
@@ -94,12 +109,49 @@ class Event(msgspec.Struct, frozen=True):
     """An event of a job (with `job` and `statistics`), of a queue (with `queue`) or of a lease
     (with `lease`). Exactly one of `job`, `queue` and `lease` is set."""
 
-    kind: EventKind | LeaseEventKind
+    kind: EventKind | LeaseEventKind | FleetEventKind
     job: JobRow | None = None
-    """The job after its result was stored."""
+    """The job after its result was stored.
+
+    In an event of the fleet, the job has the columns id, kind, queue, state, priority, attempt,
+    max_attempts, created_at, scheduled_at, attempted_at and finalized_at. `errors` has only the
+    newest error, cut to 500 characters and without its trace. All other attributes, such as
+    `encoded_args` and `metadata`, raise `ClientStateError`: read the job with `client.job_get`."""
     queue: str | None = None
     statistics: JobStatistics | None = None
+    """The durations of an attempt that has ended."""
     lease: LeaseChange | None = None
+    client_id: str | None = None
+    """In an event of the fleet: the id of the client that sent it. None in other events."""
+    progress: JobProgress | None = None
+    """The progress of JOB_PROGRESS. Its text is cut to 500 characters."""
+
+
+class JobChangeKind(StrEnum):
+    """What a change of a watched job is."""
+
+    PRESENT = "present"
+    """The first item of a watch: the job as it was when the watch began."""
+    PROGRESS = "progress"
+    """The job has reported progress."""
+    OUTPUT = "output"
+    """The output was stored or has changed."""
+    ATTEMPT = "attempt"
+    """Another attempt began or was taken back, and the state is the same as before."""
+    STATE = "state"
+    """The state has changed."""
+
+
+class JobChange(msgspec.Struct, frozen=True):
+    """A change of a job that `client.watch` has found."""
+
+    kind: JobChangeKind
+    job: JobRow
+    """The whole row after the change."""
+    progress: JobProgress | None
+    """The last progress of the job; None: it has reported none."""
+    output: Any
+    """The output of the job so far, as decoded JSON; None: it has none."""
 
 
 class LeadershipChange(msgspec.Struct, frozen=True):

@@ -38,6 +38,8 @@ ERRORS_PER_JOB_MAX = 100
 have the same limit."""
 OUTPUT_SIZE_MAX = 32 * 1024 * 1024
 """The maximum number of bytes of a recorded output. River has the same limit."""
+OUTPUT_METADATA_KEY = "output"
+"""The metadata key of the output, as in River."""
 _METADATA_KEYS_OF_RIVER = {"cancel_attempted_at", "river:rescue_count"}
 
 ArgsT_co = TypeVar("ArgsT_co", covariant=True)
@@ -200,7 +202,7 @@ class JobRow:
     @property
     def output(self) -> Any:
         """The recorded output, or None."""
-        return self.metadata.get("output")
+        return self.metadata.get(OUTPUT_METADATA_KEY)
 
     @property
     def last_progress(self) -> JobProgress | None:
@@ -396,7 +398,26 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
         Raises:
             ArgsError: the value is not JSON, or larger than 32 MiB when encoded.
         """
-        self._record_metadata("output", encode_metadata_value(value))
+        self._record_metadata(OUTPUT_METADATA_KEY, encode_metadata_value(value))
+
+    def save_output(self, value: object) -> Coroutine[object, None, None]:
+        """Store `value` as the job's output now: `await job.save_output(rows)`. A job can so show
+        a part of its output while it runs; `client.watch` and `riverpy.web.events` deliver it.
+
+        The call returns when the output is stored. Each call is a statement, so call it as often as
+        readers need the output, for example once a second. Of calls at the same time, only the
+        newest is stored. The last output is also stored at the end of this attempt, as with
+        `record_output`.
+
+        Raises:
+            ArgsError: the value is not JSON, or larger than 32 MiB when encoded.
+            AttemptLostError: the attempt no longer belongs to this client: end the job.
+            TransactionError: another transaction, perhaps the job's own, has locked the row.
+            ClientStateError: the job is a blocking job: use `record_output`.
+            Exception: the database cannot be reached. The output is stored at the end of the
+                attempt.
+        """
+        raise make_unavailable_error("job.save_output")
 
     def set_metadata(self, key: str, value: object) -> None:
         """Merge `key` into the job's metadata at the end of this attempt, whatever its outcome is.

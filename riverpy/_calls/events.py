@@ -3,35 +3,131 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, overload
 
-from riverpy._calls.base import ClientMethods
+from riverpy._calls.job_page import check_job_id
+from riverpy._calls.listening import ListeningMethods
+from riverpy._fleet.filters import make_follow_filter
+from riverpy._fleet.follower import FleetFollower
+from riverpy._fleet.subscription import FleetSubscription
+from riverpy._fleet.watch import JobWatch
 from riverpy._leading.subscriptions import LeadershipPublisher, LeadershipSubscription
 from riverpy._work.subscriptions import SUBSCRIPTION_SIZE_DEFAULT, Subscription, SubscriptionManager
+from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from riverpy.events import EventKind, LeaseEventKind
+    from collections.abc import Collection
+
+    from riverpy.events import EventKind, FleetEventKind, LeaseEventKind
 
 
-class EventMethods(ClientMethods):
+class EventMethods(ListeningMethods):
     """The methods of a client that subscribe to its events."""
 
+    @overload
     def subscribe(
-        self, *kinds: EventKind | LeaseEventKind, size: int = SUBSCRIPTION_SIZE_DEFAULT
-    ) -> Subscription:
+        self,
+        *kinds: EventKind | LeaseEventKind,
+        size: int = ...,
+        fleet: Literal[False] = ...,
+    ) -> Subscription: ...
+    @overload
+    def subscribe(
+        self,
+        *kinds: EventKind | LeaseEventKind | FleetEventKind,
+        size: int = ...,
+        fleet: Literal[True],
+        job_kinds: Collection[str] | None = ...,
+        queues: Collection[str] | None = ...,
+        job_ids: Collection[int] | None = ...,
+    ) -> FleetSubscription: ...
+    def subscribe(
+        self,
+        *kinds: EventKind | LeaseEventKind | FleetEventKind,
+        size: int = SUBSCRIPTION_SIZE_DEFAULT,
+        fleet: bool = False,
+        job_kinds: Collection[str] | None = None,
+        queues: Collection[str] | None = None,
+        job_ids: Collection[int] | None = None,
+    ) -> Subscription | FleetSubscription:
         """Subscribe to events of this client's jobs, queues and leases: `async with
-        client.subscribe(…) as events: async for …`.
+        client.subscribe(…) as events: async for …`. With `fleet=True`, subscribe to the events of
+        all running clients of the database, in all processes.
+
+        Events of the fleet may be lost, so read the row of a job to know its state. Their jobs have
+        no args and no metadata: see `Event.job`. Clients with `poll_only`, clients that do not run,
+        and River in Go send none.
 
         Args:
             kinds: the kinds of events; at least one. `*EventKind`: all events of jobs and queues;
-                `*LeaseEventKind`: all events of leases, singletons and leadership.
+                `*LeaseEventKind`: all events of leases, singletons and leadership;
+                `*FleetEventKind`: starts, progress and saved outputs, only with `fleet=True`.
             size: the number of events that may wait for the reader. Further events are dropped and
                 counted in `events.dropped`. Default 10,000.
+            fleet: whether to subscribe to the events of all clients. Default False.
+            job_kinds: only events of jobs of these kinds. Default None: all events. This and the
+                other filters need `fleet=True`.
+            queues: only events of these queues. Default None: all events.
+            job_ids: only events of these jobs. Default None: all events.
 
         Raises:
-            ConfigError: there is no kind, a kind is unknown, or the size is below 1.
+            ConfigError: there is no kind, a kind is unknown or needs `fleet=True`, the size is
+                below 1, a filter is empty or has a wrong type, or the settings of the client allow
+                no notifications.
         """
-        return self._subscriptions.subscribe(kinds, size)
+        if not fleet:
+            if any(one is not None for one in (job_kinds, queues, job_ids)):
+                raise ConfigError("job_kinds, queues and job_ids filter only with fleet=True")
+            return self._subscriptions.subscribe(kinds, size)
+        self._expect_listening_possible()
+        if size < 1:
+            raise ConfigError(f"the size of a subscription is 1 or more, got {size}")
+        follow_filter = make_follow_filter(kinds, job_kinds, queues, job_ids)
+        follower = self._follower
+        return FleetSubscription(follower, follow_filter, size, follower.wait_until_announced)
+
+    def _expect_listening_possible(self) -> None:
+        """Raise ConfigError if the settings of the client allow no notifications."""
+        config = self._config
+        if config.poll_only:
+            raise ConfigError("fleet=True needs notifications: set poll_only=False")
+        if config.pooler and config.listen_url is None:
+            raise ConfigError(
+                "fleet=True needs notifications, which a pooler does not deliver: set "
+                "Config(listen_url=…) to a URL that bypasses the pooler"
+            )
+
+    def watch(self, job_id: int) -> JobWatch:
+        """Watch one job until it ends: `async for change in client.watch(job_id): …`.
+
+        The first item is the job as it is now. Then each change of its state, attempt, progress and
+        output follows. The iteration ends after the job is completed, cancelled or discarded. A
+        slow reader gets the newest state, and no states between. Changes by a worker of riverpy
+        arrive within milliseconds. All others, for instance by River in Go, arrive within a second.
+
+        `asyncio.timeout` limits the time. All watches of a client share one connection.
+
+        Args:
+            job_id: the id of the job.
+
+        Raises:
+            ConfigError: the id is no whole number of 64 bits.
+
+        The iteration raises `NotFoundError` if the job does not exist or was deleted, and
+        `ClientStateError` if the client is not open or closes. While the database cannot be
+        reached, it waits.
+        """
+        check_job_id(job_id)
+        return JobWatch(self._follower, job_id)
+
+    @cached_property
+    def _follower(self) -> FleetFollower:
+        return FleetFollower(self._get_open_pool, self._config.schema, self._listener)
+
+    async def _stop_following(self) -> None:
+        """End the subscriptions to the fleet and the watches, because the client closes."""
+        if "_follower" in vars(self):
+            await self._follower.stop()
 
     def leadership(self) -> LeadershipSubscription:
         """Subscribe to changes of leadership: `async with client.leadership() as changes: async for

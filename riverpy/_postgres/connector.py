@@ -62,6 +62,16 @@ class Connector:
             password=self._password,
         )
 
+    async def connect_for_fleet_events(self) -> Connection:
+        """Return a connection on which events are sent to other clients."""
+        return await connect_with_statement_timeout(
+            self._url,
+            "riverpy fleet",
+            statement_timeout=JOB_STATEMENT_TIMEOUT,
+            through_pooler=self._config.pooler,
+            password=self._password,
+        )
+
     async def connect_for_notifications(self) -> Connection:
         """Return a connection for LISTEN, to `listen_url` if that is set."""
         name, listen_url = "riverpy listener", self._config.listen_url

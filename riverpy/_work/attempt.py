@@ -18,7 +18,15 @@ from riverpy._work.steps import (
     AttemptStepRunner,
 )
 from riverpy.events import EventKind
-from riverpy.job import ERRORS_PER_JOB_MAX, Job, JobColumn, JobRow, JobState
+from riverpy.job import (
+    ERRORS_PER_JOB_MAX,
+    OUTPUT_METADATA_KEY,
+    Job,
+    JobColumn,
+    JobRow,
+    JobState,
+    encode_metadata_value,
+)
 from riverpy.progress import PROGRESS_METADATA_KEY
 from riverpy.steps import is_in_event_loop, make_unavailable_error
 
@@ -229,6 +237,14 @@ class Attempt(Job[Any]):
             return
         self._record_metadata(PROGRESS_METADATA_KEY, text)
         self.attempt_store.progress_reports.add_report(self.claim_key, text)
+
+    def save_output(self, value: object) -> Coroutine[object, None, None]:
+        if not is_in_event_loop():
+            raise make_unavailable_error("job.save_output")
+        text = encode_metadata_value(value)
+        if not self.ended_at:
+            self._record_metadata(OUTPUT_METADATA_KEY, text)
+        return self.attempt_store.output_saver.save_output(self, self.claim_key, text)
 
     # -- steps and completion by the code of the job
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import msgspec
@@ -22,14 +22,16 @@ from riverpy._postgres.driver import (
     is_permanent_statement_error,
 )
 from riverpy._postgres.transactions import expect_transaction
+from riverpy._work.output_saver import OutputSaver
 from riverpy._work.progress_reports import ProgressReports
 from riverpy.errors import AttemptLostError, TransactionError, UniqueConflictError
 from riverpy.job import JobRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractAsyncContextManager
 
+    from riverpy._fleet.outbox import FleetOutbox
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.jobs import ClaimKey
     from riverpy._postgres.sessions.protocols import CallerTransaction
@@ -40,6 +42,19 @@ ROW_LOCK_TIMEOUT = "5s"
 """How long a statement on the client's pool waits for a lock of the row."""
 
 
+class RunningJobEvents(Protocol):
+    """Publishes events of running jobs to the clients that follow this client."""
+
+    fleet_outbox: FleetOutbox | None
+    """None: no client follows, so there is nothing to publish."""
+
+    def publish_started_jobs(self, jobs: Iterable[JobRow]) -> None:
+        """Publish the starts of attempts."""
+
+    def publish_saved_output(self, job: JobRow) -> None:
+        """Publish that a running job has stored its output."""
+
+
 class AttemptStore:
     """Writes into the rows of running jobs of one client."""
 
@@ -47,12 +62,18 @@ class AttemptStore:
         self,
         transaction: Callable[[CallerTransaction | None], AbstractAsyncContextManager[Transaction]],
         schema: str | None,
+        events: RunningJobEvents,
     ) -> None:
         """`transaction` opens a savepoint in a caller's transaction or, without one, a transaction
-        on the client's pool."""
+        on the client's pool. `events` publishes what running jobs do.
+        """
         self._transaction, self._schema = transaction, schema
+        self.events = events
         self.progress_reports = ProgressReports()
         """The progress that the jobs have reported, until it is written."""
+        self.output_saver = OutputSaver(
+            self.merge_metadata_with_retries, events.publish_saved_output
+        )
 
     async def merge_metadata(
         self,

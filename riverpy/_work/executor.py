@@ -186,6 +186,8 @@ class JobExecutor:
                 self._run_attempt(attempt), context=self._job_context_template.copy()
             )
         self._running_attempts.schedule_deadline_check(first)
+        if self._attempt_store.events.fleet_outbox is not None:
+            self._attempt_store.events.publish_started_jobs(attempts)
 
     def _log_started_attempts(self, attempts: Sequence[Attempt]) -> None:
         for attempt in attempts:

@@ -39,6 +39,7 @@ class ProgressWriter:
     def __init__(self, context: RunContext, running: RunningAttempts) -> None:
         """`running` are the jobs that may report."""
         self._reports, self._running = context.client.attempt_store.progress_reports, running
+        self._subscriptions = context.client.subscriptions
         self._connection, self._schema = context.connections.reserved, context.schema
         self._log = get_logger().with_rate_limit()
 
@@ -83,6 +84,10 @@ class ProgressWriter:
             if is_permanent_statement_error(error):
                 return
             found_ids = set[int]()
+        if found_ids and self._subscriptions.fleet_outbox is not None:
+            for attempt in self._running:
+                if attempt.id in found_ids and (text := texts.get(attempt.claim_key)) is not None:
+                    self._subscriptions.publish_progress(attempt, text)
         unstored = {key: text for key, text in texts.items() if key.id not in found_ids}
         if unstored:  # another session has locked these rows, or their attempts have ended
             self._reports.put_back_reports(unstored, self._running.collect_claim_keys())

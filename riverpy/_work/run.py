@@ -28,7 +28,7 @@ from riverpy._leading.membership import DomainMembership
 from riverpy._leases.singletons import SingletonRunnerGroup
 from riverpy._lifecycle import ServiceGroup, unwrap_single_error
 from riverpy._log import get_logger
-from riverpy._log_events import CLIENT_STOP_STARTED, PERIODIC_JOBS_IGNORED
+from riverpy._log_events import CLIENT_STOP_STARTED
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._plugins import PluginLists
 from riverpy._postgres.domains import OWNERSHIP_CHANGED_ACTION
@@ -54,6 +54,7 @@ from riverpy._work.completer import Completer
 from riverpy._work.counters import MetricEmitter, RunCounters
 from riverpy._work.elections import ElectionManager
 from riverpy._work.executor import JobExecutor
+from riverpy._work.ignored_periodic_jobs import IgnoredPeriodicJobsLog
 from riverpy._work.loop_watch import LoopWatch
 from riverpy._work.producer import Producer
 from riverpy._work.progress_writer import ProgressWriter
@@ -109,8 +110,6 @@ class ClientRun:
         self._status_reporter: ClientStatusReporter | None = None
         self._riverpy_schema_versions: frozenset[int] = frozenset()
         """The versions of the applied migrations of riverpy's own tables."""
-        self._warned_periodic_job_ids: set[str] = set()
-        """The ids of the periodic jobs that were logged as ignored."""
 
         self._connections = RunConnections(client, self._resync)
         self._registration = client.make_registration()
@@ -148,6 +147,7 @@ class ClientRun:
         self._domain_membership = self._make_domain_membership()
         self._election_manager = ElectionManager(context, Timer()) if config.candidate else None
         self._leader_watch = self._make_leader_watch()
+        self._fleet_publisher = context.make_fleet_publisher()
         self._notifier = None if config.poll_only else self._make_notifier()
         self._summary_logger = JobSummaryLogger(context.counters, self.stats, client.id)
 
@@ -232,6 +232,7 @@ class ClientRun:
         notifier.subscribe("river_control", self._receive_control_notification)
         notifier.subscribe(EVENT_TOPIC, self._receive_riverpy_notification)
         notifier.subscribe(LEASE_TOPIC, self._client.leases.handle_notification)
+        self._fleet_publisher.subscribe_to(notifier)
         if self._election_manager is not None:
             for topic, receive in self._election_manager.handler_by_topic.items():
                 notifier.subscribe(topic, receive)
@@ -317,22 +318,6 @@ class ClientRun:
             *([] if self._election_manager is None else self._election_manager.skipped_rows),
         ]
 
-    def _log_ignored_periodic_jobs(self) -> None:
-        """Warn once about each periodic job: this client never becomes leader, so it inserts none.
-
-        River refuses this. riverpy accepts it, because another client may insert the same jobs.
-        """
-        ids = [job.id for job in self._client.periodic_jobs]
-        new_ids = [job_id for job_id in ids if job_id not in self._warned_periodic_job_ids]
-        if new_ids:
-            self._warned_periodic_job_ids.update(new_ids)
-            self._log.warning(
-                PERIODIC_JOBS_IGNORED,
-                reason="the client has candidate=False",
-                advice="configure periodic jobs in clients with candidate=True",
-                periodic_job_ids=new_ids,
-            )
-
     # -- status
 
     @property
@@ -393,8 +378,7 @@ class ClientRun:
             Exception: one of DATABASE_ERRORS at the start, or a fault of riverpy in a service.
         """
         if self._election_manager is None:
-            self._client.periodic_jobs.wake = self._log_ignored_periodic_jobs
-            self._log_ignored_periodic_jobs()
+            IgnoredPeriodicJobsLog(self._client.periodic_jobs).start()
         try:
             with self.until_stop_requested():
                 await self._job_executor.check_process_functions()
@@ -465,6 +449,7 @@ class ClientRun:
         await services.start(self._summary_logger)
         await services.start(LoopWatch(self.running_attempts, self._record_loop_lag))
         if self._notifier is not None:
+            await services.start(self._fleet_publisher)
             await services.start(self._notifier)
 
     async def _run_until_stopped(self, task_status: TaskStatus[None], *, drain: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from riverpy._fleet.publisher import FleetPublisher
 from riverpy._leases.spreading import HEARTBEAT_AGE_MAX_SHARE_OF_DEAD_AFTER, LeaseSpreader
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.clients import ClientRegistration
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from riverpy.periodic import PeriodicJobs
     from riverpy.singletons import SingletonRegistry
     from riverpy.worker import Workers
+
+FLEET_OUTAGE_EFFECT = "clients that follow this one miss events"
+"""What an outage of the connection for events means for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +94,7 @@ class RunConnections:
     def __init__(self, client: ClientParts, on_reconnect: Callable[[], None]) -> None:
         self.connector = connector = Connector(client.url, client.config, client.password)
         self.outage_tracker = ConnectionOutageTracker(client_id=client.id)
-        self._config = client.config
+        self._config, self._client_id = client.config, client.id
         self.claims = self._make_connection("claims", connector.connect_for_claims, on_reconnect)
         self.results = self._make_connection("results", connector.connect_for_results, on_reconnect)
         self.reserved = self._make_connection(
@@ -110,6 +114,17 @@ class RunConnections:
             through_pooler=self._config.pooler,
             trace_internal=self._config.trace_internal,
             on_reconnected=on_reconnected,
+        )
+
+    def make_fleet_connection(self) -> DedicatedConnection:
+        """Return a connection for events that other clients follow. It is not one of
+        `all_connections`, because it is open only while a client follows."""
+        return DedicatedConnection(
+            "fleet",
+            self.connector.connect_for_fleet_events,
+            ConnectionOutageTracker(outage_effect=FLEET_OUTAGE_EFFECT, client_id=self._client_id),
+            through_pooler=self._config.pooler,
+            trace_internal=self._config.trace_internal,
         )
 
     @property
@@ -159,6 +174,15 @@ class RunContext:
         ):
             if is_needed:
                 expect_migration_version(state, needed_version, self.schema, url=self.client.url)
+
+    def make_fleet_publisher(self) -> FleetPublisher:
+        """Return the service that sends the events of the client to its followers."""
+        return FleetPublisher(
+            self.client.id,
+            self.client.subscriptions,
+            self.connections.make_fleet_connection,
+            self.schema,
+        )
 
     def make_lease_spreader(
         self, runners: Sequence[SingletonRunner], engine: LeaseEngine

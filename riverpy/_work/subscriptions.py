@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from riverpy._log import get_logger
 from riverpy._log_events import EVENT_DROPPED, SUBSCRIBER_EVENTS_DROPPED
 from riverpy._stream import Stream, StreamGroup
-from riverpy._timestamps import decode_timestamp, encode_timestamp
+from riverpy._work.attempt_events import (
+    make_end_message,
+    make_job_event,
+    make_other_message,
+    make_running_message,
+)
 from riverpy.errors import ConfigError
-from riverpy.events import Event, EventKind, JobStatistics, LeaseEventKind
-from riverpy.job import JobColumn, JobRow, JobState
+from riverpy.events import Event, EventKind, FleetEventKind, LeaseEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from riverpy._fleet.outbox import FleetOutbox
     from riverpy._work.attempt import Attempt
+    from riverpy.job import JobRow
 
 SUBSCRIPTION_SIZE_DEFAULT = 10_000
 """The default number of events that may wait for a subscriber. The completer publishes fewer events
@@ -32,6 +38,8 @@ def parse_event_kind(value: EventKind | LeaseEventKind | str) -> EventKind | Lea
     for kind in (*EventKind, *LeaseEventKind):
         if kind == value:
             return kind
+    if value in list(FleetEventKind):
+        raise ConfigError(f"events of the kind {value!r} need fleet=True")
     known = ", ".join((*EventKind, *LeaseEventKind))
     raise ConfigError(f"{value!r} is not a kind of events; the kinds of events are {known}")
 
@@ -65,6 +73,8 @@ class SubscriptionManager(StreamGroup[Subscription]):
         super().__init__()
         self._log = get_logger()
         self._limited_log = self._log.with_rate_limit()
+        self.fleet_outbox: FleetOutbox | None = None
+        """The events to send to clients that follow this client; None: no client follows."""
 
     def subscribe(
         self, kinds: Iterable[EventKind | LeaseEventKind | str], size: int
@@ -83,6 +93,11 @@ class SubscriptionManager(StreamGroup[Subscription]):
 
     def publish_attempts(self, attempts: list[Attempt]) -> None:
         """Publish the events of attempts whose results were stored."""
+        if self.fleet_outbox is not None:
+            for attempt in attempts:
+                kind = attempt.event_kind
+                make_message = partial(make_end_message, kind, attempt)
+                self.fleet_outbox.add_job_event(kind, attempt, make_message)
         if not self._open_streams:
             return
         for attempt in attempts:
@@ -95,7 +110,7 @@ class SubscriptionManager(StreamGroup[Subscription]):
         self, attempt: Attempt, kind: EventKind, subscribers: list[Subscription]
     ) -> None:
         try:
-            event = _make_job_event(attempt, kind)
+            event = make_job_event(attempt, kind)
         except Exception:  # the row cannot be read: drop only this event
             self._limited_log.exception(EVENT_DROPPED, job_id=attempt.id)
             return
@@ -107,53 +122,33 @@ class SubscriptionManager(StreamGroup[Subscription]):
         self.publish(Event(kind, queue=queue))
 
     def publish(self, event: Event) -> None:
-        """Publish one event to the subscriptions of its kind."""
+        """Publish one event of a queue or a lease to the subscriptions of its kind."""
+        if self.fleet_outbox is not None:
+            self.fleet_outbox.add_event(
+                event.kind, partial(make_other_message, event), queue=event.queue or ""
+            )
         for subscription in self._open_streams:
             if event.kind in subscription.kinds:
                 subscription.put(event)
 
+    # -- events for the clients that follow this client
 
-def _make_job_event(attempt: Attempt, kind: EventKind) -> Event:
-    if attempt.stored_row is not None:
-        row = list(attempt.stored_row)
-    else:
-        row = list(attempt.columns())
-        _apply_outcome_to_row(row, attempt)
-    attempted_at = decode_timestamp(row[JobColumn.ATTEMPTED_AT])
-    due = max(attempt.scheduled_at, attempt.created_at)
-    started = attempt.started_at or attempt.ended_at  # 0 if the job was released before its start
-    wait = timedelta(0)
-    if attempted_at is not None:
-        wait = attempted_at - due + timedelta(seconds=started - attempt.claimed_at)
-    statistics = JobStatistics(
-        queue_wait=max(wait, timedelta(0)),
-        run=timedelta(seconds=attempt.ended_at - started),
-        complete=timedelta(seconds=attempt.stored_at - attempt.ended_at),
-    )
-    return Event(kind, job=JobRow(row), statistics=statistics)
+    def publish_started_jobs(self, jobs: Iterable[JobRow]) -> None:
+        """Send the starts of attempts to the clients that follow this client."""
+        for job in jobs:
+            self._send_running_event(FleetEventKind.JOB_STARTED, job)
 
+    def publish_saved_output(self, job: JobRow) -> None:
+        """Send that a running job has stored its output to the clients that follow this client."""
+        self._send_running_event(FleetEventKind.JOB_OUTPUT_SAVED, job)
 
-def _apply_outcome_to_row(row: list[Any], attempt: Attempt) -> None:
-    """Change a claimed row in the same way as the database changed it to store the outcome. The
-    times are estimates."""
-    outcome = attempt.outcome
-    state = attempt.stored_state or attempt.target_state
-    row[JobColumn.STATE] = state
-    claimed = encode_timestamp(attempt.attempted_at) if attempt.attempted_at else 0
-    is_target_state = state == attempt.target_state
-    if state in {JobState.COMPLETED, JobState.CANCELLED, JobState.DISCARDED}:
-        at = attempt.ended_at if is_target_state else attempt.stored_at
-        row[JobColumn.FINALIZED_AT] = claimed + _to_microseconds(at - attempt.claimed_at)
-    if outcome is not None:
-        if outcome.error_entry is not None:
-            row[JobColumn.ERRORS] = [*(row[JobColumn.ERRORS] or ()), outcome.error_entry]
-        if not outcome.is_final and is_target_state:
-            row[JobColumn.ATTEMPT] = outcome.attempt_to_store
-            if outcome.seconds_until_due is not None:
-                delay = attempt.stored_at - attempt.claimed_at + outcome.seconds_until_due
-                row[JobColumn.SCHEDULED_AT] = claimed + _to_microseconds(delay)
-    row[JobColumn.METADATA] = attempt.encode_merged_metadata()
+    def publish_progress(self, job: JobRow, progress_text: str) -> None:
+        """Send a progress, given as JSON text, to the clients that follow this client."""
+        self._send_running_event(FleetEventKind.JOB_PROGRESS, job, progress_text)
 
-
-def _to_microseconds(seconds: float) -> int:
-    return int(seconds * 1e6)
+    def _send_running_event(
+        self, kind: FleetEventKind, job: JobRow, progress_text: str | None = None
+    ) -> None:
+        if self.fleet_outbox is not None:
+            make_message = partial(make_running_message, kind, job, progress_text)
+            self.fleet_outbox.add_job_event(kind, job, make_message)

@@ -1,18 +1,22 @@
-"""`riverpy events`: follow the events of a worker."""
+"""`riverpy events`: follow the events of a worker, or of all workers."""
 
 from __future__ import annotations
 
 import sys
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import anyio
 import click
 import msgspec
+from click.core import ParameterSource
 
 from riverpy._clock import Backoff
-from riverpy._tools.health.event_stream import KEEPALIVE_INTERVAL, EventLine
+from riverpy._dsn import url_for_display
+from riverpy._fleet.event_line import EventLine, build_event_line
+from riverpy._tools.health.event_stream import KEEPALIVE_INTERVAL
 from riverpy._tools.health.http_client import (
     HEALTH_PORT_DEFAULT,
     LINE_BYTES_MAX,
@@ -20,18 +24,25 @@ from riverpy._tools.health.http_client import (
     http_get,
     parse_address,
 )
-from riverpy.cli._options import kinds_option, queues_option, states_option
+from riverpy.cli._connected import open_connection
+from riverpy.cli._options import database_options, kinds_option, queues_option, states_option
 from riverpy.cli._output import make_printable, print_note, redirect_stdout_to_devnull
 from riverpy.cli._run import CommandError, error_to_one_line, run_async
-from riverpy.cli._types import TEXT, ParsedType
-from riverpy.events import EventKind, LeaseEventKind
+from riverpy.cli._types import TEXT, IntegerType, ParsedType
+from riverpy.client import Client
+from riverpy.config import Config
+from riverpy.events import EventKind, FleetEventKind, LeaseEventKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
     from riverpy._tools.health.http import Address
+    from riverpy.cli._options import DatabaseSettings
 
+ALL_EVENT_KINDS = (*EventKind, *LeaseEventKind, *FleetEventKind)
+FLEET_EVENTS_BUFFERED_MAX = 10_000
+"""The maximum number of events that wait to be printed. Further events are dropped."""
 EVENT_LINE_TIMEOUT = 3 * KEEPALIVE_INTERVAL
 """If the worker sends no line for this many seconds, the connection counts as lost."""
 RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX = timedelta(milliseconds=200), timedelta(seconds=5)
@@ -51,9 +62,10 @@ _CONNECTION_END_ERRORS = (anyio.IncompleteRead, anyio.BrokenResourceError)
 @click.option(
     "--event",
     "events",
-    type=click.Choice([kind.value for kind in (*EventKind, *LeaseEventKind)]),
+    type=click.Choice([kind.value for kind in ALL_EVENT_KINDS]),
     multiple=True,
-    help="Show only these events. Can be repeated.",
+    help="Show only these events. Can be repeated. job_started, job_progress and "
+    "job_output_saved need --fleet.",
 )
 @states_option
 @kinds_option
@@ -65,16 +77,31 @@ _CONNECTION_END_ERRORS = (anyio.IncompleteRead, anyio.BrokenResourceError)
     multiple=True,
     help="Show only events of this lease, singleton or leader domain. Can be repeated.",
 )
+@click.option(
+    "--job",
+    "job_ids",
+    type=IntegerType(1, 2**63 - 1),
+    multiple=True,
+    help="Show only events of the job with this id. Can be repeated. Needs --fleet.",
+)
+@click.option(
+    "--fleet",
+    is_flag=True,
+    help="Show the events of all workers of the database. No worker needs a health server.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+@database_options
+@click.pass_context
 def events(
+    context: click.Context,
     address: Address,
     *,
+    database: DatabaseSettings,
     events: tuple[str, ...],
-    states: tuple[str, ...],
-    kinds: tuple[str, ...],
-    queues: tuple[str, ...],
-    leases: tuple[str, ...],
+    job_ids: tuple[int, ...],
+    fleet: bool,
     as_json: bool,
+    **filters: tuple[str, ...],
 ) -> None:
     """Show the events of a worker as they happen, until interrupted.
 
@@ -84,22 +111,74 @@ def events(
 
     If the worker ends, the command waits for the next one. If events are read too slowly, the
     worker drops some and reports their number.
+
+    With --fleet, the events of all workers of the database are shown, also starts, progress and
+    saved outputs of jobs. Events may be lost; the number of dropped events is shown. Workers with
+    poll-only, and River in Go, send none. A worker that has just started sends events within 10
+    seconds.
     """
-    params = [
-        *(("event", one) for one in events),
-        *(("state", one) for one in states),
-        *(("kind", one) for one in kinds),
-        *(("queue", one) for one in queues),
-        *(("lease", one) for one in leases),
-    ]
-    target = f"/events?{urlencode(params)}" if params else "/events"
+    if fleet:
+        if context.get_parameter_source("address") is ParameterSource.COMMANDLINE:
+            raise click.UsageError("--fleet follows all workers of a database: omit --url")
+        follow = partial(_follow_fleet, database, events, job_ids, filters)
+    else:
+        if needing := [kind for kind in events if kind in list(FleetEventKind)]:
+            raise click.UsageError(f"--event {needing[0]} needs --fleet")
+        if job_ids:
+            raise click.UsageError("--job needs --fleet")
+        params = [*(("event", one) for one in events), *_iterate_filters(filters)]
+        target = f"/events?{urlencode(params)}" if params else "/events"
+        follow = partial(_follow_events, address, target)
     try:
-        run_async(_follow_events, address, target, _print_as_json if as_json else _print_as_text)
+        run_async(follow, _print_as_json if as_json else _print_as_text)
     except KeyboardInterrupt:
         sys.exit(0)
     except BrokenPipeError:  # the reader of stdout has ended
         redirect_stdout_to_devnull()
         sys.exit(0)
+
+
+def _iterate_filters(filters: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, str]]:
+    """Yield the name and one value of each filter. The options have the names in the plural."""
+    for name, values in filters.items():
+        for value in values:
+            yield name.removesuffix("s"), value
+
+
+async def _follow_fleet(
+    database: DatabaseSettings,
+    events: tuple[str, ...],
+    job_ids: tuple[int, ...],
+    filters: Mapping[str, tuple[str, ...]],
+    print_line: Callable[[bytes], Any],
+) -> None:
+    """Print the events of all workers until interrupted."""
+    async with open_connection(database) as checked:
+        url, schema = checked.database_url, checked.schema
+    kinds = [kind for kind in ALL_EVENT_KINDS if not events or kind.value in events]
+    client = Client(url, config=Config(schema=schema, pool_size=1))
+    dropped = 0
+    async with (
+        client,
+        client.subscribe(
+            *kinds,
+            size=FLEET_EVENTS_BUFFERED_MAX,
+            fleet=True,
+            job_kinds=filters["kinds"] or None,
+            queues=filters["queues"] or None,
+            job_ids=job_ids or None,
+        ) as subscription,
+    ):
+        print_note(f"riverpy follows all workers of {url_for_display(url)}")
+        async for event in subscription:
+            if subscription.dropped > dropped:
+                dropped, count = subscription.dropped, subscription.dropped - dropped
+                print_line(msgspec.json.encode(EventLine(event="dropped", dropped=count)))
+            line = build_event_line(event)
+            if (not filters["states"] or line.state in filters["states"]) and (
+                not filters["leases"] or line.lease in filters["leases"]
+            ):
+                print_line(msgspec.json.encode(line))
 
 
 async def _follow_events(address: Address, path: str, print_line: Callable[[bytes], Any]) -> None:
@@ -143,15 +222,18 @@ def _print_as_text(line: bytes) -> None:
     event = msgspec.json.decode(line, type=EventLine)
     now = datetime.now().astimezone().strftime("%H:%M:%S")
     if event.event == "dropped":
-        click.echo(f"{now} … {event.dropped} events were dropped: they were read too slowly")
+        click.echo(f"{now} … {event.dropped} events were dropped: there were too many")
         return
     parts = [now, event.event]
     if event.job_id:
         parts += [
             f"{event.kind} id={event.job_id} queue={event.queue} state={event.state}",
             f"attempt={event.attempt}/{event.max_attempts}",
-            f"wait={_format_seconds(event.wait)} run={_format_seconds(event.run)}",
         ]
+        if event.run is not None:
+            parts.append(f"wait={_format_seconds(event.wait)} run={_format_seconds(event.run)}")
+        if event.progress is not None:
+            parts.append(f"progress={str(event.progress)!r}")
     elif event.lease:
         parts.append(f"{event.lease} use={event.use} epoch={event.epoch}")
         if event.reason:
@@ -160,6 +242,8 @@ def _print_as_text(line: bytes) -> None:
         parts.append(f"queue={event.queue}")
     if event.error:
         parts.append(f"error={event.error!r}")
+    if event.client:
+        parts.append(f"client={event.client}")
     click.echo(make_printable(" ".join(parts)))
 
 

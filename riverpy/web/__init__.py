@@ -1,19 +1,22 @@
-"""A client in a web application: its lifespan, and dependencies for FastAPI and Litestar.
+"""A client in a web application: its lifespan, streams of events, and dependencies for FastAPI and
+Litestar.
 
-`import riverpy.web` imports no framework. The dependencies import theirs when they are first used.
+`import riverpy.web` imports no framework. What needs one imports it when it is first used.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from riverpy.web._event_stream import event_stream
 from riverpy.web._lifespan import lifespan
 
 if TYPE_CHECKING:
+    from riverpy.web._event_endpoint import events
     from riverpy.web._litestar import litestar_client
     from riverpy.web._starlette import client
 
-__all__ = ["client", "lifespan", "litestar_client"]
+__all__ = ["client", "event_stream", "events", "lifespan", "litestar_client"]
 
 
 def __getattr__(name: str) -> object:
@@ -21,6 +24,10 @@ def __getattr__(name: str) -> object:
         from riverpy.web._starlette import client
 
         return client
+    if name == "events":
+        from riverpy.web._event_endpoint import events
+
+        return events
     if name == "litestar_client":
         from riverpy.web._litestar import litestar_client
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from riverpy._dsn import mask_passwords
-from riverpy._postgres.driver import describe_error
+from riverpy._fleet.event_line import EventLine, build_event_line
 from riverpy._work.subscriptions import parse_event_kind
 from riverpy.errors import ConfigError
 from riverpy.events import EventKind, LeaseEventKind
@@ -22,48 +21,16 @@ if TYPE_CHECKING:
 
     from riverpy._work.subscriptions import Subscription
     from riverpy.client import Client
-    from riverpy.events import Event, LeaseChange
-    from riverpy.job import JobRow
 
 BUFFERED_EVENTS_MAX = 1_000
 """The maximum number of events that are buffered for a slow reader. Further events are dropped and
 counted."""
 KEEPALIVE_INTERVAL = 10.0
 """Seconds without a line after which the server sends an empty line."""
-ERROR_LENGTH_MAX = 500
-"""The maximum number of characters of an error."""
 QUERY_PARAMETERS = ("event", "kind", "lease", "queue", "state")
 """The query parameters. A parameter may occur more than once. A line is sent only if, for each
 given parameter, it has one of the values. Lines about a queue have no kind and no state, and lines
 about a lease have only `lease`."""
-
-
-class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One line of the stream."""
-
-    event: str
-    """The kind of event, or `dropped` if events were dropped because the reader was too slow."""
-    queue: str = ""
-    job_id: int = 0
-    kind: str = ""
-    state: str = ""
-    attempt: int = 0
-    max_attempts: int = 0
-    wait: float | None = None
-    """Seconds from the time at which the job was due to the start of the attempt."""
-    run: float | None = None
-    """The run time of the attempt, in seconds."""
-    lease: str = ""
-    use: str = ""
-    """What the lease is used for: `lease`, `singleton` or `leader`."""
-    epoch: int = 0
-    reason: str = ""
-    """Why the term of the lease ended."""
-    error: str = ""
-    """The first `ERROR_LENGTH_MAX` characters of the error of a failed or cancelled attempt, or of
-    the code under a lease. Passwords in URLs are masked."""
-    dropped: int = 0
-    """The number of dropped events."""
 
 
 def stream_events(
@@ -123,45 +90,6 @@ async def _encode_event_lines(
             else:
                 continue
             keepalive_at = anyio.current_time() + KEEPALIVE_INTERVAL
-
-
-def build_event_line(event: Event) -> EventLine:
-    """Return the line that describes an event."""
-    job, times = event.job, event.statistics
-    if event.lease is not None:
-        return _build_lease_line(event.kind, event.lease)
-    if job is None or times is None:
-        return EventLine(event=event.kind.value, queue=event.queue or "")
-    return EventLine(
-        event=event.kind.value,
-        queue=job.queue,
-        job_id=job.id,
-        kind=job.kind,
-        state=job.state,
-        attempt=job.attempt,
-        max_attempts=job.max_attempts,
-        wait=round(times.queue_wait.total_seconds(), 6),
-        run=round(times.run.total_seconds(), 6),
-        error=_job_error_text(event.kind, job),
-    )
-
-
-def _build_lease_line(kind: EventKind | LeaseEventKind, lease: LeaseChange) -> EventLine:
-    error = "" if lease.error is None else describe_error(lease.error)
-    return EventLine(
-        event=kind.value,
-        lease=lease.name,
-        use=lease.use.value,
-        epoch=lease.epoch,
-        reason=lease.reason or "",
-        error=mask_passwords(error)[:ERROR_LENGTH_MAX],
-    )
-
-
-def _job_error_text(event_kind: EventKind | LeaseEventKind, job: JobRow) -> str:
-    if event_kind not in {EventKind.JOB_FAILED, EventKind.JOB_CANCELLED} or not job.errors:
-        return ""
-    return mask_passwords(job.errors[-1].error)[:ERROR_LENGTH_MAX]
 
 
 def _encode_line(line: EventLine) -> bytes:

@@ -1,0 +1,1 @@
+"""Events of all workers: workers send them while clients follow, and clients receive them."""

@@ -1,0 +1,94 @@
+"""EventLine: an event as a JSON object, for the health server, commands and web pages.
+
+The objects contain no args, metadata or tags of jobs. So a reader needs no permission to read the
+data of jobs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from riverpy._dsn import mask_passwords
+from riverpy._fleet.messages import ERROR_LENGTH_MAX
+from riverpy._postgres.driver import describe_error
+from riverpy.events import EventKind
+from riverpy.progress import JobProgress  # noqa: TC001 (msgspec reads this annotation)
+
+if TYPE_CHECKING:
+    from enum import StrEnum
+
+    from riverpy.events import Event, LeaseChange
+    from riverpy.job import JobRow
+
+
+class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """An event as a JSON object."""
+
+    event: str
+    """The kind of event, or `dropped` if events were dropped because the reader was too slow."""
+    queue: str = ""
+    job_id: int = 0
+    kind: str = ""
+    state: str = ""
+    attempt: int = 0
+    max_attempts: int = 0
+    wait: float | None = None
+    """Seconds from the time at which the job was due to the start of the attempt."""
+    run: float | None = None
+    """The run time of the attempt, in seconds."""
+    lease: str = ""
+    use: str = ""
+    """What the lease is used for: `lease`, `singleton` or `leader`."""
+    epoch: int = 0
+    reason: str = ""
+    """Why the term of the lease ended."""
+    error: str = ""
+    """The first `ERROR_LENGTH_MAX` characters of the error of a failed or cancelled attempt, or of
+    the code under a lease. Passwords in URLs are masked."""
+    dropped: int = 0
+    """The number of dropped events."""
+    client: str = ""
+    """The id of the client that sent the event. Only events of the fleet have it."""
+    progress: JobProgress | None = None
+    """How far the job has come. Only events of the fleet have it."""
+
+
+def build_event_line(event: Event) -> EventLine:
+    """Return the line that describes an event."""
+    job, times = event.job, event.statistics
+    if event.lease is not None:
+        return _build_lease_line(event.kind, event.lease)
+    if job is None:
+        return EventLine(event=event.kind.value, queue=event.queue or "")
+    return EventLine(
+        event=event.kind.value,
+        queue=job.queue,
+        job_id=job.id,
+        kind=job.kind,
+        state=job.state,
+        attempt=job.attempt,
+        max_attempts=job.max_attempts,
+        wait=None if times is None else round(times.queue_wait.total_seconds(), 6),
+        run=None if times is None else round(times.run.total_seconds(), 6),
+        error=_job_error_text(event.kind, job),
+    )
+
+
+def _build_lease_line(kind: StrEnum, lease: LeaseChange) -> EventLine:
+    error = "" if lease.error is None else describe_error(lease.error)
+    return EventLine(
+        event=kind.value,
+        lease=lease.name,
+        use=lease.use.value,
+        epoch=lease.epoch,
+        reason=lease.reason or "",
+        error=mask_passwords(error)[:ERROR_LENGTH_MAX],
+    )
+
+
+def _job_error_text(event_kind: StrEnum, job: JobRow) -> str:
+    if event_kind not in {EventKind.JOB_FAILED, EventKind.JOB_CANCELLED} or not job.errors:
+        return ""
+    return mask_passwords(job.errors[-1].error)[:ERROR_LENGTH_MAX]

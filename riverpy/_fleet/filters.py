@@ -1,0 +1,103 @@
+"""FollowFilter: the events that a client follows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from riverpy.errors import ConfigError
+from riverpy.events import EventKind, FleetEventKind, LeaseEventKind
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+ValueT = TypeVar("ValueT", str, int)
+ALL_EVENT_KINDS = frozenset[str]((*EventKind, *LeaseEventKind, *FleetEventKind))
+"""The kinds of events that a client can follow."""
+FILTERS_MAX = 50
+"""The maximum number of filters that are kept apart. With more, all events match."""
+
+
+class FollowFilter(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which events a client follows. An event has to match each field that is not None."""
+
+    events: frozenset[str] | None = None
+    """The kinds of events."""
+    kinds: frozenset[str] | None = None
+    """The kinds of jobs."""
+    queues: frozenset[str] | None = None
+    job_ids: frozenset[int] | None = None
+
+    def is_matched_by(self, event: str, kind: str, queue: str, job_id: int) -> bool:
+        """Whether an event matches. An event of a queue or a lease has no `kind` (an empty text)
+        and no `job_id` (0)."""
+        return (
+            (self.events is None or event in self.events)
+            and (self.job_ids is None or job_id in self.job_ids)
+            and (self.kinds is None or kind in self.kinds)
+            and (self.queues is None or queue in self.queues)
+        )
+
+
+def make_follow_filter(
+    kinds: Iterable[str],
+    job_kinds: Collection[str] | None,
+    queues: Collection[str] | None,
+    job_ids: Collection[int] | None,
+) -> FollowFilter:
+    """Return the filter of a subscription: kinds of events, and None or the values to follow.
+
+    Raises:
+        ConfigError: a value has a wrong type, a kind of events is unknown, or a list is empty.
+    """
+    events = frozenset(kinds)
+    if not events:
+        raise ConfigError("name the kinds of events to subscribe to")
+    if unknown := events - ALL_EVENT_KINDS:
+        known = ", ".join(sorted(ALL_EVENT_KINDS))
+        raise ConfigError(
+            f"{min(unknown, key=str)!r} is not a kind of events; the kinds of events are {known}"
+        )
+    return FollowFilter(
+        frozenset(map(str, events)),
+        _make_values("job_kinds", job_kinds, str),
+        _make_values("queues", queues, str),
+        _make_values("job_ids", job_ids, int),
+    )
+
+
+def _make_values(
+    name: str, values: Collection[ValueT] | None, expected: type[ValueT]
+) -> frozenset[ValueT] | None:
+    if values is None:
+        return None
+    is_text = isinstance(values, str)  # a single name would be read as a list of letters
+    if is_text or not values or any(type(value) is not expected for value in values):
+        raise ConfigError(f"{name} is a list of at least one {expected.__name__}, got {values!r}")
+    return frozenset(values)
+
+
+FOLLOW_ALL = FollowFilter()
+"""The filter that all events match."""
+
+
+def merge_filters(filters: Iterable[FollowFilter]) -> list[FollowFilter]:
+    """Return fewer filters that match the same events: equal filters once, and one filter for all
+    jobs that are followed in the same way."""
+    others: dict[FollowFilter, None] = {}
+    ids_by_filter: defaultdict[FollowFilter, set[int]] = defaultdict(set)
+    for one in filters:
+        if one.job_ids is None:
+            others[one] = None
+        else:
+            ids_by_filter[msgspec.structs.replace(one, job_ids=None)] |= one.job_ids
+    merged = [
+        *others,
+        *(
+            msgspec.structs.replace(one, job_ids=frozenset(ids))
+            for one, ids in ids_by_filter.items()
+        ),
+    ]
+    return merged if len(merged) <= FILTERS_MAX else [FOLLOW_ALL]

@@ -1,0 +1,321 @@
+"""FleetFollower: follows the events of all workers for one client, and reads the jobs that it
+watches.
+
+All subscriptions and watches of a client share one connection that listens, one announcement to the
+workers, and one statement that reads the watched jobs. The statement is sent after events of these
+jobs, and each second, because events may be lost and workers of River in Go send none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+import anyio
+
+from riverpy._fleet.filters import FollowFilter, merge_filters
+from riverpy._fleet.job_events import make_event
+from riverpy._fleet.messages import (
+    Announcement,
+    decode_message,
+    encode_announcements,
+    encode_line,
+)
+from riverpy._fleet.watch import make_closed_error
+from riverpy._log import get_logger
+from riverpy._log_events import FLEET_FOLLOWING_FAILED
+from riverpy._postgres.driver import (
+    DATABASE_ERRORS,
+    describe_error,
+    is_permanent_statement_error,
+)
+from riverpy._postgres.fleet import (
+    FLEET_TOPIC,
+    FOLLOW_TOPIC,
+    fleet_notify,
+    fleet_read_changed_jobs,
+)
+from riverpy._stream import StreamGroup
+from riverpy._waiting.background_task import BackgroundTask
+from riverpy.job import JobRow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from riverpy._fleet.messages import EventMessage, MessageHeader
+    from riverpy._fleet.subscription import FleetSubscription
+    from riverpy._fleet.watch import JobWatch
+    from riverpy._postgres.driver import Pool
+    from riverpy._waiting.listener import SharedListener
+
+ANNOUNCEMENT_INTERVAL = 10.0
+"""Seconds between two announcements of the same filters."""
+ANNOUNCEMENT_RETRY_DELAY = 1.0
+"""Seconds until an announcement that failed is sent again."""
+ANNOUNCEMENT_TIMEOUT = 5.0
+"""Seconds for which the start of a subscription waits for its first announcement."""
+POLL_INTERVAL = 1.0
+"""Seconds between two reads of the watched jobs, if no event comes."""
+READ_INTERVAL_MIN = 0.02
+"""The shortest time between two reads of the watched jobs, in seconds."""
+STATEMENT_TIMEOUT = 10.0
+"""Seconds for one statement."""
+UNUSED_TIMEOUT = 2.0
+"""Seconds for which the client follows after its last subscription or watch has ended."""
+
+
+class FleetFollower(StreamGroup["FleetSubscription"]):
+    """The subscriptions to events of the fleet, and the watches of one client."""
+
+    def __init__(
+        self, get_open_pool: Callable[[], Pool], schema: str | None, listener: SharedListener
+    ) -> None:
+        """Follow nothing yet. `get_open_pool` raises ClientStateError if the client is not open."""
+        super().__init__()
+        self._get_open_pool, self._schema, self._listener = get_open_pool, schema, listener
+        self._id = secrets.token_hex(8)
+        """The id under which the client announces what it follows."""
+        self._watches_by_id: dict[int, WeakSet[JobWatch]] = {}
+        """The open watches by job. A watch that its reader has forgotten disappears."""
+        self._version_by_id: dict[int, str] = {}
+        """For each watched job the version of its row that was read last."""
+        self._ids_to_read: set[int] = set()
+        self._announce_at = self._poll_at = self._read_at = 0.0
+        """The monotonic times of the next announcement and poll, and of the last read."""
+        self._change_number = self._announced_number = 0
+        """The number of the last change of what the client follows, and of the last announced
+        one."""
+        self._announced = asyncio.Event()
+        self._woken = asyncio.Event()
+        self._unused_since: float | None = None
+        self._task = BackgroundTask("fleet follower", self._run)
+        self._log = get_logger().with_rate_limit()
+
+    # -- subscriptions and watches
+
+    def add_stream(self, stream: FleetSubscription) -> None:
+        self._get_open_pool()  # raises if the client is not open
+        super().add_stream(stream)
+        self._follow_changes()
+
+    def remove_stream(self, stream: FleetSubscription) -> None:
+        super().remove_stream(stream)
+        self._follow_changes()
+
+    def add_watch(self, watch: JobWatch) -> None:
+        """Watch a job. The watch receives its row soon."""
+        self._get_open_pool()
+        self._watches_by_id.setdefault(watch.job_id, WeakSet()).add(watch)
+        self._version_by_id[watch.job_id] = ""  # the new watch needs the row
+        self._ids_to_read.add(watch.job_id)
+        self._follow_changes()
+
+    def remove_watch(self, watch: JobWatch) -> None:
+        """Watch no longer."""
+        if (watches := self._watches_by_id.get(watch.job_id)) is not None:
+            watches.discard(watch)
+        self._follow_changes()
+
+    def _follow_changes(self) -> None:
+        """Announce what the client follows now, and run while it follows anything."""
+        self._change_number += 1
+        self._announce_at = 0.0
+        self._woken.set()
+        if self._is_used:
+            self._task.start()
+
+    @property
+    def _is_used(self) -> bool:
+        self._forget_unused_watches()
+        return bool(self._open_streams or self._watches_by_id)
+
+    def _forget_unused_watches(self) -> None:
+        unused = [job_id for job_id, watches in self._watches_by_id.items() if not watches]
+        for job_id in unused:
+            del self._watches_by_id[job_id]
+            self._version_by_id.pop(job_id, None)
+            self._ids_to_read.discard(job_id)
+
+    async def wait_until_announced(self) -> None:
+        """Wait until the workers know what the client follows now, but not longer than
+        `ANNOUNCEMENT_TIMEOUT`. Without a connection, the workers are notified later."""
+        number = self._change_number
+        with anyio.move_on_after(ANNOUNCEMENT_TIMEOUT):
+            while self._announced_number < number:
+                self._announced.clear()
+                await self._announced.wait()
+
+    async def stop(self) -> None:
+        """End all subscriptions and watches, because the client closes."""
+        self.close()
+        for watches in self._watches_by_id.values():
+            for watch in list(watches):
+                watch.fail(make_closed_error())
+        self._watches_by_id.clear()
+        self._version_by_id.clear()
+        self._ids_to_read.clear()
+        await self._task.close()
+
+    # -- notifications
+
+    def _receive_message(self, payload: str) -> None:
+        decoded = decode_message(payload)
+        if decoded is None:
+            return
+        header, messages = decoded
+        if self._watches_by_id:
+            for message in messages:
+                if message.job_id in self._watches_by_id:
+                    self._ids_to_read.add(message.job_id)
+            if self._ids_to_read:
+                self._woken.set()
+        if self._open_streams:
+            self._deliver(header, messages)
+
+    def _deliver(self, header: MessageHeader, messages: Iterable[EventMessage]) -> None:
+        if header.dropped > 0:
+            for stream in self._open_streams:
+                stream.add_dropped_by_workers(header.dropped)
+        for message in messages:
+            streams = [
+                one for one in self._open_streams if message.is_followed_by([one.follow_filter])
+            ]
+            if streams and (event := make_event(message, header.client)) is not None:
+                for stream in streams:
+                    stream.put(event)
+
+    def _resync(self) -> None:
+        """Announce, and read all watched jobs, because the connection listens only since now."""
+        self._announce_at = 0.0
+        self._ids_to_read.update(self._watches_by_id)
+        self._woken.set()
+
+    # -- the task
+
+    async def _run(self) -> None:
+        self._poll_at = time.monotonic()
+        try:
+            with self._listener.listening(FLEET_TOPIC, self._receive_message, self._resync):
+                while not await self._has_been_unused():
+                    await self._wait_until_due()
+                    await self._announce()
+                    await self._read_watched_jobs()
+        except Exception as error:  # a fault of riverpy: no reader may wait forever
+            self._log.exception(FLEET_FOLLOWING_FAILED)
+            self._fail_watches(error)
+            raise
+
+    async def _has_been_unused(self) -> bool:
+        """Return whether nothing was followed for a while. Then the workers are notified."""
+        now = time.monotonic()
+        if self._is_used:
+            self._unused_since = None
+            return False
+        if self._unused_since is None:
+            self._unused_since = now
+        if now - self._unused_since < UNUSED_TIMEOUT:
+            return False
+        self._unused_since = None
+        await self._send_announcements([encode_line(Announcement(self._id, is_end=True))])
+        return not self._is_used
+
+    async def _wait_until_due(self) -> None:
+        """Wait until an announcement or a read is due, or something has changed."""
+        while (seconds := self._compute_due_time() - time.monotonic()) > 0:
+            self._woken.clear()
+            with anyio.move_on_after(seconds):
+                await self._woken.wait()
+
+    def _compute_due_time(self) -> float:
+        if not self._is_used:
+            return 0.0 if self._unused_since is None else self._unused_since + UNUSED_TIMEOUT
+        due_at = self._announce_at if self._is_listening else math.inf
+        if self._watches_by_id:
+            due_at = min(due_at, self._poll_at)
+        if self._ids_to_read:
+            due_at = min(due_at, self._read_at + READ_INTERVAL_MIN)
+        return due_at
+
+    @property
+    def _is_listening(self) -> bool:
+        return self._listener.is_listening_on(FLEET_TOPIC)
+
+    async def _announce(self) -> None:
+        if time.monotonic() < self._announce_at or not self._is_listening or not self._is_used:
+            return
+        number = self._change_number
+        filters = [stream.follow_filter for stream in self._open_streams]
+        if self._watches_by_id:
+            filters.append(FollowFilter(job_ids=frozenset(self._watches_by_id)))
+        payloads = encode_announcements(self._id, merge_filters(filters))
+        self._announce_at = time.monotonic() + ANNOUNCEMENT_INTERVAL
+        if await self._send_announcements(payloads):
+            self._announced_number = number
+            self._announced.set()
+        else:
+            self._announce_at = time.monotonic() + ANNOUNCEMENT_RETRY_DELAY
+
+    async def _send_announcements(self, payloads: list[str]) -> bool:
+        try:
+            with anyio.fail_after(STATEMENT_TIMEOUT):
+                async with self._get_open_pool().acquire() as connection:
+                    return await fleet_notify(connection, self._schema, FOLLOW_TOPIC, payloads)
+        except DATABASE_ERRORS as error:
+            self._log.debug(FLEET_FOLLOWING_FAILED, error=describe_error(error))
+            return False
+
+    async def _read_watched_jobs(self) -> None:
+        """Read the jobs of which an event came. If the poll is due, read all watched jobs."""
+        now = time.monotonic()
+        if now >= self._poll_at:
+            self._forget_unused_watches()
+            self._ids_to_read.update(self._watches_by_id)
+            self._poll_at = now + POLL_INTERVAL
+        versions = {
+            job_id: self._version_by_id.get(job_id, "")
+            for job_id in self._ids_to_read
+            if job_id in self._watches_by_id
+        }
+        self._ids_to_read.clear()
+        if not versions:
+            return
+        try:
+            await self._read_rows(versions)
+        except DATABASE_ERRORS as error:
+            if is_permanent_statement_error(error):
+                await self._read_rows_one_by_one(versions)
+            else:  # the next poll reads them
+                self._log.debug(FLEET_FOLLOWING_FAILED, error=describe_error(error))
+        finally:
+            self._read_at = time.monotonic()
+
+    async def _read_rows(self, version_by_id: dict[int, str]) -> None:
+        """Read the jobs whose rows have other versions, and pass them to their watches."""
+        with anyio.fail_after(STATEMENT_TIMEOUT):
+            async with self._get_open_pool().acquire() as connection:
+                changed = await fleet_read_changed_jobs(connection, self._schema, version_by_id)
+        for job in changed:
+            row = None if job.row is None else JobRow(job.row)
+            if self._version_by_id.get(job.id) == version_by_id[job.id]:  # else a watch was added
+                self._version_by_id[job.id] = job.version
+            for watch in list(self._watches_by_id.get(job.id, ())):
+                watch.set_row(job.version, row)
+
+    async def _read_rows_one_by_one(self, version_by_id: dict[int, str]) -> None:
+        """Read jobs of which the server cannot read one, so that only its watches fail."""
+        for job_id, version in version_by_id.items():
+            try:
+                await self._read_rows({job_id: version})
+            except DATABASE_ERRORS as error:
+                if is_permanent_statement_error(error):
+                    for watch in list(self._watches_by_id.get(job_id, ())):
+                        watch.fail(error)
+
+    def _fail_watches(self, error: Exception) -> None:
+        for watches in list(self._watches_by_id.values()):
+            for watch in list(watches):
+                watch.fail(error)

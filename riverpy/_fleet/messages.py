@@ -1,0 +1,188 @@
+"""The payloads of notifications between followers and workers.
+
+A client that follows events announces it on the topic `riverpy_follow`, with one JSON object. A
+worker sends events on the topic `riverpy_fleet`: a header and events, one JSON object a line. All
+payloads are ASCII, because the database may have any encoding. Any session can send any text, so
+payloads that cannot be decoded are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from riverpy._fleet.filters import FollowFilter
+from riverpy._postgres.fleet import PAYLOAD_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+JOB_IDS_PER_ANNOUNCEMENT_MAX = 300
+"""The maximum number of job ids in one announcement. An id has at most 19 digits."""
+ANNOUNCEMENTS_MAX = 20
+"""The maximum number of announcements of one client. Jobs beyond them are found by polling."""
+ERROR_LENGTH_MAX = 500
+"""The maximum number of characters of an error in an event."""
+PROGRESS_TEXT_LENGTH_MAX = 500
+"""The maximum number of characters of the text of a progress in an event."""
+
+
+class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a client follows. It is valid for a limited time."""
+
+    follower: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    """The id of the follower."""
+    part: int = 0
+    """The number of this announcement, if the follower needs several."""
+    filters: list[FollowFilter] = []
+    is_end: bool = False
+    """Whether the follower has stopped to follow. Then all its announcements are void."""
+
+
+class MessageHeader(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The first line of a message with events."""
+
+    client: str
+    """The id of the client that sends the events."""
+    number: int
+    """The number of the message. PostgreSQL sends equal notifications of a transaction once."""
+    dropped: int = 0
+    """The number of events that this client has dropped since its last message."""
+
+
+class EventMessage(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """An event of a job, a queue or a lease. Times are in microseconds since 2000."""
+
+    event: str
+    job_id: int = 0
+    kind: str = ""
+    queue: str = ""
+    state: str = ""
+    priority: int = 0
+    attempt: int = 0
+    max_attempts: int = 0
+    created_at: int = 0
+    scheduled_at: int = 0
+    attempted_at: int | None = None
+    finalized_at: int | None = None
+    error: str = ""
+    """The newest error of a failed or cancelled attempt. Passwords in URLs are masked."""
+    wait: float | None = None
+    """Seconds from the time at which the job was due to the start of the attempt."""
+    run: float | None = None
+    """The run time of an ended attempt, in seconds."""
+    store: float | None = None
+    """Seconds from the end of the attempt until its result was stored."""
+    done: int | float | None = None
+    total: int | float | None = None
+    text: str = ""
+    reported_at: int | None = None
+    lease: str = ""
+    use: str = ""
+    epoch: int = 0
+    acquired_at: int = 0
+    cause: str = ""
+    reason: str = ""
+
+    def is_followed_by(self, filters: Iterable[FollowFilter]) -> bool:
+        """Whether the event matches one of the filters."""
+        return any(
+            one.is_matched_by(self.event, self.kind, self.queue, self.job_id) for one in filters
+        )
+
+
+def encode_announcements(follower: str, filters: list[FollowFilter]) -> list[str]:
+    """Return the announcements of a follower, as payloads. Filters that are too large match more
+    events than they should: the follower checks each event too."""
+    plain = [one for one in filters if one.job_ids is None]
+    parts = [_fit_filters(follower, plain)] if plain else []
+    for one in filters:
+        ids = sorted(one.job_ids or ())
+        for start in range(0, len(ids), JOB_IDS_PER_ANNOUNCEMENT_MAX):
+            chunk = frozenset(ids[start : start + JOB_IDS_PER_ANNOUNCEMENT_MAX])
+            part = [msgspec.structs.replace(one, job_ids=chunk)]
+            if _is_too_long(Announcement(follower, filters=part)):
+                part = [FollowFilter(events=one.events, job_ids=chunk)]
+            parts.append(part)
+    return [
+        encode_line(Announcement(follower, number, part))
+        for number, part in enumerate(parts[:ANNOUNCEMENTS_MAX])
+    ]
+
+
+def _fit_filters(follower: str, filters: list[FollowFilter]) -> list[FollowFilter]:
+    """Return filters that fit into one announcement and match at least the same events."""
+    for wider in (
+        filters,
+        [FollowFilter(events=one.events, queues=one.queues) for one in filters],
+        [FollowFilter(events=one.events) for one in filters],
+    ):
+        if not _is_too_long(Announcement(follower, filters=wider)):
+            return wider
+    return [FollowFilter()]
+
+
+def _is_too_long(announcement: Announcement) -> bool:
+    return len(encode_line(announcement)) > PAYLOAD_BYTES_MAX - 20  # the number of the part
+
+
+def decode_announcement(payload: str) -> Announcement | None:
+    """Return the announcement in a payload; None: it is not valid."""
+    try:
+        return msgspec.json.decode(payload, type=Announcement)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def encode_line(message: msgspec.Struct) -> str:
+    """Return a message as JSON text, all in ASCII."""
+    text = msgspec.json.encode(message).decode()
+    return text if text.isascii() else json.dumps(json.loads(text), separators=(",", ":"))
+
+
+class MessageBuilder:
+    """Makes payloads from events, as many events in each as fit."""
+
+    def __init__(self, client_id: str) -> None:
+        self._client_id = client_id
+        self._number = 0
+
+    def build_payloads(self, lines: list[str], dropped: int) -> list[str]:
+        """Return the payloads for events that are encoded already. The first payload reports the
+        dropped events. A line that is too long for a payload must not be given."""
+        payloads: list[str] = []
+        parts = [self._start_message(dropped)]
+        size = len(parts[0])
+        for line in lines:
+            if size + 1 + len(line) > PAYLOAD_BYTES_MAX:
+                payloads.append("\n".join(parts))
+                parts = [self._start_message(0)]
+                size = len(parts[0])
+            parts.append(line)
+            size += 1 + len(line)
+        return [*payloads, "\n".join(parts)]
+
+    def _start_message(self, dropped: int) -> str:
+        self._number += 1
+        return encode_line(MessageHeader(self._client_id, self._number, dropped))
+
+    @property
+    def line_length_max(self) -> int:
+        """The maximum number of bytes of the line of an event."""
+        longest = MessageHeader(self._client_id, 2**63, 2**63)
+        return PAYLOAD_BYTES_MAX - len(encode_line(longest)) - 1
+
+
+_event_decoder = msgspec.json.Decoder(EventMessage)
+_header_decoder = msgspec.json.Decoder(MessageHeader)
+
+
+def decode_message(payload: str) -> tuple[MessageHeader, list[EventMessage]] | None:
+    """Return the header and the events of a payload; None: it is not valid."""
+    header, *lines = payload.split("\n")
+    try:
+        return _header_decoder.decode(header), [_event_decoder.decode(line) for line in lines]
+    except (msgspec.DecodeError, RecursionError):
+        return None

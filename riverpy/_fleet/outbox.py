@@ -1,0 +1,95 @@
+"""FleetOutbox: the events of a client that wait to be sent to its followers."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from riverpy._fleet.messages import encode_line
+from riverpy._log import get_logger
+from riverpy._log_events import EVENT_DROPPED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from enum import StrEnum
+
+    from riverpy._fleet.filters import FollowFilter
+    from riverpy._fleet.messages import EventMessage
+    from riverpy.job import JobRow
+
+OUTBOX_SIZE_MAX = 2_000
+"""The maximum number of waiting events. A new event then drops the oldest one: the newest events
+say what is true now."""
+
+
+class FleetOutbox:
+    """The events that wait to be sent. It exists only while a client follows. Use it in the event
+    loop."""
+
+    def __init__(self, wake_sender: Callable[[], None]) -> None:
+        """`wake_sender` is called with the first event."""
+        self._wake_sender = wake_sender
+        self._waiting: deque[Callable[[], EventMessage]] = deque()
+        self.filters: list[FollowFilter] = []
+        """What the followers follow."""
+        self.dropped_count = 0
+        """The number of events that were dropped since the last message."""
+        self._log = get_logger().with_rate_limit()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add_event(
+        self,
+        event: StrEnum,
+        make_message: Callable[[], EventMessage],
+        *,
+        kind_of_job: str = "",
+        queue: str = "",
+        job_id: int = 0,
+    ) -> None:
+        """Add an event if a client follows it. `make_message` is called when the event is sent, and
+        not if it is dropped."""
+        for one in self.filters:
+            if one.is_matched_by(event.value, kind_of_job, queue, job_id):
+                break
+        else:
+            return
+        if len(self._waiting) >= OUTBOX_SIZE_MAX:
+            self._waiting.popleft()
+            self.dropped_count += 1
+        self._waiting.append(make_message)
+        if len(self._waiting) == 1:
+            self._wake_sender()
+
+    def add_job_event(
+        self, event: StrEnum, job: JobRow, make_message: Callable[[], EventMessage]
+    ) -> None:
+        """Add an event of a job, as `add_event`."""
+        self.add_event(event, make_message, kind_of_job=job.kind, queue=job.queue, job_id=job.id)
+
+    def clear(self) -> None:
+        """Forget all events, because no client follows."""
+        self._waiting.clear()
+        self.dropped_count = 0
+
+    def take_lines(self, count: int, length_max: int) -> list[str]:
+        """Remove the `count` oldest events, and return them as lines. An event whose line is longer
+        than `length_max`, or that cannot be encoded, is dropped."""
+        lines: list[str] = []
+        for _ in range(min(count, len(self._waiting))):
+            make_message = self._waiting.popleft()
+            try:
+                message = make_message()
+                line = encode_line(message)
+                if len(line) > length_max:
+                    message.error = message.text = message.reason = ""
+                    line = encode_line(message)
+            except Exception:  # the row cannot be read: drop only this event
+                self._log.exception(EVENT_DROPPED)
+                line = ""
+            if not line or len(line) > length_max:
+                self.dropped_count += 1
+            else:
+                lines.append(line)
+        return lines

@@ -1,0 +1,212 @@
+"""FleetPublisher: sends the events of a working client to the clients that follow it.
+
+While no client follows, nothing is collected and nothing is sent. The events have a connection of
+their own, which is open only while a client follows: a notification waits at its commit for all
+others of the server, and this must not delay leases, heartbeats, claims or results. An event that
+cannot be sent is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
+
+from riverpy._fleet.filters import merge_filters
+from riverpy._fleet.messages import MessageBuilder, decode_announcement
+from riverpy._fleet.outbox import FleetOutbox
+from riverpy._log import get_logger
+from riverpy._log_events import FLEET_EVENTS_NOT_SENT
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
+from riverpy._postgres.fleet import FLEET_TOPIC, FOLLOW_TOPIC, fleet_notify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anyio.abc import TaskStatus
+
+    from riverpy._fleet.messages import Announcement
+    from riverpy._lifecycle import StopScope
+    from riverpy._postgres.connection import DedicatedConnection
+    from riverpy._postgres.notifier import Notifier
+
+ANNOUNCEMENT_VALIDITY = 30.0
+"""Seconds for which the announcement of a follower is valid, on this client's monotonic clock."""
+SEND_INTERVAL = 0.02
+"""Seconds for which events are collected before they are sent with one statement."""
+EVENTS_PER_SECOND_MAX = 2_000
+"""The maximum number of events that a client sends in a second."""
+SEND_TIMEOUT = 2.0
+"""Seconds that one statement may take. Then its events are dropped."""
+SEND_RETRY_DELAY = 1.0
+"""Seconds without a statement after one that failed."""
+LAST_SEND_TIMEOUT = 0.5
+"""Seconds that the last statement may take when the client stops."""
+UNUSED_CONNECTION_TIMEOUT = 30.0
+"""Seconds for which the connection is kept after the last follower."""
+ANNOUNCEMENTS_KEPT_MAX = 2_000
+"""The maximum number of announcements that are kept. Further ones are ignored."""
+
+
+class OutboxOwner(Protocol):
+    """The publisher of a client's events."""
+
+    fleet_outbox: FleetOutbox | None
+
+
+class FleetPublisher:
+    """Sends the events of one client while other clients, or this one, follow it."""
+
+    name = "fleet publisher"
+
+    def __init__(
+        self,
+        client_id: str,
+        owner: OutboxOwner,
+        make_connection: Callable[[], DedicatedConnection],
+        schema: str | None,
+    ) -> None:
+        """Open no connection. `owner` gets an outbox while a client follows."""
+        self._owner, self._make_connection, self._schema = owner, make_connection, schema
+        self._connection: DedicatedConnection | None = None
+        self._announcements: dict[tuple[str, int], tuple[float, Announcement]] = {}
+        """The valid announcements, by follower and part, each with the monotonic time of its
+        end."""
+        self._outbox = FleetOutbox(self._wake)
+        self._messages = MessageBuilder(client_id)
+        self._woken = asyncio.Event()
+        self._allowance, self._allowance_at = float(EVENTS_PER_SECOND_MAX), time.monotonic()
+        """How many events may be sent at this monotonic time."""
+        self._log = get_logger().with_rate_limit()
+
+    def _wake(self) -> None:
+        self._woken.set()
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether a client follows this one."""
+        return bool(self._announcements)
+
+    def subscribe_to(self, notifier: Notifier) -> None:
+        """Receive the announcements of followers from a notifier."""
+        notifier.subscribe(FOLLOW_TOPIC, self.receive_announcement)
+
+    def receive_announcement(self, payload: str) -> None:
+        """Handle a notification of a follower. Invalid ones are ignored."""
+        announcement = decode_announcement(payload)
+        if announcement is None:
+            return
+        key = announcement.follower, announcement.part
+        if announcement.is_end:
+            for known in [one for one in self._announcements if one[0] == announcement.follower]:
+                del self._announcements[known]
+            self._apply_announcements()
+            return
+        until = time.monotonic() + ANNOUNCEMENT_VALIDITY
+        before = self._announcements.get(key)
+        if before is None and len(self._announcements) >= ANNOUNCEMENTS_KEPT_MAX:
+            return
+        self._announcements[key] = until, announcement
+        if before is None or before[1].filters != announcement.filters:
+            self._apply_announcements()
+
+    def _drop_expired_announcements(self) -> None:
+        now = time.monotonic()
+        expired = [key for key, (until, _) in self._announcements.items() if until <= now]
+        for key in expired:
+            del self._announcements[key]
+        if expired:
+            self._apply_announcements()
+
+    def _apply_announcements(self) -> None:
+        """Collect the events that the valid announcements follow."""
+        self._outbox.filters = merge_filters(
+            one for _, announcement in self._announcements.values() for one in announcement.filters
+        )
+        if not self._announcements:
+            self._owner.fleet_outbox = None
+            self._outbox.clear()
+        elif self._owner.fleet_outbox is None:
+            self._owner.fleet_outbox = self._outbox
+            self._wake()  # the sender has to watch for the end of announcements
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        """Send events until stopped. What waits then is sent once more."""
+        task_status.started()
+        try:
+            while True:
+                scope.expect_no_progress()
+                await self._wait_for_events()
+                scope.expect_progress(within=SEND_INTERVAL + SEND_TIMEOUT + SEND_RETRY_DELAY)
+                self._drop_expired_announcements()
+                if self._outbox or self._outbox.dropped_count:
+                    await anyio.sleep(SEND_INTERVAL)
+                    if not await self._send_events(SEND_TIMEOUT):
+                        await anyio.sleep(SEND_RETRY_DELAY)
+        finally:
+            self._owner.fleet_outbox = None
+            with anyio.CancelScope(shield=True):
+                if self._outbox and self._connection is not None:
+                    await self._send_events(LAST_SEND_TIMEOUT)
+                await self._close_connection()
+
+    async def _wait_for_events(self) -> None:
+        """Wait until an event has to be sent, or until an announcement expires. Close the
+        connection when no client has followed for a while."""
+        while not self._outbox and not self._outbox.dropped_count:
+            self._woken.clear()
+            timeout: float | None = None
+            if self._announcements:
+                first_end = min(until for until, _ in self._announcements.values())
+                timeout = max(first_end - time.monotonic(), 0.0)
+            elif self._connection is not None:
+                timeout = UNUSED_CONNECTION_TIMEOUT
+            with anyio.move_on_after(timeout) as waiting:
+                await self._woken.wait()
+            if waiting.cancelled_caught:
+                if not self._announcements:
+                    await self._close_connection()
+                self._drop_expired_announcements()
+
+    async def _send_events(self, timeout: float) -> bool:
+        """Send as many waiting events as the limit allows. Return whether the server took them."""
+        now = time.monotonic()
+        self._allowance = min(
+            self._allowance + (now - self._allowance_at) * EVENTS_PER_SECOND_MAX,
+            float(EVENTS_PER_SECOND_MAX),
+        )
+        self._allowance_at = now
+        lines = self._outbox.take_lines(int(self._allowance), self._messages.line_length_max)
+        self._allowance -= len(lines)
+        dropped, self._outbox.dropped_count = self._outbox.dropped_count, 0
+        if not lines and not dropped:
+            return True
+        is_sent = False
+        try:
+            is_sent = await self._notify(self._messages.build_payloads(lines, dropped), timeout)
+            if not is_sent:
+                self._log.warning(
+                    FLEET_EVENTS_NOT_SENT,
+                    events=len(lines),
+                    reason="the server's queue of notifications is nearly full",
+                )
+        except DATABASE_ERRORS as error:
+            self._log.debug(FLEET_EVENTS_NOT_SENT, events=len(lines), reason=describe_error(error))
+        except Exception:  # a fault of riverpy must not end the client
+            self._log.exception(FLEET_EVENTS_NOT_SENT, events=len(lines), reason="a fault")
+        if not is_sent:
+            self._outbox.dropped_count += dropped + len(lines)
+        return is_sent
+
+    async def _notify(self, payloads: list[str], timeout: float) -> bool:
+        if self._connection is None:
+            self._connection = self._make_connection()
+        async with self._connection.acquire("sending events", timeout) as connection:
+            return await fleet_notify(connection, self._schema, FLEET_TOPIC, payloads)
+
+    async def _close_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()

@@ -1,0 +1,54 @@
+"""The statements for events of the fleet and for watched jobs: one typed function per SQL statement
+in `sql/queries/riverpy_fleet.sql`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from riverpy._postgres.sql_files import get_query
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from riverpy._postgres.driver import Transaction
+
+FOLLOW_TOPIC = "riverpy_follow"
+"""The topic on which clients announce which events they follow."""
+FLEET_TOPIC = "riverpy_fleet"
+"""The topic on which workers send events."""
+PAYLOAD_BYTES_MAX = 7_999
+"""The maximum number of bytes of one notification."""
+
+_SQL_FILE = "riverpy_fleet"
+
+
+class ChangedJob(NamedTuple):
+    """A watched job whose row has changed."""
+
+    id: int
+    version: str
+    """A text that is different after each change of the row."""
+    row: Sequence[Any] | None
+    """The values of the row, in the order of `JobColumn`; None: the row does not exist."""
+
+
+async def fleet_notify(
+    connection: Transaction, schema: str | None, topic: str, payloads: Sequence[str]
+) -> bool:
+    """Send notifications on a topic of ours. Return False if none was sent, because the server's
+    queue of notifications is nearly full."""
+    query = get_query(_SQL_FILE, "fleet_notify", schema)
+    return bool(await query.fetch(connection, topic=topic, payload=list(payloads)))
+
+
+async def fleet_read_changed_jobs(
+    connection: Transaction, schema: str | None, version_by_id: Mapping[int, str]
+) -> list[ChangedJob]:
+    """Return the given jobs whose version is not the given one, and those that do not exist."""
+    rows = await get_query(_SQL_FILE, "fleet_changed_jobs", schema).fetch(
+        connection, id=list(version_by_id), version=list(version_by_id.values())
+    )
+    return [
+        ChangedJob(row[0], row[1] or "", None if row[1] is None else tuple(row)[2:]) for row in rows
+    ]

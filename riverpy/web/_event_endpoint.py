@@ -1,0 +1,136 @@
+"""The endpoint of server-sent events for FastAPI and Starlette."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+try:
+    # FastAPI reads the annotations when the program starts, so these imports are needed then.
+    from starlette.requests import Request  # noqa: TC002
+    from starlette.responses import PlainTextResponse, Response, StreamingResponse
+except ImportError as error:
+    raise ImportError("riverpy.web.events needs Starlette: pip install starlette") from error
+
+from riverpy._postgres.jobs import FINAL_STATES
+from riverpy.client import Client
+from riverpy.errors import ConfigError, NotFoundError
+from riverpy.web._event_stream import event_stream, stream_job
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+
+    from riverpy.events import EventKind, FleetEventKind, LeaseEventKind
+
+STREAMS_MAX_DEFAULT = 200
+"""The default of the maximum number of open streams of an endpoint in one process."""
+_NO_JOB_TEXT = "there is no such job"
+_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+"""Headers for browsers and proxies: keep nothing, and pass each event on at once (nginx)."""
+
+
+def events(
+    client: Client,
+    *,
+    event_kinds: Collection[EventKind | LeaseEventKind | FleetEventKind] | None = None,
+    kinds: Collection[str] | None = None,
+    queues: Collection[str] | None = None,
+    job_id: int | str | None = None,
+    max_streams: int = STREAMS_MAX_DEFAULT,
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that sends server-sent events, for Starlette and FastAPI:
+    `app.add_api_route("/jobs/{id}/events", riverpy.web.events(client, job_id="id"))`. The client
+    must be open, for example by `riverpy.web.lifespan`.
+
+    With `job_id`, the stream has the row of one job without its args, first as it is, then after
+    each change: state, attempt, progress and output. It ends with the job. Without `job_id`, it has
+    the events of all workers from now on. The endpoint shows them to everybody who can send
+    requests to it: add a dependency that checks the user.
+
+    Args:
+        client: the client.
+        event_kinds: the kinds of events. Default None: all kinds. Not with `job_id`.
+        kinds: only events of jobs of these kinds. Default None: all events. Not with `job_id`.
+        queues: only events of these queues. Default None: all events. Not with `job_id`.
+        job_id: the id of the job, or the name of the path parameter that has the id. Default None:
+            all workers.
+        max_streams: how many streams of this endpoint may be open in one process. Further requests
+            get the status 503. Default 200.
+
+    Raises:
+        ConfigError: a value is not allowed.
+    """
+    if not isinstance(client, Client):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"the client is a riverpy.Client, got {type(client).__name__}")
+    if max_streams < 1:
+        raise ConfigError(f"max_streams is 1 or more, got {max_streams}")
+    if job_id is None:
+        # This checks the values now. A generator that was not started needs no end.
+        event_stream(client, event_kinds=event_kinds, kinds=kinds, queues=queues)
+    elif event_kinds is not None or kinds is not None or queues is not None:
+        raise ConfigError("job_id follows one job: leave out event_kinds, kinds and queues")
+    filters = partial(event_stream, client, event_kinds=event_kinds, kinds=kinds, queues=queues)
+    return _EventEndpoint(client, filters, job_id, max_streams).send_events
+
+
+class _EventEndpoint:
+    """An endpoint, with the number of its open streams."""
+
+    def __init__(
+        self,
+        client: Client,
+        open_fleet_stream: Callable[[], AsyncGenerator[bytes, None]],
+        job_id: int | str | None,
+        streams_max: int,
+    ) -> None:
+        self._client, self._job_id, self._streams_max = client, job_id, streams_max
+        self._open_fleet_stream = open_fleet_stream
+        self._open_stream_count = 0
+
+    async def send_events(self, request: Request) -> Response:
+        """Send events until the reader disconnects, the job ends or the server stops."""
+        if self._open_stream_count >= self._streams_max:
+            return PlainTextResponse("too many streams", 503, headers={"Retry-After": "5"})
+        if self._job_id is None:
+            return self._make_response(self._open_fleet_stream())
+        found_id = _find_job_id(request, self._job_id)
+        if found_id is None:
+            return PlainTextResponse(_NO_JOB_TEXT, 404)
+        last_event_id = request.headers.get("last-event-id")
+        watch = self._client.watch(found_id)
+        try:
+            row = await watch.read_row()
+        except NotFoundError:
+            return PlainTextResponse(_NO_JOB_TEXT, 404)
+        if row.state in FINAL_STATES and watch.read_version == last_event_id:
+            return Response(status_code=204)  # the browser has the end, and must not connect again
+        return self._make_response(stream_job(watch, last_event_id, row))
+
+    def _make_response(self, stream: AsyncGenerator[bytes, None]) -> Response:
+        counted = self._count_while_open(stream)
+        return StreamingResponse(counted, media_type="text/event-stream", headers=_HEADERS)
+
+    async def _count_while_open(
+        self, stream: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
+        self._open_stream_count += 1
+        try:
+            async for part in stream:
+                yield part
+        finally:
+            self._open_stream_count -= 1
+            await stream.aclose()
+
+
+def _find_job_id(request: Request, job_id: int | str) -> int | None:
+    """Return the id of the job; None: the value in the path is no id."""
+    if isinstance(job_id, int):
+        return job_id
+    if job_id not in request.path_params:
+        raise ConfigError(
+            f"job_id names the path parameter {job_id!r}: add the route with a path such as "
+            f"/jobs/{{{job_id}}}/events"
+        )
+    text = str(request.path_params[job_id])
+    is_id = text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 2**63
+    return int(text) if is_id else None

@@ -1,0 +1,235 @@
+"""Streams of server-sent events: the events of all workers, or the changes of one job."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+import msgspec
+
+from riverpy._dsn import mask_passwords
+from riverpy._fleet.event_line import build_event_line
+from riverpy._fleet.messages import ERROR_LENGTH_MAX
+from riverpy._postgres.jobs import FINAL_STATES
+from riverpy.errors import ClientStateError, ConfigError, NotFoundError
+from riverpy.events import EventKind, FleetEventKind, LeaseEventKind
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+    from typing import Any
+
+    from riverpy._fleet.subscription import FleetSubscription
+    from riverpy._fleet.watch import JobWatch
+    from riverpy.client import Client
+    from riverpy.job import JobRow
+
+ItemT = TypeVar("ItemT")
+
+EVENTS_BUFFERED_MAX = 1_000
+"""The maximum number of events that wait for a slow reader of the fleet's events."""
+HEARTBEAT_INTERVAL = 15.0
+"""Seconds without an event after which a comment is sent, so that proxies keep the connection."""
+STOP_CHECK_INTERVAL = 0.5
+"""Seconds between two checks whether the web server stops."""
+SENT_OUTPUT_LENGTH_MAX = 1024 * 1024
+"""The maximum number of characters of an output, as JSON, that is sent."""
+_HEARTBEAT = b": heartbeat\n\n"
+_STARTED = b": riverpy\n\n"
+"""The first bytes of a stream. They show the reader that the connection works."""
+
+
+def event_stream(
+    client: Client,
+    *,
+    event_kinds: Collection[EventKind | LeaseEventKind | FleetEventKind] | None = None,
+    kinds: Collection[str] | None = None,
+    queues: Collection[str] | None = None,
+    job_id: int | None = None,
+    last_event_id: str | None = None,
+) -> AsyncGenerator[bytes, None]:
+    """Return the bytes of a stream of server-sent events, for a streaming response of any
+    framework with `Content-Type: text/event-stream`. `riverpy.web.events` is a whole endpoint for
+    FastAPI and Starlette.
+
+    With `job_id`, the stream has the changes of this job until its end: see `riverpy.web.events`.
+    Without `job_id`, it has the events of all workers, as `client.subscribe(…, fleet=True)`. The
+    stream also ends when the client closes, and when uvicorn stops.
+
+    Args:
+        client: the client. It must be open while the stream is read.
+        event_kinds: the kinds of events. Default None: all kinds. Not with `job_id`.
+        kinds: only events of jobs of these kinds. Default None: all events. Not with `job_id`.
+        queues: only events of these queues. Default None: all events. Not with `job_id`.
+        job_id: the job to follow. Default None: all workers.
+        last_event_id: the request's header `Last-Event-ID`. The stream of a job leaves out the
+            version of the row that the reader has.
+
+    Raises:
+        ConfigError: a value is not allowed.
+    """
+    if job_id is not None:
+        if event_kinds is not None or kinds is not None or queues is not None:
+            raise ConfigError("job_id follows one job: leave out event_kinds, kinds and queues")
+        return stream_job(client.watch(job_id), last_event_id)
+    subscription = client.subscribe(
+        *(event_kinds or (*EventKind, *LeaseEventKind, *FleetEventKind)),
+        size=EVENTS_BUFFERED_MAX,
+        fleet=True,
+        job_kinds=kinds,
+        queues=queues,
+    )
+    return _stream_fleet(subscription)
+
+
+async def _stream_fleet(subscription: FleetSubscription) -> AsyncGenerator[bytes, None]:
+    dropped = 0
+    reader = _StreamReader()
+    async with subscription:
+        yield _STARTED
+        while True:
+            try:
+                event = await reader.read_item(subscription.__anext__)
+            except _StreamEndedError:
+                return
+            if event is None:
+                yield _HEARTBEAT
+                continue
+            if subscription.dropped > dropped:
+                dropped, count = subscription.dropped, subscription.dropped - dropped
+                yield encode_event("dropped", msgspec.json.encode({"dropped": count}))
+            line = build_event_line(event)
+            yield encode_event(line.event, msgspec.json.encode(line))
+
+
+async def stream_job(
+    watch: JobWatch, last_event_id: str | None, first_row: JobRow | None = None
+) -> AsyncGenerator[bytes, None]:
+    """Yield the versions of the row of a job until its end. `first_row` is a row that was read from
+    the watch already."""
+    reader, messages = _StreamReader(), _JobMessages(last_event_id)
+    async with watch:
+        yield _STARTED
+        if first_row is not None:
+            for message in messages.encode_row(first_row, watch.read_version):
+                yield message
+        while True:
+            try:
+                row = await reader.read_item(watch.read_row)
+            except NotFoundError:
+                yield encode_event("deleted", msgspec.json.encode({"id": watch.job_id}))
+                return
+            except (_StreamEndedError, ClientStateError):  # the job has ended, or the client closes
+                return
+            if row is None:
+                yield _HEARTBEAT
+                continue
+            for message in messages.encode_row(row, watch.read_version):
+                yield message
+
+
+class _JobMessages:
+    """Makes the messages about one job."""
+
+    def __init__(self, last_event_id: str | None) -> None:
+        self._sent_version = last_event_id
+        self._sent_output: object = None
+
+    def encode_row(self, row: JobRow, version: str) -> list[bytes]:
+        """Return the messages for a version of the row. The output is left out if it is the same as
+        in the last message."""
+        if version == self._sent_version:
+            return []
+        self._sent_version = version
+        data, output = _describe_job(row), row.output
+        if output != self._sent_output:
+            _add_output(data, output)
+            self._sent_output = output
+        encoded = msgspec.json.encode(data)
+        messages = [encode_event("job", encoded, version)]
+        if data["is_final"]:
+            messages.append(encode_event("end", encoded, version))
+        return messages
+
+
+def _describe_job(row: JobRow) -> dict[str, Any]:
+    errors = row.errors
+    return {
+        "id": row.id,
+        "kind": row.kind,
+        "queue": row.queue,
+        "state": row.state.value,
+        "is_final": row.state in FINAL_STATES,
+        "attempt": row.attempt,
+        "max_attempts": row.max_attempts,
+        "scheduled_at": row.scheduled_at,
+        "attempted_at": row.attempted_at,
+        "finalized_at": row.finalized_at,
+        "progress": row.last_progress,
+        "error": mask_passwords(errors[-1].error)[:ERROR_LENGTH_MAX] if errors else None,
+    }
+
+
+def _add_output(data: dict[str, Any], output: object) -> None:
+    encoded = msgspec.json.encode(output)
+    if len(encoded) > SENT_OUTPUT_LENGTH_MAX:
+        data["is_output_too_large"] = True
+    else:
+        data["output"] = msgspec.Raw(encoded)
+
+
+class _StreamEndedError(Exception):
+    """The stream has no more items, or the web server stops."""
+
+
+class _StreamReader:
+    """Reads the items of a stream. Between them it finds out when a heartbeat is due, and whether
+    the web server stops."""
+
+    def __init__(self) -> None:
+        self._heartbeat_at = anyio.current_time() + HEARTBEAT_INTERVAL
+
+    async def read_item(self, read: Callable[[], Awaitable[ItemT]]) -> ItemT | None:
+        """Return the next item; None: a heartbeat is due.
+
+        Raises:
+            _StreamEndedError: there are no more items, or the web server stops.
+        """
+        while True:
+            if is_server_stopping():
+                raise _StreamEndedError
+            if anyio.current_time() >= self._heartbeat_at:
+                self._heartbeat_at = anyio.current_time() + HEARTBEAT_INTERVAL
+                return None
+            with anyio.move_on_after(STOP_CHECK_INTERVAL):
+                try:
+                    item = await read()
+                except StopAsyncIteration:
+                    raise _StreamEndedError from None
+                self._heartbeat_at = anyio.current_time() + HEARTBEAT_INTERVAL
+                return item
+
+
+def encode_event(name: str, data: bytes, event_id: str | None = None) -> bytes:
+    """Return one server-sent event. A line end in the data or in a name cannot end the event."""
+    text = data.decode()
+    lines = [f"event: {_join_lines(name)}"]
+    if event_id:
+        lines.append(f"id: {_join_lines(event_id)}")
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    lines += [f"data: {line}" for line in text.split("\n")]
+    return ("\n".join(lines) + "\n\n").encode()
+
+
+def _join_lines(text: str) -> str:
+    return text.replace("\r", " ").replace("\n", " ").replace("\0", " ")
+
+
+def is_server_stopping() -> bool:
+    """Whether uvicorn runs this process and stops. It waits for open streams without telling them,
+    so they have to end by themselves. Its server is the object whose method handles the signals."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        server = getattr(signal.getsignal(number), "__self__", None)
+        if getattr(server, "should_exit", False) is True:
+            return True
+    return False
