@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
     from datetime import datetime
 
-    from riverpy.job import JobRow, JobState
+    from riverpy.job import JobArgs, JobRow, JobState, RawArgs
     from riverpy.testing.expected_job import ExpectedJob
     from riverpy.testing.job_source import AsyncSource, BlockingSource
     from riverpy.testing.made_job import MadeJob
 
-ArgsT = TypeVar("ArgsT")
+ArgsT = TypeVar("ArgsT", bound="JobArgs | RawArgs")
 T = TypeVar("T")
 
 
@@ -56,7 +56,7 @@ def _read_and_find(
 
 @overload
 def require_inserted(
-    expected: ArgsT | type[ArgsT] | ExpectedJob[ArgsT],
+    expected: type[ArgsT] | ExpectedJob[ArgsT] | ArgsT,
     *,
     tx: BlockingSource,
     schema: str | None = None,
@@ -71,7 +71,7 @@ def require_inserted(
 ) -> MadeJob[ArgsT]: ...
 @overload
 def require_inserted(
-    expected: ArgsT | type[ArgsT] | ExpectedJob[ArgsT],
+    expected: type[ArgsT] | ExpectedJob[ArgsT] | ArgsT,
     *,
     tx: AsyncSource,
     schema: str | None = None,
@@ -111,7 +111,7 @@ def require_inserted(
 
 @overload
 def require_not_inserted(
-    expected: ArgsT | type[ArgsT] | ExpectedJob[ArgsT],
+    expected: type[ArgsT] | ExpectedJob[ArgsT] | ArgsT,
     *,
     tx: BlockingSource,
     schema: str | None = None,
@@ -126,7 +126,7 @@ def require_not_inserted(
 ) -> None: ...
 @overload
 def require_not_inserted(
-    expected: ArgsT | type[ArgsT] | ExpectedJob[ArgsT],
+    expected: type[ArgsT] | ExpectedJob[ArgsT] | ArgsT,
     *,
     tx: AsyncSource,
     schema: str | None = None,
@@ -188,7 +188,7 @@ def require_many_inserted(
 
 @overload
 def inserted(
-    expected: ArgsT | type[ArgsT] | ExpectedJob[ArgsT],
+    expected: type[ArgsT] | ExpectedJob[ArgsT] | ArgsT,
     *,
     tx: BlockingSource,
     schema: str | None = None,
@@ -203,7 +203,7 @@ def inserted(
 ) -> list[MadeJob[ArgsT]]: ...
 @overload
 def inserted(
-    expected: ArgsT | type[ArgsT] | ExpectedJob[ArgsT],
+    expected: type[ArgsT] | ExpectedJob[ArgsT] | ArgsT,
     *,
     tx: AsyncSource,
     schema: str | None = None,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields as get_dataclass_fields
 from dataclasses import is_dataclass
 from datetime import UTC, datetime
-from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast, overload
 
 import msgspec
 
@@ -19,7 +19,10 @@ from riverpy.job import JobRow, JobState, RawArgs
 from riverpy.testing.made_job import MadeJob
 from riverpy.worker import make_args_decoder
 
-ArgsT = TypeVar("ArgsT")
+if TYPE_CHECKING:
+    from riverpy.job import JobArgs
+
+ArgsT = TypeVar("ArgsT", bound="JobArgs | RawArgs")
 
 _VALUE_LENGTH_MAX = 200
 """The maximum number of characters of a value in a text."""
@@ -135,7 +138,7 @@ def expect_job(
 ) -> ExpectedJob[RawArgs]: ...
 @overload
 def expect_job(
-    expected: ArgsT | type[ArgsT] | ExpectedJob[ArgsT],
+    expected: type[ArgsT] | ExpectedJob[ArgsT] | ArgsT,
     *,
     queue: str | None = None,
     priority: int | None = None,

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from riverpy.job import JobState
+    from riverpy.job import JobArgs, JobState, RawArgs
     from riverpy.testing.expected_job import ExpectedJob
     from riverpy.testing.job_source import AsyncSource
     from riverpy.testing.made_job import MadeJob
 
-ArgsT = TypeVar("ArgsT")
+ArgsT = TypeVar("ArgsT", bound="JobArgs | RawArgs")
 
 
 class InsertedJobs:
@@ -33,7 +33,7 @@ class InsertedJobs:
 
     async def require_inserted(
         self,
-        expected: ArgsT | type[ArgsT] | ExpectedJob[ArgsT],
+        expected: type[ArgsT] | ExpectedJob[ArgsT] | ArgsT,
         *,
         queue: str | None = None,
         priority: int | None = None,
@@ -62,7 +62,7 @@ class InsertedJobs:
 
     async def require_not_inserted(
         self,
-        expected: ArgsT | type[ArgsT] | ExpectedJob[ArgsT],
+        expected: type[ArgsT] | ExpectedJob[ArgsT] | ArgsT,
         *,
         queue: str | None = None,
         priority: int | None = None,
@@ -95,7 +95,7 @@ class InsertedJobs:
 
     async def inserted(
         self,
-        expected: ArgsT | type[ArgsT] | ExpectedJob[ArgsT],
+        expected: type[ArgsT] | ExpectedJob[ArgsT] | ArgsT,
         *,
         queue: str | None = None,
         priority: int | None = None,

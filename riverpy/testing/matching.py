@@ -10,11 +10,11 @@ from riverpy.testing.expected_job import shorten
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from riverpy.job import JobRow
+    from riverpy.job import JobArgs, JobRow, RawArgs
     from riverpy.testing.expected_job import ExpectedJob
     from riverpy.testing.made_job import MadeJob
 
-ArgsT = TypeVar("ArgsT")
+ArgsT = TypeVar("ArgsT", bound="JobArgs | RawArgs")
 _SHOWN_JOBS_MAX = 3
 """The maximum number of jobs in a message."""
 _SHOWN_LISTED_JOBS_MAX = 20

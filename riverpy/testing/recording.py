@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
     from riverpy._postgres.inserts import InsertRow
+    from riverpy.job import JobArgs, RawArgs
     from riverpy.testing.expected_job import ExpectedJob
     from riverpy.testing.made_job import MadeJob
 
-ArgsT = TypeVar("ArgsT")
+ArgsT = TypeVar("ArgsT", bound="JobArgs | RawArgs")
 
 
 class _Entry(NamedTuple):
@@ -65,7 +66,7 @@ class RecordedJobs:
 
     def require_inserted(
         self,
-        expected: ArgsT | type[ArgsT] | ExpectedJob[ArgsT],
+        expected: type[ArgsT] | ExpectedJob[ArgsT] | ArgsT,
         *,
         queue: str | None = None,
         priority: int | None = None,
@@ -93,7 +94,7 @@ class RecordedJobs:
 
     def require_not_inserted(
         self,
-        expected: ArgsT | type[ArgsT] | ExpectedJob[ArgsT],
+        expected: type[ArgsT] | ExpectedJob[ArgsT] | ArgsT,
         *,
         queue: str | None = None,
         priority: int | None = None,
@@ -125,7 +126,7 @@ class RecordedJobs:
 
     def inserted(
         self,
-        expected: ArgsT | type[ArgsT] | ExpectedJob[ArgsT],
+        expected: type[ArgsT] | ExpectedJob[ArgsT] | ArgsT,
         *,
         queue: str | None = None,
         priority: int | None = None,

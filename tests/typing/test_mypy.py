@@ -12,7 +12,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-RIGHT, WRONG = HERE / "user_code.py", HERE / "wrong_code.py"
+RIGHT, TESTS, WRONG = HERE / "user_code.py", HERE / "testing_code.py", HERE / "wrong_code.py"
 SETTINGS = """
 [mypy]
 strict = true
@@ -65,6 +65,7 @@ def find_errors(settings: Path) -> list[Error]:
             f"--config-file={settings}",
             "--no-sqlite-cache",
             RIGHT,
+            TESTS,
             WRONG,
         ],
         cwd=ROOT,
@@ -79,10 +80,10 @@ def find_errors(settings: Path) -> list[Error]:
 
 @pytest.mark.timeout(300)
 def test_user_code_and_wrong_handlers(tmp_path: Path) -> None:
-    """mypy strict accepts a correct program without a cast. For each wrong handler it prints the
-    expected type and the actual one."""
+    """mypy strict accepts a correct program and its tests without a cast. For each wrong handler it
+    prints the expected type and the actual one."""
     errors = find_errors(tmp_path / "mypy.ini")
-    assert [error for error in errors if error.file == RIGHT.name] == []
+    assert [error for error in errors if error.file in (RIGHT.name, TESTS.name)] == []
     lines = WRONG.read_text("utf-8").splitlines()
     texts: dict[str, list[str]] = {}
     for error in errors:
