@@ -82,7 +82,8 @@ from riverpy.insert_opts import (
 )
 from riverpy.job import AttemptError, CancelFlag, Job, JobArgs, JobRow, JobState, RawArgs
 from riverpy.job_list import JobChanges, JobFilters, JobOrder, JobPage
-from riverpy.job_result import WaitTimeoutError
+from riverpy.job_output import JobOutput
+from riverpy.job_result import JobNotCompletedError, OutputError, WaitTimeoutError, result
 from riverpy.leases import Lease, LeaseManager, MemoryLeases, MemoryTransaction
 from riverpy.middleware import (
     InsertInner,
@@ -167,7 +168,9 @@ __all__ = [
     "JobInsertMiddleware",
     "JobInsertMiddlewareFunc",
     "JobInsertParams",
+    "JobNotCompletedError",
     "JobOrder",
+    "JobOutput",
     "JobPage",
     "JobProgress",
     "JobRetention",
@@ -197,6 +200,7 @@ __all__ = [
     "MigrationError",
     "Migrator",
     "NotFoundError",
+    "OutputError",
     "PeriodicJob",
     "PeriodicJobState",
     "PeriodicJobs",
@@ -238,4 +242,5 @@ __all__ = [
     "current_job",
     "every",
     "never",
+    "result",
 ]

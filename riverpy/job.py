@@ -391,9 +391,15 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
     def _report_progress(self, progress: JobProgress) -> None:
         raise ClientStateError("job.progress is for a job that a client runs")
 
+    @property
+    def has_recorded_output(self) -> bool:
+        """Whether this attempt has recorded an output, so that a returned value is not stored."""
+        return self._metadata_updates is not None and "output" in self._metadata_updates
+
     def record_output(self, value: object) -> None:
         """Store `value` as the job's output (metadata key `output`) at the end of this attempt,
-        whatever its outcome is. A second call replaces the output of the first call.
+        whatever its outcome is. A second call replaces the output of the first call. A value that
+        the handler returns is stored only if this method was not called.
 
         Raises:
             ArgsError: the value is not JSON, or larger than 32 MiB when encoded.

@@ -1,16 +1,21 @@
-"""The errors of code that waits for jobs and reads their results."""
+"""The result of a job that has ended, and the errors of code that waits for it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from riverpy.errors import RiverError
+import msgspec
+
+from riverpy._json_decoder import make_decoder
+from riverpy.errors import ConfigError, RiverError
+from riverpy.job import JobColumn, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from riverpy.job import JobRow, JobState
+    from riverpy.job import JobRow
 
+T = TypeVar("T")
 NAMED_JOBS_MAX = 10
 """The maximum number of jobs that an error text names."""
 
@@ -47,3 +52,86 @@ class WaitTimeoutError(RiverError, TimeoutError):
         self.job_ids = list(job_ids)
         self.last_states = dict(last_states)
         self.ended_jobs = list(ended_jobs)
+
+
+class JobNotCompletedError(RiverError):
+    """A job has no result, because it was discarded or cancelled, or has not ended.
+
+    Attributes:
+        job: the row of the job.
+    """
+
+    def __init__(self, job: JobRow) -> None:
+        super().__init__(_describe_missing_result(job))
+        self.job = job
+
+
+class OutputError(RiverError, ValueError):
+    """The output of a job does not have the expected type.
+
+    Attributes:
+        job: the row of the job.
+    """
+
+    def __init__(self, job: JobRow, reason: str) -> None:
+        super().__init__(f"the output of job {job.id} ({job.kind}) {reason}")
+        self.job = job
+
+
+@overload
+def result(row: JobRow) -> Any: ...
+@overload
+def result(row: JobRow, type: type[T]) -> T: ...
+@overload
+def result(row: JobRow, type: Any) -> Any: ...
+def result(row: JobRow, type: Any = Any) -> Any:  # noqa: A002 (the name that readers expect)
+    """Return the output of a completed job, which is the value that its handler returned or
+    recorded: `riverpy.result(await client.wait(job_id), type=Invoice)`.
+
+    Args:
+        row: a row of the job, as `client.wait` returns it.
+        type: the type to decode the output into: a Struct, a dataclass, a pydantic model, or
+            another type that msgspec can decode. Default Any: dicts, lists, numbers and strings.
+
+    Raises:
+        JobNotCompletedError: the job was discarded or cancelled, or it has not ended. The text has
+            its state and its last error.
+        OutputError: the output does not have this type. The text names the position.
+        ConfigError: `type` cannot be decoded from JSON.
+    """
+    if row.state is not JobState.COMPLETED:
+        raise JobNotCompletedError(row)
+    text = _read_output_text(row)
+    if type is Any:
+        return msgspec.json.decode(text)
+    try:
+        decode = make_decoder(type)
+    except (TypeError, NameError) as error:
+        raise ConfigError(f"the output cannot be decoded: {error}") from None
+    try:
+        return decode(text)
+    except (msgspec.ValidationError, ValueError) as error:
+        if text == "null":
+            raise OutputError(row, "is missing: its handler returned None") from None
+        raise OutputError(row, f"does not have the expected type: {error}") from None
+
+
+def _read_output_text(row: JobRow) -> str:
+    """Return the output as JSON text. A job without output has `null`."""
+    try:
+        members = msgspec.json.decode(
+            row.columns()[JobColumn.METADATA], type=dict[str, msgspec.Raw]
+        )
+    except msgspec.ValidationError:  # the metadata is no object
+        return "null"
+    raw = members.get("output")
+    return "null" if raw is None else bytes(raw).decode()
+
+
+def _describe_missing_result(job: JobRow) -> str:
+    name = f"job {job.id} ({job.kind})"
+    if job.finalized_at is None:
+        return f"{name} has not ended, it is {job.state}: wait for it with client.wait({job.id})"
+    errors = job.errors
+    reason = f": {errors[-1].error}" if errors else ""
+    return f"{name} was {job.state}{reason}"

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from types import NoneType
+from types import UnionType
 from typing import (
     TYPE_CHECKING,
     Any,
     ClassVar,
     Generic,
     Literal,
-    Never,
-    NoReturn,
     TypeVar,
+    Union,
     cast,
     get_args,
     get_origin,
@@ -36,19 +37,20 @@ from riverpy.errors import ConfigError
 from riverpy.job import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Self
 
+    from riverpy.job_output import JobOutput
     from riverpy.middleware import WorkerMiddleware
 
 ArgsT = TypeVar("ArgsT")
 # If a function has a wrong type, mypy shows the name of the type variable, but not its bound. So
 # the name describes the expected function.
-AsyncFunctionFromJobToNone = TypeVar(
-    "AsyncFunctionFromJobToNone", bound="Callable[[Job[Any]], Awaitable[None]]"
+AsyncFunctionFromJobToOutput = TypeVar(
+    "AsyncFunctionFromJobToOutput", bound="Callable[[Job[Any]], Awaitable[JobOutput]]"
 )
-PlainFunctionFromJobToNone = TypeVar(
-    "PlainFunctionFromJobToNone", bound="Callable[[Job[Any]], None]"
+PlainFunctionFromJobToOutput = TypeVar(
+    "PlainFunctionFromJobToOutput", bound="Callable[[Job[Any]], JobOutput]"
 )
 
 FunctionT = TypeVar("FunctionT", bound="Callable[[Job[Any]], Any]")
@@ -64,8 +66,9 @@ class Worker(ABC, Generic[ArgsT]):
     """The kind of the jobs. It is needed only if the args class has no `kind`."""
 
     @abstractmethod
-    async def work(self, job: Job[ArgsT]) -> None:
-        """Do the work of the job. If this method returns, the job is completed. If it raises
+    async def work(self, job: Job[ArgsT]) -> JobOutput:
+        """Do the work of the job. If this method returns, the job is completed, and a value other
+        than None is its output, unless `job.record_output` was called. If this method raises
         JobCancel or JobSnooze, the job is cancelled or snoozed. After any other exception the
         attempt fails."""
 
@@ -120,12 +123,8 @@ class RegisteredWorker(msgspec.Struct, frozen=True, kw_only=True):
         return client_timeout if self.timeout is UNSET else self.timeout
 
 
-_ALLOWED_RETURN_ANNOTATIONS = (
-    *(inspect.Signature.empty, None, NoneType, Any, Never, NoReturn),
-    *("None", "Any", "typing.Any", "Never", "typing.Never", "NoReturn", "typing.NoReturn"),
-)
-"""The allowed return annotations of a function that works jobs. Annotations are compared without
-resolving them, because their types may be imported for type checkers only."""
+_REFUSED_RETURN_TYPES = (AsyncIterator, Awaitable, Iterator, AbstractSet)
+"""Types without a JSON form. A handler that is annotated to return one is refused."""
 
 
 class Workers:
@@ -182,7 +181,7 @@ class Workers:
 
         Raises:
             ConfigError: `worker` is not a worker object; its `work` is not an `async def` that
-                takes the job and returns nothing; the args cannot be decoded; or the kind is
+                takes the job and returns a JSON value; the args cannot be decoded; or the kind is
                 missing, not allowed or already registered.
         """
         cls: Any = type(worker)
@@ -216,7 +215,7 @@ class Workers:
         return self
 
     @overload
-    def job(self, function: AsyncFunctionFromJobToNone, /) -> AsyncFunctionFromJobToNone: ...
+    def job(self, function: AsyncFunctionFromJobToOutput, /) -> AsyncFunctionFromJobToOutput: ...
     @overload
     def job(
         self,
@@ -227,10 +226,10 @@ class Workers:
         next_retry: Callable[[Job[Any]], timedelta | None] | None = None,
         middleware: Sequence[WorkerMiddleware] = (),
         replace: bool = False,
-    ) -> Callable[[AsyncFunctionFromJobToNone], AsyncFunctionFromJobToNone]: ...
+    ) -> Callable[[AsyncFunctionFromJobToOutput], AsyncFunctionFromJobToOutput]: ...
     def job(
         self,
-        function: AsyncFunctionFromJobToNone | None = None,
+        function: AsyncFunctionFromJobToOutput | None = None,
         /,
         *,
         kind: str | None = None,
@@ -239,8 +238,8 @@ class Workers:
         middleware: Sequence[WorkerMiddleware] = (),
         replace: bool = False,
     ) -> (
-        AsyncFunctionFromJobToNone
-        | Callable[[AsyncFunctionFromJobToNone], AsyncFunctionFromJobToNone]
+        AsyncFunctionFromJobToOutput
+        | Callable[[AsyncFunctionFromJobToOutput], AsyncFunctionFromJobToOutput]
     ):
         """Register an `async def` whose only parameter is annotated `Job[...]`. The function itself
         is not changed.
@@ -257,8 +256,8 @@ class Workers:
 
         Raises:
             ConfigError: the function is not a coroutine function, or has no usable annotation, more
-                than one parameter or a return value; the args cannot be decoded; or the kind is
-                already registered or not allowed.
+                than one parameter or a return value without a JSON form; the args cannot be
+                decoded; or the kind is already registered or not allowed.
         """
 
         register = self._make_decorator(
@@ -268,8 +267,8 @@ class Workers:
 
     @overload
     def blocking_job(
-        self, function: PlainFunctionFromJobToNone, /
-    ) -> PlainFunctionFromJobToNone: ...
+        self, function: PlainFunctionFromJobToOutput, /
+    ) -> PlainFunctionFromJobToOutput: ...
     @overload
     def blocking_job(
         self,
@@ -281,10 +280,10 @@ class Workers:
         next_retry: Callable[[Job[Any]], timedelta | None] | None = None,
         middleware: Sequence[WorkerMiddleware] = (),
         replace: bool = False,
-    ) -> Callable[[PlainFunctionFromJobToNone], PlainFunctionFromJobToNone]: ...
+    ) -> Callable[[PlainFunctionFromJobToOutput], PlainFunctionFromJobToOutput]: ...
     def blocking_job(
         self,
-        function: PlainFunctionFromJobToNone | None = None,
+        function: PlainFunctionFromJobToOutput | None = None,
         /,
         *,
         executor: Executor = "thread",
@@ -294,8 +293,8 @@ class Workers:
         middleware: Sequence[WorkerMiddleware] = (),
         replace: bool = False,
     ) -> (
-        PlainFunctionFromJobToNone
-        | Callable[[PlainFunctionFromJobToNone], PlainFunctionFromJobToNone]
+        PlainFunctionFromJobToOutput
+        | Callable[[PlainFunctionFromJobToOutput], PlainFunctionFromJobToOutput]
     ):
         """Register a plain function. It runs in a thread or in a process of its own, and uses a
         slot of its queue.
@@ -421,7 +420,7 @@ def _check_is_function(function: object, decorator_name: str) -> None:
 
 def _check_job_function_signature(function: Callable[[Job[Any]], Any], function_name: str) -> None:
     """Raise ConfigError if the function cannot be called with only the job, or if its annotation
-    declares a return value. Such a value would be lost."""
+    declares a return value that cannot be stored."""
     signature = inspect.signature(function)
     try:
         signature.bind(None)
@@ -430,13 +429,26 @@ def _check_job_function_signature(function: Callable[[Job[Any]], Any], function_
             f"{function_name} is called with the job alone ({error}): it must take one parameter, "
             f"as in {function_name.rpartition('.')[2]}(job: Job[YourArgs])"
         ) from None
-    returns = signature.return_annotation
-    if returns not in _ALLOWED_RETURN_ANNOTATIONS:
-        shown = returns if isinstance(returns, str) else inspect.formatannotation(returns)
+    returned = _find_refused_return_type(function)
+    if returned is not None:
         raise ConfigError(
-            f"{function_name} returns {shown}, which is not stored: annotate it `-> None`, and "
-            "keep a result with job.record_output(…)"
+            f"{function_name} returns {returned}, which has no JSON form, so it cannot be stored "
+            "as the output of the job: return None, a JSON value, a Struct, a dataclass or a "
+            "pydantic model"
         )
+
+
+def _find_refused_return_type(function: Callable[..., Any]) -> str | None:
+    """Return the name of the annotated type of the return value if it has no JSON form. An
+    annotation that cannot be resolved is not checked, because its type may be imported for type
+    checkers only."""
+    with suppress(Exception):
+        hint = get_type_hints(_unwrap_partial(function)).get("return")
+        for one in (hint, *get_args(hint)) if get_origin(hint) in {Union, UnionType} else (hint,):
+            origin = get_origin(one) or one
+            if isinstance(origin, type) and issubclass(origin, _REFUSED_RETURN_TYPES):
+                return inspect.formatannotation(one)
+    return None
 
 
 def _has_override(worker_class: type[Any], method_name: str) -> bool:

@@ -12,7 +12,6 @@ import anyio
 
 from riverpy._main_import import describe_main_module
 from riverpy._plugins import process_plugins, surround_blocking_job
-from riverpy._work.child_main import get_type_name
 from riverpy._work.child_process import (
     IDLE_CHILD_TIMEOUT,
     PROCESS_START_TIMEOUT,
@@ -21,6 +20,7 @@ from riverpy._work.child_process import (
     pickle_function,
     pickle_job,
 )
+from riverpy._work.returned_value import record_returned_value
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,10 +63,8 @@ class BlockingJobRunner:
         self._cancel_grace_period = cancel_grace_period
         self._thread_pool: ThreadPoolExecutor | None = None
 
-    async def run_in_thread(
-        self, function: Callable[[Job[Any]], object], attempt: Attempt
-    ) -> str | None:
-        """Run a function in a thread, and return the type name of its return value.
+    async def run_in_thread(self, function: Callable[[Job[Any]], object], attempt: Attempt) -> None:
+        """Run a function in a thread, and record what it returns as the output.
 
         A thread cannot be stopped, so after a cancellation this method still waits until the
         function ends. Then this method returns or raises as the function did.
@@ -75,14 +73,14 @@ class BlockingJobRunner:
         future = self._submit_to_thread(lambda: context.run(_call_job_function, function, attempt))
         try:
             await _wait_despite_cancellation(future, attempt.set_cancelled_flag)
-            return future.result()
+            future.result()
         finally:
             del future  # the exception of the future refers to this frame: a reference cycle
 
     async def run_in_process(
         self, function: Callable[[Job[Any]], object], attempt: Attempt
-    ) -> str | None:
-        """Run a function in a process of its own, and return the type name of its return value.
+    ) -> None:
+        """Run a function in a process of its own, and record what it returns as the output.
 
         A cancellation kills the process: at once, or after `cancel_grace_period` if the code uses
         `job.cancelled`. If the function ends before that, its result is used.
@@ -90,13 +88,11 @@ class BlockingJobRunner:
         self._running_attempts.pause_timeout(attempt)  # until the function is called
         await self._process_slots.acquire()
         try:
-            return await self._run_in_child(function, attempt)
+            await self._run_in_child(function, attempt)
         finally:
             self._process_slots.release()
 
-    async def _run_in_child(
-        self, function: Callable[[Job[Any]], object], attempt: Attempt
-    ) -> str | None:
+    async def _run_in_child(self, function: Callable[[Job[Any]], object], attempt: Attempt) -> None:
         claim_key = attempt.claim_key
         packed = pickle_job(function, attempt)
         job = JobInChild(attempt.id, attempt.kind, packed, lambda: None, attempt.add_progress)
@@ -112,7 +108,7 @@ class BlockingJobRunner:
         future = self._submit_to_thread(child.run_job, job)
         try:
             await self._wait_for_process(future, child)
-            returned, error = future.result()
+            error = future.result()
         except ChildProcessError as ended:
             if not child.is_job_cancelled:
                 raise
@@ -129,7 +125,6 @@ class BlockingJobRunner:
                 raise error
             finally:
                 del error  # break the reference cycle between error and this frame
-        return returned
 
     def _end_idle_children_later(self) -> None:
         if self._idle_timer is None:
@@ -216,14 +211,15 @@ def _call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], None])
         loop.call_soon_threadsafe(function)
 
 
-def _call_job_function(function: Callable[[Job[Any]], object], job: Job[Any]) -> str | None:
-    """Run the function, and return the type name of its return value. A StopIteration becomes a
+def _call_job_function(function: Callable[[Job[Any]], object], job: Job[Any]) -> None:
+    """Run the function, and record what it returns as the output. A StopIteration becomes a
     RuntimeError, as in a coroutine, because a future cannot store a StopIteration."""
     try:
         if process_plugins:
             with surround_blocking_job():
-                return get_type_name(function(job))
-        return get_type_name(function(job))
+                record_returned_value(job, function(job))
+        else:
+            record_returned_value(job, function(job))
     except StopIteration as error:
         raise RuntimeError("blocking job raised StopIteration") from error
 

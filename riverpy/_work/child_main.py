@@ -44,6 +44,7 @@ from riverpy._work.failure import (
     make_storable_error_text,
     make_storable_trace,
 )
+from riverpy._work.returned_value import record_returned_value
 from riverpy.context import running_job
 from riverpy.job import Job
 
@@ -307,31 +308,25 @@ def _find_import_error(pickled_function: bytes) -> str | None:
 
 
 def _run_job(pickled_job: bytes, worker: _WorkerConnection) -> None:
-    """Run a job, and send the type name of the returned value and the error. The traceback is added
-    as a note to the error, because a traceback cannot be pickled."""
-    returned: str | None = None
+    """Run a job, and send its error. The traceback is added as a note to the error, because a
+    traceback cannot be pickled."""
     error_to_send: BaseException | None = None
     try:
         # This imports user code, so it runs in the main thread and before the job starts.
         function, row, args = pickle.loads(pickled_job)  # noqa: S301 (our own worker's)
         job = _ChildJob(row, args, worker)
         worker.start_job(job)
-        returned = contextvars.copy_context().run(_call_function, function, job)
+        contextvars.copy_context().run(_call_function, function, job)
     except BaseException as error:
         error_to_send = _make_error_picklable(error)
         error_to_send.add_note(f"In the process of the job:\n{make_storable_trace(error)}")
-    worker.end_job(pickle.dumps((returned, error_to_send)))
+    worker.end_job(pickle.dumps(error_to_send))
 
 
-def get_type_name(value: object) -> str | None:
-    """Return the name of the type of a returned value; None: the code returned None."""
-    return None if value is None else type(value).__name__
-
-
-def _call_function(function: Callable[[Job[Any]], object], job: Job[Any]) -> str | None:
+def _call_function(function: Callable[[Job[Any]], object], job: Job[Any]) -> None:
     running_job.set(job)
     with surround_blocking_job():
-        return get_type_name(function(job))
+        record_returned_value(job, function(job))
 
 
 def _make_error_picklable(error: BaseException) -> BaseException:

@@ -27,7 +27,7 @@ METADATA_RECORDED = b"M"
 PROGRESS_REPORTED = b"T"
 """From the child: the newest progress of the running job, as JSON text."""
 JOB_ENDED = b"F"
-"""From the child: the type name of the returned value and the raised error, pickled."""
+"""From the child: the raised error or None, pickled."""
 FUNCTIONS_CHECKED = b"L"
 """From the child: for each checked function the text of its error, or None, pickled."""
 _MESSAGE_LENGTH_FORMAT = struct.Struct("!Q")

@@ -125,9 +125,8 @@ class ChildProcess:
         self.idle_since = 0.0
         """The time of the end of the last job, in monotonic seconds."""
 
-    def run_job(self, job: JobInChild) -> tuple[str | None, BaseException | None]:
-        """Run a job. Return the type name of the returned value, and the raised error. This call
-        blocks, so call it in a thread.
+    def run_job(self, job: JobInChild) -> BaseException | None:
+        """Run a job, and return the error that it raised. This call blocks, so call it in a thread.
 
         Raises:
             ChildProcessError: the process has ended, or cannot run jobs.

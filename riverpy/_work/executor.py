@@ -19,7 +19,6 @@ from riverpy._log_events import (
     ERROR_CLASSIFICATION_FAILED,
     ERROR_HANDLER_FAILED,
     JOB_FAILED,
-    JOB_RETURN_VALUE_IGNORED,
     JOB_STARTED,
 )
 from riverpy._names import EXPIRES_AT_METADATA_KEY
@@ -27,7 +26,6 @@ from riverpy._plugins import PluginLists, process_plugins, read_class_plugins
 from riverpy._work import outcomes
 from riverpy._work.attempt import Attempt, Outcome
 from riverpy._work.blocking import BlockingJobRunner
-from riverpy._work.child_main import get_type_name
 from riverpy._work.expiry import EXPIRED_ERROR_TEXT, is_job_expired
 from riverpy._work.failure import (
     find_deciding_error,
@@ -36,6 +34,7 @@ from riverpy._work.failure import (
     make_storable_trace,
 )
 from riverpy._work.middleware import MiddlewareStack
+from riverpy._work.returned_value import record_returned_value
 from riverpy.context import running_job
 from riverpy.errors import JobCancel, JobSnooze
 from riverpy.events import EventKind
@@ -102,8 +101,6 @@ class JobExecutor:
         self._log = get_logger()
         self._should_log_jobs = self._log.is_debug_enabled
         self._limited_log = self._log.with_rate_limit()
-        self._kinds_with_logged_value: set[str] = set()
-        """The kinds for which a log event said that returned values are ignored."""
         self._worker_and_timeout_by_kind = {
             kind: (unit, _to_timeout_seconds(unit.resolve_timeout(config.job_timeout)))
             for kind in workers
@@ -246,37 +243,27 @@ class JobExecutor:
             self._set_timeout(attempt, unit, unit.get_job_timeout(attempt))
         attempt.read_stored_steps()
         if unit.executor is None:
-            returned = get_type_name(await unit.work(attempt))
+            returned = await unit.work(attempt)
+            if returned is not None:
+                record_returned_value(attempt, returned)
         elif unit.executor == "thread":
-            returned = await self._blocking_runner.run_in_thread(unit.work, attempt)
+            await self._blocking_runner.run_in_thread(unit.work, attempt)
         else:
-            returned = await self._blocking_runner.run_in_process(unit.work, attempt)
-        if returned is not None or attempt.stop_cause is not None:
-            self._log_returned_value(attempt, returned)
+            await self._blocking_runner.run_in_process(unit.work, attempt)
+        if attempt.stop_cause is not None:
+            self._log_completion_after_cancellation(attempt, attempt.stop_cause)
         if attempt.step_runner is not None:
             attempt.step_runner.check_all_steps_ended(is_stopped=attempt.stop_cause is not None)
 
-    def _log_returned_value(self, attempt: Attempt, type_name: str | None) -> None:
-        """Log, once for each kind, that the worker's code returned a value. Also log that the code
-        returned after a cancellation. `type_name` is the name of the type of the value."""
-        if type_name is not None and attempt.kind not in self._kinds_with_logged_value:
-            self._kinds_with_logged_value.add(attempt.kind)
-            self._log.warning(
-                JOB_RETURN_VALUE_IGNORED,
-                kind=attempt.kind,
-                job_id=attempt.id,
-                type=type_name,
-                advice="return nothing, or keep the value with job.record_output(…)",
-            )
-        if attempt.stop_cause is not None:
-            self._limited_log.warning(
-                CANCELLED_JOB_COMPLETED,
-                job_id=attempt.id,
-                kind=attempt.kind,
-                queue=attempt.queue,
-                reason=attempt.stop_cause.value,
-                seconds=round(time.monotonic() - attempt.started_at, 3),
-            )
+    def _log_completion_after_cancellation(self, attempt: Attempt, cause: StopCause) -> None:
+        self._limited_log.warning(
+            CANCELLED_JOB_COMPLETED,
+            job_id=attempt.id,
+            kind=attempt.kind,
+            queue=attempt.queue,
+            reason=cause.value,
+            seconds=round(time.monotonic() - attempt.started_at, 3),
+        )
 
     def _set_timeout(
         self, attempt: Attempt, worker: RegisteredWorker, timeout: timedelta | UnsetType | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+from collections.abc import Iterator  # noqa: TC003
 from datetime import timedelta
 from functools import partial
 from pathlib import Path  # noqa: TC003
@@ -364,7 +365,7 @@ def test_id_is_renewed_after_a_fork() -> None:
         (lambda workers: workers.job(_bare_args), "annotated Job.*got .*Task"),
         (lambda workers: workers.job(_no_parameter), "_no_parameter is called with the job alone"),
         (lambda workers: workers.job(_two_parameters), r"_two_parameters .*'other'.*job: Job\["),
-        (lambda workers: workers.job(_returning), "returns int.*`-> None`.*record_output"),
+        (lambda workers: workers.job(_returning), "returns set.*no JSON form"),
         (lambda workers: workers.job(_kindless), "has no kind"),
         (lambda workers: workers.job(kind="x y")(_kindless), "job kind"),
         (lambda workers: workers.job(kind=5)(_kindless), "a job kind must be a string, got int"),
@@ -378,7 +379,7 @@ def test_id_is_renewed_after_a_fork() -> None:
         (lambda workers: workers.add(_Untyped()), "Worker\\[YourArgs\\]"),
         (lambda workers: workers.add(_Sync()), "async def"),
         (lambda workers: workers.add(_TwoParameters()), r"_TwoParameters\.work .*one parameter"),
-        (lambda workers: workers.add(_Returning()), r"_Returning\.work returns int"),
+        (lambda workers: workers.add(_Returning()), r"_Returning\.work returns .*Iterator"),
         (lambda workers: workers.add(_CustomWorker()), r"args of _CustomWorker.*\$\.path"),
         (lambda workers: workers.add(_Sync), r"the class _Sync: workers\.add\(_Sync\(\)\)"),
         (lambda workers: workers.add(_plain), "got function: register a function with"),
@@ -417,8 +418,8 @@ async def _two_parameters(job: Job[Task], other: int) -> None:
     del job, other
 
 
-async def _returning(job: Job[Task]) -> int:
-    return job.id
+async def _returning(job: Job[Task]) -> set[int] | None:
+    return {job.id}
 
 
 class _Custom(msgspec.Struct):
@@ -472,8 +473,8 @@ class _TwoParameters(Worker[Task]):
 
 
 class _Returning(Worker[Task]):
-    async def work(self, job: Job[Task]) -> int:  # type: ignore[override]
-        return job.id
+    async def work(self, job: Job[Task]) -> Iterator[int]:  # type: ignore[override]
+        return iter([job.id])
 
 
 class _CustomWorker(Worker[_Custom]):

@@ -26,18 +26,21 @@ code does not name: half of all modules that riverpy imports."""
 _ERROR = re.compile(r"(?P<file>[^:]+):(?P<line>\d+): error: (?P<text>.*)  \[[\w-]+\]")
 _FUNCTION = re.compile(r"(?:async )?def (\w+)\(")
 
-ASYNC = "AsyncFunctionFromJobToNone"
-PLAIN = "PlainFunctionFromJobToNone"
+ASYNC = "AsyncFunctionFromJobToOutput"
+PLAIN = "PlainFunctionFromJobToOutput"
 GIVEN = "Callable[[Job[Welcome]], Coroutine[Any, Any, None]]"
 EXPECTED = {
     "not_async": (ASYNC, "Callable[[Job[Welcome]], None]"),
     "two_parameters": (ASYNC, "Callable[[Job[Welcome], int], Coroutine[Any, Any, None]]"),
-    "returns_a_value": (ASYNC, "Callable[[Job[Welcome]], Coroutine[Any, Any, int]]"),
+    "returns_a_set": (ASYNC, "Callable[[Job[Welcome]], Coroutine[Any, Any, set[NoKind]]]"),
+    "returns_a_generator": (ASYNC, "Coroutine[Any, Any, Iterator[int]]"),
+    "returns_no_json": (ASYNC, "Coroutine[Any, Any, list[object]]"),
+    "does_not_await": (ASYNC, "Coroutine[Any, Any, Coroutine[Any, Any, None]]"),
     "no_annotation": ("Function is missing a type annotation",),
     "takes_the_args": (ASYNC, "Callable[[Welcome], Coroutine[Any, Any, None]]"),
     "not_blocking_either": (PLAIN, GIVEN),
     "not_blocking": (PLAIN, GIVEN),
-    "blocking_value": (PLAIN, "Callable[[Job[Welcome]], int]"),
+    "blocking_response": (PLAIN, "Callable[[Job[Welcome]], Response]"),
     "no_executor": ('matches argument type "str"',),
     "no_timedelta": ('matches argument type "int"',),
     "work": ('supertype defines the argument type as "Job[Welcome]"',),

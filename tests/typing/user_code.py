@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, assert_type
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict, assert_type
 
 import asyncpg
 import msgspec
@@ -23,6 +23,8 @@ from riverpy.sentry import SentryPlugin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from decimal import Decimal
+    from uuid import UUID
 
     import psycopg
     import psycopg_pool
@@ -92,8 +94,20 @@ async def welcome(job: riverpy.Job[Welcome]) -> None:
 
 
 @workers.job
-async def loose(job: riverpy.Job[Loose]) -> None:
+async def loose(job: riverpy.Job[Loose]) -> Invoice | list[Resize] | dict[str, datetime] | None:
     assert_type(job.args, Loose)
+    return [Resize("/x")] if job.attempt == 1 else Invoice(number=1)
+
+
+async def read_results(client: riverpy.Client, job_id: int) -> None:
+    """Wait for jobs, and decode their outputs."""
+    row = await client.wait(job_id, timeout=timedelta(seconds=5))
+    assert_type(row, riverpy.JobRow)
+    assert_type(riverpy.result(row, type=Invoice), Invoice)
+    assert_type(riverpy.result(row, type=list[Resize]), list[Resize])
+    assert_type(riverpy.result(row), Any)
+    assert_type(await client.wait_many({job_id}, timeout=None), list[riverpy.JobRow])
+    assert_type(await client.insert_and_wait(Resize("/x")), riverpy.JobRow)
 
 
 @workers.job(next_retry=lambda job: timedelta(minutes=job.attempt), timeout=None, kind="other")
@@ -102,9 +116,16 @@ async def resize_later(job: riverpy.Job[Resize]) -> None:
     assert current.id == job.id
 
 
+class Totals(TypedDict):
+    """An output with named values."""
+
+    sum: int
+
+
 @workers.blocking_job(executor="process", kind="crunch")
-def crunch(job: riverpy.Job[dict[str, int]]) -> None:
+def crunch(job: riverpy.Job[dict[str, int]]) -> Totals | tuple[Decimal, UUID]:
     assert_type(job.args["n"], int)
+    return {"sum": 1}
 
 
 async def fetch(path: str, size: int) -> list[str]:

@@ -9,14 +9,17 @@ This is never imported.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
+from starlette.responses import Response
 
 import riverpy
 import riverpy.sync
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator
+
     import asyncpg
     import psycopg
     from sqlalchemy import Engine
@@ -62,8 +65,23 @@ async def two_parameters(job: riverpy.Job[Welcome], other: int) -> None: ...
 
 
 @workers.job()  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
-async def returns_a_value(job: riverpy.Job[Welcome]) -> int:
-    return 1
+async def returns_a_set(job: riverpy.Job[Welcome]) -> set[NoKind]:
+    return set()
+
+
+@workers.job  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
+async def returns_a_generator(job: riverpy.Job[Welcome]) -> Iterator[int]:
+    return iter([1])
+
+
+@workers.job  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
+async def returns_no_json(job: riverpy.Job[Welcome]) -> list[object]:
+    return [object()]
+
+
+@workers.job  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
+async def does_not_await(job: riverpy.Job[Welcome]) -> Coroutine[Any, Any, None]:
+    return effect(job)
 
 
 @workers.job  # pyright: ignore[reportUnknownArgumentType]
@@ -79,13 +97,20 @@ async def takes_the_args(job: Welcome) -> None: ...
 async def not_blocking_either(job: riverpy.Job[Welcome]) -> None: ...
 
 
+class SetWorker(riverpy.Worker[Welcome]):
+    """A worker that returns a set."""
+
+    async def work(self, job: riverpy.Job[Welcome]) -> set[int]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return {1}
+
+
 @workers.blocking_job()  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
 async def not_blocking(job: riverpy.Job[Welcome]) -> None: ...
 
 
 @workers.blocking_job  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
-def blocking_value(job: riverpy.Job[Welcome]) -> int:
-    return 1
+def blocking_response(job: riverpy.Job[Welcome]) -> Response:
+    return Response()
 
 
 @workers.blocking_job(executor="fork")  # pyright: ignore[reportArgumentType]

@@ -1,8 +1,9 @@
-"""Log events about handlers that return a value, or return although they were cancelled."""
+"""Handlers that return a value, or return although they were cancelled."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import Counter
 from datetime import timedelta
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import msgspec
 import pytest
 
-from riverpy import Job, Worker, WorkerMiddlewareFunc
-from riverpy._log_events import CANCELLED_JOB_COMPLETED, JOB_RETURN_VALUE_IGNORED
-from tests.work.rig import PATIENCE, Task
+import riverpy
+from riverpy import InsertOpts, Job, Worker, WorkerMiddlewareFunc
+from riverpy._log_events import CANCELLED_JOB_COMPLETED
+from tests.work.rig import PATIENCE, Task, errors_of, metadata_of
 
 if TYPE_CHECKING:
     from riverpy import Client
@@ -39,14 +41,21 @@ class Nothing(msgspec.Struct):
     kind: ClassVar[str] = "nothing"
 
 
+class Invoice(msgspec.Struct):
+    """An output with a type."""
+
+    number: int
+    paid: bool = False
+
+
 class OfClassWorker(Worker[OfClass]):
-    """Its method returns a value without an annotation."""
+    """Its method returns a Struct."""
 
-    async def work(self, job: Job[OfClass]):  # type: ignore[no-untyped-def]
-        return [job.id]
+    async def work(self, job: Job[OfClass]) -> Invoice:
+        return Invoice(job.id)
 
 
-def run_in_process(job: Job[InProcess]):  # type: ignore[no-untyped-def]
+def run_in_process(job: Job[InProcess]) -> dict[str, int]:
     """Return a value in a process."""
     return {"id": job.id}
 
@@ -61,16 +70,15 @@ MIDDLEWARE = [WorkerMiddlewareFunc(around)]
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("middleware", [[], MIDDLEWARE], ids=["plain", "middleware"])
-async def test_returned_value(rig: Rig, log: list[Any], middleware: list[Any]) -> None:
-    """A value that any form of handler returns without an annotation is logged once per kind, and
-    the job is completed."""
+async def test_returned_value(rig: Rig, middleware: list[Any]) -> None:
+    """A value that any form of handler returns is the output of the job."""
 
     @rig.workers.job
-    async def plain(job: Job[Task]):  # type: ignore[no-untyped-def]
+    async def plain(job: Job[Task]) -> int | None:
         return job.args.n or None
 
     @rig.workers.blocking_job
-    def run_in_thread(job: Job[InThread]):  # type: ignore[no-untyped-def]
+    def run_in_thread(job: Job[InThread]) -> str:
         return "sent"
 
     @rig.workers.job
@@ -79,19 +87,72 @@ async def test_returned_value(rig: Rig, log: list[Any], middleware: list[Any]) -
 
     rig.workers.blocking_job(executor="process")(run_in_process)
     rig.workers.add(OfClassWorker())
-    args = [Task(0), *[Task(n) for n in (1, 2)], OfClass(), InThread(), InProcess(), Nothing()]
+    args = [Task(0), Task(1), OfClass(), InThread(), InProcess(), Nothing()]
     async with rig.working(middleware=middleware) as client:
-        rows = await rig.work(client, *args, *args)
-    assert {row["state"] for row in rows} == {"completed"}
-    entries = [entry for entry in log if entry["event"] == JOB_RETURN_VALUE_IGNORED]
-    assert {(entry["kind"], entry["type"]) for entry in entries} == {
-        ("task", "int"),
-        ("of_class", "list"),
-        ("run_in_thread", "str"),
-        ("run_in_process", "dict"),
-    }
-    assert len(entries) == 4
-    assert {entry["log_level"] for entry in entries} == {"warning"}
+        found = [await client.insert_and_wait(one) for one in args]
+    assert [row.metadata.get("output", "none") for row in found] == [
+        *("none", 1, {"number": found[2].id, "paid": False}, "sent"),
+        *({"id": found[4].id}, "none"),
+    ]
+    assert riverpy.result(found[2], type=Invoice) == Invoice(found[2].id)
+    assert riverpy.result(found[5]) is None
+
+
+@pytest.mark.parametrize("executor", [None, "thread"])
+async def test_recorded_output_wins(rig: Rig, executor: Any) -> None:
+    """A returned value, whatever it is, does not replace an output that the code has recorded."""
+
+    def work(job: Job[Task]) -> Any:
+        job.record_output("recorded")
+        return object()
+
+    async def work_in_task(job: Job[Task]) -> Any:
+        job.record_output("recorded")
+        return later()
+
+    if executor is None:
+        rig.job(work_in_task)
+    else:
+        rig.job(work, executor=executor)
+    assert metadata_of(await rig.run_one())["output"] == "recorded"
+
+
+async def later() -> None:
+    """A coroutine function."""
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: {1}, "a set has no order; use a sorted list.*Return None"),
+        (lambda: {"a": [object()]}, r"\$\.a\[0\]: the type object has no JSON form"),
+        (lambda: float("nan"), "nan has no JSON form"),
+        (later, "a coroutine: return what it gives, with `await`"),
+        (lambda: (n for n in ()), "a generator: return a list"),
+        (lambda: "x" * (32 * 1024 * 1024), "at most 33554432 bytes"),
+    ],
+)
+@pytest.mark.parametrize("executor", [None, "thread"])
+async def test_value_without_json_form(rig: Rig, make: Any, words: str, executor: Any) -> None:
+    """An attempt that returns a value without a JSON form fails, and its error says what to
+    return. Nothing is stored as the output."""
+    if executor is None:
+
+        @rig.job
+        async def work(job: Job[Task]) -> Any:
+            return make()
+
+    else:
+
+        @rig.job(executor=executor)
+        def work_in_thread(job: Job[Task]) -> Any:
+            return make()
+
+    row = await rig.run_one(opts=InsertOpts(max_attempts=1))
+    (error,) = errors_of(row)
+    assert row["state"] == "discarded"
+    assert re.search(words, error["error"])
+    assert "output" not in metadata_of(row)
 
 
 async def end_by(how: str, rig: Rig, client: Client, job_id: int) -> None:
