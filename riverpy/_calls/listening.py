@@ -6,11 +6,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from riverpy._calls.base import ClientMethods
-from riverpy._postgres.connection import CallerDatabase, ConnectionOutageTracker
+from riverpy._postgres.connection import ConnectionOutageTracker
 from riverpy._postgres.connector import Connector
 from riverpy._postgres.driver import is_pool
 from riverpy._postgres.notifier import Notifier
 from riverpy._waiting.listener import SharedListener
+from riverpy._waiting.pool_connection import PoolConnection
 
 if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection, Pool
@@ -30,13 +31,16 @@ class ListeningMethods(ClientMethods):
         )
         return SharedListener(self._make_listener_notifier, self._listener_outage_tracker)
 
+    @cached_property
+    def _pool_connection(self) -> PoolConnection:
+        return PoolConnection(self._get_open_pool)
+
     def _make_listener_notifier(self) -> Notifier | None:
         """Return a notifier with a connection of its own, or of the caller's pool. None: LISTEN is
         off, or leads to a pooler, or the pool has no connection to spare."""
         config, database = self._config, self._database
         if config.poll_only or (config.pooler and config.listen_url is None):
             return None
-        pool = self._get_open_pool()
         connect = Connector(self.database_url, config, self._password).connect_for_notifications
         if is_pool(database) and config.listen_url is None:
             if database.get_max_size() < POOL_SIZE_MIN:
@@ -50,7 +54,7 @@ class ListeningMethods(ClientMethods):
         return Notifier(
             connect,
             schema=config.schema,
-            reserved=CallerDatabase(pool),
+            reserved=self._pool_connection,
             outage=self._listener_outage_tracker,
             resync=lambda: None,
             quiet=0.0 if quiet is None else quiet.total_seconds(),

@@ -115,7 +115,7 @@ class WaitMethods(ListeningMethods):
     @cached_property
     def _waiter(self) -> Waiter:
         return Waiter(
-            lambda: self._get_open_pool().acquire(),
+            self._pool_connection,
             self._listener,
             schema=self._config.schema,
             trace_internal=self._config.trace_internal,

@@ -12,7 +12,7 @@ import asyncio
 import secrets
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import anyio
 import msgspec
@@ -38,15 +38,12 @@ from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
+    from contextlib import AbstractAsyncContextManager
 
     from anyio.abc import TaskStatus
 
     from riverpy._lifecycle import StopScope
-    from riverpy._postgres.connection import (
-        CallerDatabase,
-        ConnectionOutageTracker,
-        DedicatedConnection,
-    )
+    from riverpy._postgres.connection import ConnectionOutageTracker
     from riverpy._postgres.driver import Connection, Transaction
 
 PROBE_TOPIC = "riverpy_probe"
@@ -64,6 +61,14 @@ RECONNECT_DELAY_MIN = timedelta(milliseconds=50)
 RECONNECT_DELAY_MAX = timedelta(seconds=2)
 
 
+class ConnectionLender(Protocol):
+    """Lends a connection, as `DedicatedConnection` does."""
+
+    def acquire(self, purpose: str, timeout: float) -> AbstractAsyncContextManager[Transaction]:
+        """Use a connection in the `async with` block for at most `timeout` seconds."""
+        ...
+
+
 class Notifier:
     """Listens on topics of one schema. Callbacks run in the event loop and must not block. If one
     callback fails, the other callbacks run too."""
@@ -75,7 +80,7 @@ class Notifier:
         connect: Callable[[], Awaitable[Connection]],
         *,
         schema: str | None,
-        reserved: DedicatedConnection | CallerDatabase,
+        reserved: ConnectionLender,
         outage: ConnectionOutageTracker,
         resync: Callable[[], None],
         quiet: float,

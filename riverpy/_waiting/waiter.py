@@ -37,12 +37,12 @@ from riverpy.errors import ClientStateError, NotFoundError, RiverError
 from riverpy.job import JobColumn, JobRow, JobState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
 
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.waits import WaitedState
     from riverpy._waiting.listener import SharedListener
+    from riverpy._waiting.pool_connection import PoolConnection
 
 POLL_DELAY_MIN = 0.05
 POLL_DELAY_MAX = 1.0
@@ -85,16 +85,15 @@ class Waiter:
 
     def __init__(
         self,
-        acquire_from_pool: Callable[[], AbstractAsyncContextManager[Transaction]],
+        connection: PoolConnection,
         listener: SharedListener,
         *,
         schema: str | None,
         trace_internal: bool,
         can_notify: bool,
     ) -> None:
-        """`acquire_from_pool` provides a connection of the client's pool for an `async with` block.
-        `can_notify`: whether the server allows NOTIFY."""
-        self._acquire_from_pool, self._listener = acquire_from_pool, listener
+        """`can_notify`: whether the server allows NOTIFY."""
+        self._connection, self._listener = connection, listener
         self._schema, self._trace_internal = schema, trace_internal
         self._job_by_id: dict[int, _WaitedJob] = {}
         self._notified_ids: set[int] = set()
@@ -230,7 +229,7 @@ class Waiter:
         due = self._choose_due_jobs(now)
         ended_ids = self._notified_ids & self._job_by_id.keys()
         with suppress_tracing(trace_internal=self._trace_internal):
-            async with self._open_connection() as connection:
+            async with self._acquire_connection() as connection:
                 for job, state in await self._read_states(connection, due):
                     if state is None:
                         self._end_job(job, NotFoundError(f"there is no job {job.id}"))
@@ -246,10 +245,11 @@ class Waiter:
         self._backoff.reset()
 
     @asynccontextmanager
-    async def _open_connection(self) -> AsyncGenerator[Transaction]:
-        reason = f"reading the states of jobs took longer than {READ_TIMEOUT:g} s"
-        with translate_insert_errors(None), anyio.fail_after(READ_TIMEOUT, reason=reason):
-            async with self._acquire_from_pool() as connection:
+    async def _acquire_connection(self) -> AsyncGenerator[Transaction]:
+        with translate_insert_errors(None):
+            async with self._connection.acquire(
+                "reading the states of jobs", READ_TIMEOUT
+            ) as connection:
                 yield connection
 
     def _choose_due_jobs(self, now: float) -> list[_WaitedJob]:

@@ -354,10 +354,10 @@ limit @limit::bigint;
 
 
 -- name: job_cancel
--- Cancel a job. A running one gets a cancel mark, and its client is notified. A final one stays as it is. In that
--- case the locked row is returned: a statement that has waited for another session's commit would otherwise return
--- the row from before it. Metadata of a running job that are no object are moved under a key, so that the mark can be
--- one.
+-- Cancel a job. A running one gets a cancel mark, and its client is notified. The clients that wait for another one are
+-- notified of its end. A final one stays as it is. In that case the locked row is returned: a statement that has waited
+-- for another session's commit would otherwise return the row from before it. Metadata of a running job that are no
+-- object are moved under a key, so that the mark can be one.
 with found as (
   select *
   from /* schema */ river_job
@@ -370,6 +370,14 @@ with found as (
   )
   from found
   where finalized_at is null and (select pg_notification_queue_usage() < 0.9)
+), end_notified as (
+  select pg_notify(
+    /* schema of river_job */ current_schema()::text || '.riverpy_job',
+    json_build_object('jobs', json_build_array(json_build_array(id, 'cancelled')))::text
+  )
+  from found
+  where finalized_at is null and state <> 'running' and metadata -> 'riverpy:notify' is not null
+    and (select pg_notification_queue_usage() < 0.9)
 ), given as (
   -- include: job_parts.cancel_mark
 ), cancelled as (
@@ -387,7 +395,8 @@ with found as (
 select
   -- include: job_parts.columns
 from result
-left join notified on true;
+left join notified on true
+left join end_notified on true;
 
 
 -- name: job_retry

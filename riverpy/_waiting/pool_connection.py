@@ -1,0 +1,32 @@
+"""PoolConnection: at most one connection of a client's pool at a time, for all waits."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from riverpy._postgres.driver import Pool, Transaction
+
+
+class PoolConnection:
+    """Lends one connection of a client's pool. It is back in the pool between two uses. Two users
+    take turns, so that waits need no second connection."""
+
+    def __init__(self, get_pool: Callable[[], Pool]) -> None:
+        """`get_pool` returns the pool of the open client, or raises ClientStateError."""
+        self._get_pool = get_pool
+        self._lock = anyio.Lock()
+
+    @asynccontextmanager
+    async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Transaction]:
+        """Use a connection in the `async with` block for at most `timeout` seconds, including the
+        wait for it. When the time expires, raise TimeoutError with `purpose`."""
+        reason = f"{purpose} took longer than {timeout:.3g} s"
+        with anyio.fail_after(timeout, reason=reason):
+            async with self._lock, self._get_pool().acquire() as connection:
+                yield connection
