@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from types import UnionType
+from types import SimpleNamespace, UnionType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -443,7 +443,7 @@ def _find_refused_return_type(function: Callable[..., Any]) -> str | None:
     annotation that cannot be resolved is not checked, because its type may be imported for type
     checkers only."""
     with suppress(Exception):
-        hint = get_type_hints(_unwrap_partial(function)).get("return")
+        hint = _resolve_annotation(function, "return")
         for one in (hint, *get_args(hint)) if get_origin(hint) in {Union, UnionType} else (hint,):
             origin = get_origin(one) or one
             if isinstance(origin, type) and issubclass(origin, _REFUSED_RETURN_TYPES):
@@ -501,11 +501,23 @@ def _find_args_class(worker_class: type[Worker[Any]]) -> Any:
     raise ConfigError(f"{worker_class.__name__} has no args class: derive it from Worker[YourArgs]")
 
 
+def _resolve_annotation(function: Callable[..., Any], name: str) -> Any:
+    """Return one resolved annotation of a function; None: there is none. The others may name types
+    that are imported for type checkers only."""
+    plain = _unwrap_partial(function)
+    annotations = getattr(plain, "__annotations__", {})
+    if name not in annotations:
+        return None
+    holder = SimpleNamespace(__annotations__={name: annotations[name]})
+    names = getattr(inspect.unwrap(plain), "__globals__", None)
+    return get_type_hints(holder, globalns=names)[name]
+
+
 def _find_annotated_args_type(function: Callable[..., Any]) -> Any:
     name = _get_function_name(function)
     parameters = list(inspect.signature(function).parameters)
     try:
-        hint = get_type_hints(_unwrap_partial(function)).get(parameters[0]) if parameters else None
+        hint = _resolve_annotation(function, parameters[0]) if parameters else None
     except (NameError, TypeError) as error:
         raise ConfigError(
             f"the annotation of {name} cannot be resolved ({error}): its args class must be "
