@@ -271,6 +271,12 @@ class PeriodicEnqueuer(MaintenanceService):
                 own_states[job_id] = msgspec.structs.replace(state, id=job_id)
         return own_states
 
+    @property
+    def error_by_row_id(self) -> dict[str, str]:
+        """The errors of the periodic jobs that failed and wait for a retry, by the id of the
+        row."""
+        return {entry.row: entry.error for entry in self._postponed_rows.rows}
+
     def _make_row_id(self, periodic_job_id: str) -> str:
         return periodic_job_id + self._row_id_suffix
 

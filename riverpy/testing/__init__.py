@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from riverpy.testing.advance import advance
 from riverpy.testing.assertions import (
     inserted,
     require_inserted,
@@ -27,6 +28,7 @@ __all__ = [
     "RecordedJobs",
     "TestWorker",
     "WorkResult",
+    "advance",
     "drain",
     "expect_job",
     "inserted",

@@ -99,6 +99,11 @@ class InlineClient(Client):
         return InlineRun(client, parts, client._transaction, None)  # noqa: SLF001 (own class)
 
     @staticmethod
+    def get_inserter_of(client: Client) -> Inserter:
+        """Return the inserter of a client."""
+        return client._inserter  # noqa: SLF001 (own class)
+
+    @staticmethod
     def open_transaction_of(client: Client) -> AbstractAsyncContextManager[Transaction]:
         """Open a transaction on the pool of a client, or in the transaction of an
         `InlineClient`."""

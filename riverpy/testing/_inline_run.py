@@ -16,7 +16,6 @@ from riverpy._clients.heartbeat import HeartbeatWriter
 from riverpy._clock import Timer
 from riverpy._plugins import PluginLists
 from riverpy._postgres import jobs
-from riverpy._postgres.connection import DedicatedConnection
 from riverpy._postgres.driver import LockNotAvailableError, is_data_error
 from riverpy._timestamps import decode_wire_timestamp
 from riverpy._work.completer import Completer
@@ -28,23 +27,21 @@ from riverpy.context import calling_client
 from riverpy.errors import ClientStateError, NotFoundError, TransactionError
 from riverpy.events import EventKind
 from riverpy.job import JobColumn, JobRow
+from riverpy.testing._inline_connection import InlineConnection
 from riverpy.testing._raw_timestamps import RawTimestampConnection
 from riverpy.testing.work_result import WorkResult
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncGenerator, Callable
-    from contextlib import AbstractAsyncContextManager
 
-    from riverpy._postgres.driver import Connection, Transaction
-    from riverpy._postgres.sessions.protocols import CallerTransaction
+    from riverpy._postgres.driver import Connection
     from riverpy._work.attempt import Attempt
     from riverpy._work.run_context import ClientParts
     from riverpy.client import Client
     from riverpy.retry import JobStuckHandler, StuckJob
+    from riverpy.testing._inline_connection import OpenTransaction
     from riverpy.testing._transaction_guard import TransactionGuard
-
-    OpenTransaction = Callable[[CallerTransaction | None], AbstractAsyncContextManager[Transaction]]
 
 CANCELLED_JOB_TIMEOUT = 5.0
 """Seconds that the code of a job may take to end after its test was cancelled."""
@@ -59,24 +56,20 @@ _TIMESTAMP_COLUMNS = (
 _JOB_EVENT_KINDS = tuple(kind for kind in EventKind if kind.value.startswith("job_"))
 
 
-class _ResultConnection(DedicatedConnection):
+class _ResultConnection(InlineConnection):
     """The connection over which the completer stores results."""
 
-    def __init__(self, open_transaction: OpenTransaction, connections: RunConnections) -> None:
-        super().__init__(
-            "results", connections.connector.connect_for_results, connections.outage_tracker
-        )
-        self._open_transaction = open_transaction
+    def __init__(self, open_transaction: OpenTransaction) -> None:
+        super().__init__("results", open_transaction)
         self.error: Exception | None = None
         """The error after which the completer would send the results again."""
         self.on_error: Callable[[], object] | None = None
 
     @asynccontextmanager
     async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Connection]:
-        """Use the connection of the test in the `async with` block, in a savepoint or transaction
-        of its own."""
+        """Use the connection of the test in the `async with` block, with integer timestamps."""
         try:
-            async with self._open_transaction(None) as connection:
+            async with super().acquire(purpose, timeout) as connection:
                 yield RawTimestampConnection.wrap(connection)
         except Exception as error:
             # The completer handles these two errors: it replaces the result, or skips locked rows.
@@ -118,7 +111,7 @@ class InlineRun:
         transaction usable; None: there is none."""
         self._parts, self._open_transaction, self._guard = parts, open_transaction, guard
         connections = RunConnections(parts, lambda: None)
-        self._connection = connections.results = _ResultConnection(open_transaction, connections)
+        self._connection = connections.results = _ResultConnection(open_transaction)
         heartbeat = HeartbeatWriter(
             parts.make_registration(),
             parts.config,

@@ -98,9 +98,9 @@ async def test_refusals(schema: Schema) -> None:
             with pytest.raises(riverpy.ClientStateError, match=r"worked 5 attempts.*step job_"):
                 await drain(client, max_jobs=5)
             await schema.execute("delete from river_job")
-        for queues, settings in ((["a b"], {}), ("default", {}), (None, {"max_jobs": 0})):
+        for queues, max_jobs in ((["a b"], 1), ("default", 1), (None, 0)):
             with pytest.raises(riverpy.ConfigError):
-                await drain(client, queues, **settings)
+                await drain(client, queues, max_jobs=max_jobs)
         async with client.working():
             with pytest.raises(riverpy.ClientStateError, match="not running"):
                 await drain(client)

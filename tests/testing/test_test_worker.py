@@ -176,7 +176,8 @@ async def test_lost_transaction(schema: Schema, statement: str, message: str) ->
 async def test_job_that_does_not_end(tx: asyncpg.Connection[Any], is_cancelled: bool) -> None:
     """A blocking job that ignores its timeout fails the test, and a cancelled test cancels its
     job."""
-    began, may_end, ends = anyio.Event(), threading.Event(), []
+    began, may_end = anyio.Event(), threading.Event()
+    ends: list[str] = []
 
     async def code(job: Job[Any]) -> None:
         began.set()

@@ -1,0 +1,57 @@
+"""The statements of tests that move the times of rows: one typed function per SQL statement in
+`sql/queries/moved_time.sql`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from riverpy._postgres.sql_files import get_query
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from riverpy._postgres.driver import Transaction
+
+_SQL_FILE = "moved_time"
+_MICROSECOND = timedelta(microseconds=1)
+
+
+async def move_times_of_jobs(
+    connection: Transaction,
+    schema: str | None,
+    by: timedelta,
+    *,
+    by_of_ids: Mapping[int, timedelta],
+) -> None:
+    """Move all times of all jobs into the past: those of the given ids by their own durations, and
+    all others by `by`."""
+    await get_query(_SQL_FILE, "move_times_of_jobs", schema).execute(
+        connection,
+        by=_format_interval(by),
+        ids=[str(job_id) for job_id in by_of_ids],
+        moves=[_format_interval(move) for move in by_of_ids.values()],
+    )
+
+
+async def move_times_of_periodic_jobs(
+    connection: Transaction, schema: str | None, by: timedelta
+) -> None:
+    """Move all times of all periodic jobs into the past."""
+    await get_query(_SQL_FILE, "move_times_of_periodic_jobs", schema).execute(
+        connection, by=_format_interval(by)
+    )
+
+
+async def find_next_periodic_run(
+    connection: Transaction, schema: str | None, ids: Sequence[str]
+) -> timedelta | None:
+    """Return the time until the next slot of these periodic jobs; None: there is no slot."""
+    text = await get_query(_SQL_FILE, "find_next_periodic_run", schema).fetchval(
+        connection, ids=list(ids)
+    )
+    return None if text is None else int(text) * _MICROSECOND
+
+
+def _format_interval(duration: timedelta) -> str:
+    return f"{duration // _MICROSECOND} microseconds"

@@ -1,0 +1,40 @@
+"""InlineConnection: a test's connection in place of one that a run makes for one purpose."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, NoReturn, TypeAlias, cast
+
+from riverpy._postgres.connection import ConnectionOutageTracker, DedicatedConnection
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from riverpy._postgres.driver import Connection, Transaction
+    from riverpy._postgres.sessions.protocols import CallerTransaction
+
+OpenTransaction: TypeAlias = (
+    "Callable[[CallerTransaction | None], AbstractAsyncContextManager[Transaction]]"
+)
+"""A function that opens a savepoint in the given transaction; without one, a savepoint in the
+transaction of the test, or a transaction on the pool of a client."""
+
+
+async def _refuse_connection() -> NoReturn:
+    raise AssertionError("a test's connection is never made again")
+
+
+class InlineConnection(DedicatedConnection):
+    """A connection of a test."""
+
+    def __init__(self, name: str, open_transaction: OpenTransaction) -> None:
+        super().__init__(name, _refuse_connection, ConnectionOutageTracker(client_id="test"))
+        self._open_transaction = open_transaction
+
+    @asynccontextmanager
+    async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Connection]:
+        """Use the connection in the `async with` block, in a savepoint or a transaction."""
+        async with self._open_transaction(None) as connection:
+            # Statements need only what a caller's connection has too.
+            yield cast("Connection", connection)
