@@ -6,11 +6,12 @@ and to tasks that start there.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
     from datetime import datetime
 
     from riverpy._postgres.inserts import InsertRow
@@ -36,3 +37,13 @@ current_recorder: ContextVar[InsertRecorder | None] = ContextVar(
     "riverpy_insert_recorder", default=None
 )
 """The recorder of the calling code. None: jobs are inserted into the database."""
+
+
+@contextmanager
+def without_recorder() -> Generator[None]:
+    """Let inserts of the `with` block go to the database."""
+    token = current_recorder.set(None)
+    try:
+        yield
+    finally:
+        current_recorder.reset(token)

@@ -12,6 +12,7 @@ from riverpy._calls.base import open_savepoint
 from riverpy._client_arguments import make_insert_settings
 from riverpy._clock import Clock
 from riverpy._insert.inserter import Inserter
+from riverpy._insert.recorder import without_recorder
 from riverpy._plugins import PluginLists
 from riverpy.client import Client
 from riverpy.errors import ClientStateError, UniqueConflictError
@@ -115,7 +116,8 @@ class InlineClient(Client):
         """Insert the job of a test, without its unique key unless `is_unique` is true."""
         inserter = self._inserter if is_unique else self._inserter_without_unique_keys
         async with self._transaction(None) as connection:
-            inserted = await inserter.insert(args, opts, tx=connection)
+            with without_recorder():  # a recording gets only the jobs that this job inserts
+                inserted = await inserter.insert(args, opts, tx=connection)
         if inserted.unique_skipped_as_duplicate:
             raise UniqueConflictError(
                 f"the job was not inserted, because job {inserted.job.id} has the same unique key"

@@ -29,7 +29,16 @@ from riverpy._work.steps import (
 from riverpy.attempt_log import AttemptLog
 from riverpy.errors import ClientStateError
 from riverpy.insert_opts import MAX_ATTEMPTS_DEFAULT, InsertOpts
-from riverpy.job import AttemptError, Job, JobColumn, JobRow, JobState, RawArgs
+from riverpy.job import (
+    OUTPUT_METADATA_KEY,
+    AttemptError,
+    Job,
+    JobColumn,
+    JobRow,
+    JobState,
+    RawArgs,
+    encode_metadata_value,
+)
 from riverpy.progress import PROGRESS_METADATA_KEY, JobProgress, decode_progress
 from riverpy.steps import is_in_event_loop, make_unavailable_error
 from riverpy.testing.rows import encode_time, make_inserted_row
@@ -45,7 +54,6 @@ ArgsT_co = TypeVar("ArgsT_co", covariant=True)
 
 CLIENT_ID = "test"
 """The id in `attempted_by` of a made job."""
-OUTPUT_METADATA_KEY = "output"
 _STEP_METADATA_KEYS = (STEP_METADATA_KEY, CURSORS_METADATA_KEY, KEPT_RESULTS_METADATA_KEY)
 _OPTION_COLUMNS = ("max_attempts", "metadata", "priority", "queue", "scheduled_at", "tags")
 """The columns that an insert sets from its options."""
@@ -92,6 +100,8 @@ class MadeJob(Job[ArgsT_co]):
         self._stored_metadata: dict[str, str] = {}
         """The metadata that a step or a checkpoint has stored at once, as JSON texts."""
         self._step_runner: AttemptStepRunner | None = None
+        self.saved_outputs: list[Any] = []
+        """The values that the handler has stored with `save_output`, in their order."""
 
     # -- what the handler has recorded
 
@@ -157,6 +167,17 @@ class MadeJob(Job[ArgsT_co]):
 
     def _report_progress(self, progress: JobProgress) -> None:
         self._record_metadata(PROGRESS_METADATA_KEY, msgspec.json.encode(progress).decode())
+
+    def save_output(self, value: object) -> Coroutine[object, None, None]:
+        """Keep an output that a client would store at once."""
+        if not is_in_event_loop():
+            raise make_unavailable_error("job.save_output")
+        text = encode_metadata_value(value)
+        return self._keep_output(text)
+
+    async def _keep_output(self, text: str) -> None:
+        self.saved_outputs.append(msgspec.json.decode(text))
+        self._record_metadata(OUTPUT_METADATA_KEY, text)
 
     @property
     def metadata_text(self) -> str:

@@ -138,6 +138,7 @@ no inserted job is Welcome({"user_id":1,"name":""})
         (
             expect_job(Welcome, name="Ada", tags=["new"], max_attempts=3),
             """\
+the nearest first:
   job 1 of kind 'welcome', available in queue 'mail', args {"user_id":1,"name":"Ada"}
     max_attempts: expected 3, found 7
     tags: expected ['new'], found ['new', 'paid']""",

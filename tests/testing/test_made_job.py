@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 async def work(job: Job[Any]) -> None:
     """Record everything that a handler can record."""
+    await job.save_output({"sent": False})
     job.record_output({"sent": True})
     job.set_metadata("provider", "smtp")
     job.progress(1, 2, "half")
@@ -28,7 +29,7 @@ async def test_a_made_job_has_what_a_handler_uses() -> None:
     job = make_job(Welcome(1), attempt=2, tags=["new"])
     assert (job.queue, job.max_attempts, job.attempt, job.tags) == ("mail", 7, 2, ["new"])
     await work(job)
-    assert job.recorded_output == {"sent": True}
+    assert (job.saved_outputs, job.recorded_output) == ([{"sent": False}], {"sent": True})
     assert job.recorded_metadata == {"provider": "smtp"}
     assert str(job.recorded_progress) == "1 of 2 (50 %): half"
     assert "DEBUG attempt 2" in job.recorded_log

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+from django.db import connections
 
+import riverpy.django
 import riverpy.sync
 from riverpy import (
     ArgsError,
@@ -25,7 +27,8 @@ from riverpy import (
     UnknownJobKindError,
     Workers,
 )
-from riverpy.testing import FixedClock, recording
+from riverpy.testing import FixedClock, TestWorker, recording
+from tests.django import project
 from tests.testing.args import Invoice, Payload, Welcome
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
     from riverpy import JobInsertParams
     from riverpy.testing import RecordedJobs
+    from tests._database import Schema
 
 UNIQUE = InsertOpts(unique_opts=UniqueOpts(by_args=True))
 
@@ -63,7 +67,7 @@ async def test_a_recording_keeps_jobs_as_the_database_would(
         ),
         riverpy.sync.Client().insert(Payload(n=1), InsertOpts(pending=True, metadata={"a": 1})),
     ]
-    assert await client.insert_many_fast([InsertManyParams(Welcome(3))]) == 1
+    assert await client.insert_many_fast([InsertManyParams(Welcome(3))], tx=object()) == 1  # type: ignore
     assert [result.job.id for result in results] == [1, 2, 3]
     assert [job.state for job in recorded.jobs] == [
         "available",
@@ -182,3 +186,29 @@ async def test_a_recording_applies_to_its_context(client: Client) -> None:
     assert len(errors) == 1
     with pytest.raises(riverpy.ClientStateError):
         await client.insert(Welcome(1))
+
+
+async def test_a_job_of_a_test_worker_records_its_inserts(
+    schema: Schema, recorded: RecordedJobs
+) -> None:
+    """The test worker inserts its own job into the database, and the jobs that it inserts are
+    recorded."""
+    workers = Workers()
+
+    @workers.job
+    async def welcome(job: riverpy.Job[Welcome]) -> None:
+        await riverpy.current_client().insert(Payload(user_id=job.args.user_id))
+
+    config = Config(schema=schema.name, skip_unknown_job_check=True)
+    async with schema.connected() as connection, connection.transaction():
+        await TestWorker(workers, config).work(Welcome(1), tx=connection)
+    recorded.require_many_inserted([Payload(user_id=1)])
+
+
+async def test_inserts_of_django_are_recorded(recorded: RecordedJobs) -> None:
+    """Inserts over Django's connections make no connection, in async code neither."""
+    project.set_up()
+    riverpy.django.insert(Welcome(1))
+    await riverpy.django.ainsert(Welcome(2))
+    assert connections["default"].connection is None
+    recorded.require_many_inserted([Welcome(1), Welcome(2)])
