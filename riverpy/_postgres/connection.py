@@ -238,7 +238,7 @@ class DedicatedConnection:
         self._connect = connect
         self.outage_tracker = outage_tracker
         self._connection: Connection | None = None
-        self._was_connected = self._is_closed = False
+        self._was_connected = self._is_closed = self._is_end_recorded = False
         self._last_seen_outage_count = 0
         """The number of logged outages when this connection worked last."""
         # `fast_acquire`: a free lock is acquired without a step of the event loop. The statement
@@ -359,14 +359,22 @@ class DedicatedConnection:
             raise InterfaceError(f"the connection {self.name!r} was closed")
 
     def _set_connection(self, connection: Connection) -> None:
-        connection.add_termination_listener(lambda _connection: self._record_connection_end())
+        def record_end(_connection: object) -> None:
+            if connection is self._connection:
+                self._record_connection_end()
+
+        connection.add_termination_listener(record_end)
         self._connection = connection
         self._was_connected = True
+        self._is_end_recorded = False
         self._last_seen_outage_count = self.outage_tracker.outage_count
 
     def _record_connection_end(self) -> None:
         """Record that the connection ended. The next `acquire` logs this, except if the connection
         ended during a logged outage."""
+        if self._is_end_recorded:
+            return
+        self._is_end_recorded = True
         self._last_seen_outage_count = (
             self.outage_tracker.outage_count - self.outage_tracker.is_outage_logged
         )
@@ -374,10 +382,10 @@ class DedicatedConnection:
     def _log_closed_while_idle(self, connection: Connection | None) -> None:
         """Log that the connection ended while it was idle. Log nothing if an outage was logged
         since the connection worked."""
-        if (
-            connection is not None
-            and self._last_seen_outage_count == self.outage_tracker.outage_count
-        ):
+        if connection is None:
+            return
+        self._record_connection_end()  # asyncpg calls the listener later than `is_closed` changes
+        if self._last_seen_outage_count == self.outage_tracker.outage_count:
             self.outage_tracker.record_loss(self.name, ConnectionError("the server has closed it"))
 
     def _terminate_connection(self) -> None:
