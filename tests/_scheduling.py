@@ -84,7 +84,7 @@ class Scheduling(LoadScopeScheduling):
         return left[0][1] if left else None
 
 
-WORKERS_PER_PROCESSOR = 4
+WORKERS_PER_PROCESSOR = 3
 """A test waits most of the time: for the server, for other processes, for a timeout."""
 FIRST_WORKER = "gw0"
 _LOCK = pytest.StashKey[int]()

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from tests.kit.fleet import Fleet, Worker
 
 STATEMENTS = read_statements(Path(__file__).with_name("load.sql"))
-RATE = 500
+RATE = 120
 """Jobs inserted per second."""
 BATCH_INTERVAL = 0.05
 JOB_SECONDS = 0.02
 LOOK_INTERVAL = 0.02
 LIMIT = 90.0
 """Timeout in seconds for anything that is waited for, on a machine however busy."""
-CALM_BACKLOG = RATE // 4
+CALM_BACKLOG = 100
 """Maximum number of jobs that wait or run while nothing is broken."""
 LOST_CLAIMS_WINDOW = 1.0
 """Seconds before a crash of the server within which claims may be lost, since they are not
