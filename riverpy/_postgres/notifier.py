@@ -143,7 +143,7 @@ class Notifier:
 
     def is_listening_on(self, topic: str) -> bool:
         """Whether notifications on this topic arrive."""
-        return self.is_delivery_proven and topic in self._listened_topics
+        return self.is_running and self.is_delivery_proven and topic in self._listened_topics
 
     def subscribe(
         self,
@@ -190,7 +190,6 @@ class Notifier:
                     was_proven = await self._watch_connection(scope)
                     await self._reconnect(scope, was_proven=was_proven)
         finally:
-            self.is_delivery_proven = False
             self._set_running(is_running=False)
             if self._connection is not None:
                 await close_connection(self._connection)

@@ -12,6 +12,7 @@ from django.core.signals import setting_changed
 from django.db import connections
 
 from riverpy.django.settings import SETTING_NAME, read_settings
+from riverpy.errors import TransactionError
 from riverpy.sync import Client
 from riverpy.sync._calls import BlockingCalls
 
@@ -52,6 +53,16 @@ class _DjangoCalls(BlockingCalls):
     def get_tx(self, tx: CallerTransaction | None) -> CallerTransaction:
         """Return `tx`, or else Django's connection of this thread."""
         return cast("CallerTransaction", connections[self._alias]) if tx is None else tx
+
+    def expect_no_open_transaction(self) -> None:
+        if connections[self._alias].in_atomic_block:
+            raise TransactionError(
+                "a wait inside transaction.atomic() would keep the transaction open, and would not "
+                "see the end of a job that it has inserted: wait after the block"
+            )
+
+    def handle_lost_connection(self) -> None:
+        connections[self._alias].close_if_unusable_or_obsolete()
 
     @asynccontextmanager
     async def _transaction(

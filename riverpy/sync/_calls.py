@@ -21,6 +21,7 @@ from riverpy._names import make_unique_id
 from riverpy._plugins import PluginLists
 from riverpy._without_loop import make_async
 from riverpy.errors import ClientStateError
+from riverpy.sync._waits import BlockingWaits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -48,6 +49,7 @@ class BlockingCalls(
     LeadershipMethods,
     PeriodicJobMethods,
     ExecutionMethods,
+    BlockingWaits,
 ):
     """The calls of a client without an event loop. `run_without_loop` runs them."""
 

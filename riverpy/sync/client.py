@@ -15,6 +15,7 @@ from riverpy.config import Config
 from riverpy.errors import ConfigError
 from riverpy.sync._calls import BlockingCalls
 from riverpy.sync._choice import make_database
+from riverpy.sync._waits import WaitMethods
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -48,7 +49,7 @@ def _give_tx(tx: BlockingTransaction | None) -> CallerTransaction | None:
     return cast("CallerTransaction | None", tx)
 
 
-class Client:
+class Client(WaitMethods):
     """A River client for code that is not async: it inserts jobs, and changes jobs and queues.
     `riverpy worker` works the jobs.
 

@@ -1,0 +1,190 @@
+"""Waits for the end of jobs, in code that is not async. They poll: no connection listens."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from riverpy._calls.base import ClientMethods
+from riverpy._calls.waits import WAIT_TIMEOUT_DEFAULT, check_job_ids, check_wait_timeout
+from riverpy._insert.errors import translate_insert_errors
+from riverpy._postgres.damaged_jobs import make_damaged_jobs_error, read_jobs_in_parts
+from riverpy._postgres.driver import (
+    DATABASE_ERRORS,
+    describe_error,
+    is_permanent_statement_error,
+)
+from riverpy._postgres.jobs import FINAL_STATES, job_get_many
+from riverpy._postgres.waits import wait_read_states
+from riverpy._waiting.job_wait import JobWait
+from riverpy._without_loop import sleep
+from riverpy.errors import NotFoundError
+from riverpy.job import JobRow, JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable
+    from datetime import timedelta
+
+    from riverpy._insert.inserter import Args
+    from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
+    from riverpy.insert_opts import InsertOpts, InsertResult
+    from riverpy.job import JobArgs, RawArgs
+
+POLL_DELAY_MIN = 0.02
+POLL_DELAY_MAX = 1.0
+"""The first and the longest delay between two reads, in seconds. The delays double."""
+JOBS_PER_STATEMENT_MAX = 10_000
+
+ResultT = TypeVar("ResultT")
+
+
+class BlockingWaits(ClientMethods):
+    """The waits of a client without an event loop, still as coroutines. They have no connection and
+    no transaction while they sleep."""
+
+    @abstractmethod
+    async def insert(
+        self, args: Args, opts: InsertOpts | None, *, tx: CallerTransaction | None
+    ) -> InsertResult:
+        """Insert a job."""
+
+    def expect_no_open_transaction(self) -> None:
+        """Raise TransactionError if the calls without `tx` would be part of a transaction of the
+        caller, which a wait would keep open."""
+
+    def handle_lost_connection(self) -> None:
+        """Let the next call make a new connection, after a read has failed."""
+
+    async def wait(self, job_id: int, *, timeout: timedelta | None) -> JobRow:
+        """Wait for a job, as `riverpy.Client.wait`."""
+        return (await self.wait_many([job_id], timeout=timeout))[0]
+
+    async def wait_many(self, job_ids: Iterable[int], *, timeout: timedelta | None) -> list[JobRow]:
+        """Wait for jobs, as `riverpy.Client.wait_many`."""
+        ids, seconds = check_job_ids(job_ids), check_wait_timeout(timeout)
+        self.expect_no_open_transaction()
+        return await self._poll_until_ended(ids, seconds, time.monotonic())
+
+    async def insert_and_wait(
+        self, args: Args, opts: InsertOpts | None, *, timeout: timedelta | None
+    ) -> JobRow:
+        """Insert a job and wait for it, as `riverpy.Client.insert_and_wait`."""
+        seconds, began_at = check_wait_timeout(timeout), time.monotonic()
+        self.expect_no_open_transaction()
+        inserted = await self.insert(args, opts, tx=None)
+        return (await self._poll_until_ended([inserted.job.id], seconds, began_at))[0]
+
+    async def _poll_until_ended(
+        self, ids: list[int], timeout: float, began_at: float
+    ) -> list[JobRow]:
+        wait, delay = JobWait(ids), POLL_DELAY_MIN
+        states: dict[int, JobState] = {}
+        read_error: str | None = None
+        while wait.waiting_ids:
+            try:
+                await self._read_jobs(wait, states)
+                read_error = None
+            except DATABASE_ERRORS as error:
+                if is_permanent_statement_error(error):
+                    raise
+                self.handle_lost_connection()
+                read_error = describe_error(error)
+            seconds_left = began_at + timeout - time.monotonic()
+            if wait.error is not None or seconds_left <= 0:
+                break
+            if wait.waiting_ids:
+                await sleep(min(delay, seconds_left))
+                delay = min(delay * 2, POLL_DELAY_MAX)
+        row_by_id = wait.expect_rows(timeout, states, read_error)
+        return [row_by_id[job_id] for job_id in ids]
+
+    async def _read_jobs(self, wait: JobWait, states: dict[int, JobState]) -> None:
+        """Read the states of the jobs, and the rows of those that have ended."""
+        schema, ids = self._config.schema, list(wait.waiting_ids)
+        with translate_insert_errors(None, in_savepoint=True):
+            async with self._transaction(None) as connection:
+                ended: list[int] = []
+                for start in range(0, len(ids), JOBS_PER_STATEMENT_MAX):
+                    part = ids[start : start + JOBS_PER_STATEMENT_MAX]
+                    found = await wait_read_states(connection, schema, part)
+                    states.update((one.id, JobState(one.state)) for one in found)
+                    ended += [one.id for one in found if one.state in FINAL_STATES]
+                    for job_id in set(part).difference(one.id for one in found):
+                        wait.fail(NotFoundError(f"there is no job {job_id}"))
+                await self._read_ended_jobs(connection, wait, ended)
+
+    async def _read_ended_jobs(
+        self, connection: Transaction, wait: JobWait, ids: list[int]
+    ) -> None:
+        parts, damaged = await read_jobs_in_parts(
+            connection, ids, lambda part: job_get_many(connection, self._config.schema, part)
+        )
+        if damaged:
+            wait.fail(make_damaged_jobs_error(damaged))
+        for row in (JobRow(tuple(row)) for part in parts for row in part):
+            if row.finalized_at is not None:
+                wait.add_row(row)
+
+
+class WaitMethods:
+    """The methods of `riverpy.sync.Client` that wait for the end of jobs."""
+
+    _calls: Any
+
+    @abstractmethod
+    def _run(self, call: Coroutine[Any, Any, ResultT], tx: BlockingTransaction | None) -> ResultT:
+        """Run a call to its end, and return its result."""
+
+    def wait(self, job_id: int, *, timeout: timedelta | None = WAIT_TIMEOUT_DEFAULT) -> JobRow:
+        """Wait until a job has ended: completed, cancelled or discarded. Returns its row, as
+        `riverpy.Client.wait`.
+
+        The call polls: after 20 ms, and then after delays that double up to 1 second. It has no
+        connection between two reads. Waits in several threads poll separately.
+
+        Args:
+            job_id: the id of the job. Its insert must be committed.
+            timeout: how long to wait. Default 60 seconds. None: no limit.
+
+        Raises:
+            WaitTimeoutError: the job did not end in time. It is not changed.
+            NotFoundError: there is no job with this id, or it was deleted.
+            ConfigError: the id is no whole number of 64 bits, or the timeout is not above zero.
+            TransactionError: the calls of the client are part of a transaction of yours, as in
+                Django's `atomic()`, or on a connection of psycopg that is in a transaction.
+            ClientStateError: the client has no database, or is closed.
+            JobDamagedError: the server cannot read the job.
+        """
+        return self._run(self._calls.wait(job_id, timeout=timeout), None)
+
+    def wait_many(
+        self, job_ids: Iterable[int], *, timeout: timedelta | None = WAIT_TIMEOUT_DEFAULT
+    ) -> list[JobRow]:
+        """Wait until all of these jobs have ended. Returns their rows in the order of the ids, as
+        `riverpy.Client.wait_many`.
+
+        Raises:
+            WaitTimeoutError: a job did not end in time. The error has the rows of those that did.
+            NotFoundError: one of the jobs does not exist, or was deleted. This is raised at once.
+            RiverError: as `wait`.
+        """
+        return self._run(self._calls.wait_many(job_ids, timeout=timeout), None)
+
+    def insert_and_wait(
+        self,
+        args: JobArgs | RawArgs,
+        opts: InsertOpts | None = None,
+        *,
+        timeout: timedelta | None = WAIT_TIMEOUT_DEFAULT,
+    ) -> JobRow:
+        """Insert a job, and wait until it has ended. Returns its row, as
+        `riverpy.Client.insert_and_wait`. There is no `tx`.
+
+        Raises:
+            WaitTimeoutError: the job did not end in time. It stays: `error.job_ids` has its id.
+            InsertError, SchemaMissingError: as `insert`; nothing was inserted.
+            RiverError: as `wait`.
+        """
+        return self._run(self._calls.insert_and_wait(args, opts, timeout=timeout), None)
