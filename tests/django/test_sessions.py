@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import unittest
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from django.test import TestCase
 
 import riverpy.django
 import riverpy.sync
-from riverpy import TransactionError
+from riverpy import TransactionError, WaitTimeoutError
 from tests.django import contract
 from tests.django.shop.jobs import Pack
 
@@ -53,6 +54,22 @@ def test_connections() -> None:
     ):
         with pytest.raises(TransactionError, match=match):
             client.insert(Pack(5), tx=tx)
+
+
+def test_waits() -> None:
+    """A wait outside of `atomic()` polls in transactions of its own. Inside, it is refused before
+    anything is inserted."""
+    client = riverpy.django.client()
+    job_id = riverpy.django.insert(Pack(6)).job.id
+    with transaction.atomic():
+        for wait in (lambda: client.wait(job_id), lambda: client.insert_and_wait(Pack(7))):
+            with pytest.raises(TransactionError, match=r"wait inside transaction\.atomic\(\)"):
+                wait()
+    with pytest.raises(WaitTimeoutError, match=rf"job {job_id} \(available\)"):
+        client.wait(job_id, timeout=timedelta(milliseconds=30))
+    client.job_cancel(job_id)
+    assert client.wait(job_id).state == "cancelled"
+    client.job_delete(job_id)
 
 
 def test_psycopg2(project_url: str) -> None:
