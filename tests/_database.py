@@ -131,6 +131,11 @@ class Schema:
         left."""
         self._connection = connection
 
+    @property
+    def connection(self) -> asyncpg.Connection[Any]:
+        """The shared connection, for assertions on inserted jobs."""
+        return self._connection
+
     @asynccontextmanager
     async def connected(self, **settings: str) -> AsyncGenerator[asyncpg.Connection[Any]]:
         """Open a connection whose search path is this schema."""

@@ -15,7 +15,7 @@ from riverpy._clock import Backoff
 from riverpy._error_text import error_text
 from riverpy._insert.errors import sqlstate, translate_insert_errors
 from riverpy._insert.json_text import utf8_size
-from riverpy._insert.recorder import current_recorder
+from riverpy._insert.recorder import get_recorder
 from riverpy._insert.replacement import merge_replacing_row
 from riverpy._insert.row import (
     InsertSettings,
@@ -260,7 +260,7 @@ class Inserter:
         args, rows = self._make_rows(params)
         if any(row.replace is not None for row in rows):
             raise InsertError("insert_many_fast cannot replace jobs: use insert_many")
-        if tx is not None and current_recorder.get() is None:
+        if tx is not None and get_recorder() is None:
             expect_copy(expect_transaction(tx))
         return await self._insert_rows(tx, args, rows, self._send_copy_statement)
 
@@ -280,7 +280,7 @@ class Inserter:
         send: SendRows[T],
     ) -> T:
         all_plugins = [self._client_plugins, *map(_plugins_of, dict.fromkeys(map(type, args)))]
-        recorder = current_recorder.get()
+        recorder = get_recorder()
         if recorder is not None:
             jobs = [PreparedJob(*job) for job in zip(args, rows, strict=True)]
             return await self._insert_with_hooks(

@@ -1,14 +1,17 @@
 """InsertRecorder: gets the jobs of inserts in place of the database, in a test.
 
-`riverpy.testing.recording` sets it. It applies to the code of its context: to its task or thread,
-and to tasks that start there.
+`riverpy.testing.recording` sets it. A recorder applies to the code of its context (its task or
+thread, and tasks that start there), and to code whose context has no recorder. Such code is a
+thread of its own, or a test whose task has started before the recording.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import UNSET, UnsetType
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -33,17 +36,43 @@ class InsertRecorder(Protocol):
         ...
 
 
-current_recorder: ContextVar[InsertRecorder | None] = ContextVar(
-    "riverpy_insert_recorder", default=None
+_recorder: ContextVar[InsertRecorder | UnsetType | None] = ContextVar(
+    "riverpy_insert_recorder", default=UNSET
 )
-"""The recorder of the calling code. None: jobs are inserted into the database."""
+"""The recorder of this context. None: its jobs are inserted into the database."""
+_active_recorders: list[InsertRecorder] = []
+"""The recorders of this process, the newest last."""
+
+
+def get_recorder() -> InsertRecorder | None:
+    """Return the recorder of the calling code. None: its jobs are inserted into the database."""
+    if not _active_recorders:
+        return None
+    active = tuple(_active_recorders)  # another thread may end its recording now
+    recorder = _recorder.get()
+    if recorder is None or (recorder is not UNSET and recorder in active):
+        return recorder
+    return active[-1] if active else None  # the context has no recorder, or one that has ended
+
+
+@contextmanager
+def recording_with(recorder: InsertRecorder) -> Generator[None]:
+    """Give the jobs of inserts in the `with` block to this recorder."""
+    _active_recorders.append(recorder)
+    token = _recorder.set(recorder)
+    try:
+        yield
+    finally:
+        _active_recorders.remove(recorder)
+        with suppress(ValueError):  # the end of a fixture may run in another context
+            _recorder.reset(token)
 
 
 @contextmanager
 def without_recorder() -> Generator[None]:
     """Let inserts of the `with` block go to the database."""
-    token = current_recorder.set(None)
+    token = _recorder.set(None)
     try:
         yield
     finally:
-        current_recorder.reset(token)
+        _recorder.reset(token)

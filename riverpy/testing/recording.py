@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from riverpy._insert.recorder import current_recorder
+from riverpy._insert.recorder import recording_with
 from riverpy._insert.replacement import merge_replacing_row
 from riverpy._postgres.inserts import add_expiry_to_metadata
 from riverpy._timestamps import encode_timestamp
@@ -233,14 +233,10 @@ def recording() -> Generator[RecordedJobs]:
     run. A job with the unique key of a recorded one is a duplicate of it. What is passed as `tx` is
     not used.
 
-    The recording applies to inserts of all clients in this task or thread, and in tasks and threads
-    that get a copy of its context: tasks that it starts, and `asyncio.to_thread`. A plain
-    `threading.Thread` gets none. Of nested recordings, the inner one gets the jobs.
+    The recording applies to inserts of all clients of the process: in this task or thread and in
+    tasks that it starts, and in tasks and threads that have no recording of their own. Of nested
+    recordings, the inner one gets the jobs.
     """
     recorded = RecordedJobs()
-    token = current_recorder.set(recorded)
-    try:
+    with recording_with(recorded):
         yield recorded
-    finally:
-        with suppress(ValueError):  # the end of a fixture may run in another context
-            current_recorder.reset(token)

@@ -16,6 +16,7 @@ from django.test import TestCase
 import riverpy.django
 import riverpy.sync
 from riverpy import TransactionError, WaitTimeoutError
+from riverpy.testing import require_many_inserted
 from tests.django import contract
 from tests.django.shop.jobs import Pack
 
@@ -118,10 +119,7 @@ def test_django_test_case() -> None:
             riverpy.django.insert(Pack(1))
             with transaction.atomic():
                 riverpy.django.insert(Pack(2))
-            with connection.cursor() as cursor:
-                cursor.execute("select count(*) from river_job")
-                (count,) = cursor.fetchone()
-            assert count == 2
+            require_many_inserted([Pack(1), Pack(2)], tx="default")
 
     result = unittest.TestSuite([InsertTest("test_insert")]).run(unittest.TestResult())
     assert result.wasSuccessful(), result.errors

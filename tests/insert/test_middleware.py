@@ -32,6 +32,7 @@ from riverpy._insert import inserter as _insert
 from riverpy._log_events import CONNECTION_LOST
 from riverpy.periodic import PeriodicJob
 from riverpy.schedules import every
+from riverpy.testing import recording, require_inserted
 from tests.periodic.enqueuing import enqueuing
 
 if TYPE_CHECKING:
@@ -258,18 +259,23 @@ async def test_changes(schema: Schema, way: Callable[..., Any]) -> None:
         job.state, job.scheduled_at = JobState.SCHEDULED, due
 
     opts = InsertOpts(metadata={"kept": 1.5}, unique_opts=UniqueOpts(by_args=True))
-    async with client_on(schema) as client:
-        key = (await client.insert(Plain(1), opts)).job.unique_key
-    await schema.execute("DELETE FROM river_job")
+    with recording():
+        key = (await Client().insert(Plain(1), opts)).job.unique_key
     middleware, hooks = [JobInsertMiddlewareFunc(change)], [HookInsertBeginFunc(begin)]
     async with client_on(schema, middleware=middleware, hooks=hooks) as client:
         await way(client, Plain(1), opts)
-    (row,) = await schema.jobs()
-    assert json.loads(row["args"]) == {"n": 2}
-    assert json.loads(row["metadata"]) == {"kept": 1.5, "trace": {"id": 1}}
-    assert (row["queue"], row["priority"], row["max_attempts"]) == ("other", 3, 7)
-    assert (row["tags"], row["state"], row["scheduled_at"]) == (["tag"], "scheduled", due)
-    assert row["unique_key"] == key
+        job = await require_inserted(
+            Plain(2),
+            queue="other",
+            priority=3,
+            max_attempts=7,
+            tags=["tag"],
+            state="scheduled",
+            scheduled_at=due,
+            tx=client,
+        )
+    assert job.metadata == {"kept": 1.5, "trace": {"id": 1}}
+    assert job.unique_key == key
 
 
 @pytest.mark.parametrize(
@@ -291,17 +297,17 @@ async def test_changes(schema: Schema, way: Callable[..., Any]) -> None:
         ("unique_key", b"k" * 32, "without unique_opts cannot be set"),
     ],
 )
-async def test_bad_changes(schema: Schema, name: str, value: object, text: str) -> None:
+async def test_bad_changes(name: str, value: object, text: str) -> None:
     """Values that hooks set are checked like options of an insert. If one is wrong, nothing is
     sent."""
 
     async def change(params: JobInsertParams) -> None:
         setattr(params, name, value)
 
-    async with client_on(schema, hooks=[HookInsertBeginFunc(change)]) as client:
-        with pytest.raises(ValueError, match=text):
-            await client.insert(Plain())
-    assert await schema.jobs() == []
+    client = Client(config=Config(hooks=[HookInsertBeginFunc(change)]))
+    with recording() as recorded, pytest.raises(ValueError, match=text):
+        await client.insert(Plain())
+    assert recorded.jobs == []
 
 
 async def _never(params: Sequence[JobInsertParams], do_inner: InsertInner) -> None: ...

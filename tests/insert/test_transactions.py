@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -18,6 +17,7 @@ from riverpy._insert.inserter import Inserter
 from riverpy._plugins import PluginLists
 from riverpy.errors import TransactionError, UniqueConflictError
 from riverpy.insert_opts import InsertOpts
+from riverpy.testing import inserted
 from tests._database import connected
 from tests.insert.conftest import RULES, inserter_on
 from tests.insert.jobs import BY_ARGS, Data, Welcome, many
@@ -44,7 +44,7 @@ def send(request: pytest.FixtureRequest) -> Send:
 
 async def users(schema: Schema) -> list[int]:
     """Return the user ids of the committed jobs."""
-    return [json.loads(job["args"])["user_id"] for job in await schema.jobs()]
+    return [job.args.user_id for job in await inserted(Welcome, tx=schema.connection)]
 
 
 async def test_commit_and_rollback(inserter: Inserter, schema: Schema, send: Send) -> None:

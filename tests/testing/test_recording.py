@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ from tests.django import project
 from tests.testing.args import Invoice, Payload, Welcome
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import AsyncGenerator, Generator
 
     from riverpy import JobInsertParams
     from riverpy.testing import RecordedJobs
@@ -158,34 +159,54 @@ async def test_a_clock_moves_unique_periods(recorded: RecordedJobs) -> None:
 
 
 async def test_a_recording_applies_to_its_context(client: Client) -> None:
-    """Tasks and threads that copy the context record, a plain thread does not, and a nested
-    recording keeps its jobs to itself."""
+    """Tasks of a recording, also those that it has started, give their jobs to it, even if another
+    one is newer. A thread without a recording gives them to the newest. After the end, a task that
+    still runs is refused as usual."""
+    outer_ended = anyio.Event()
+    outcomes: list[object] = []
 
-    def insert() -> None:
-        riverpy.sync.Client().insert(Payload(n=1))
-
-    errors: list[Exception] = []
-
-    def insert_in_plain_thread() -> None:
-        try:
-            insert()
-        except riverpy.ClientStateError as error:
-            errors.append(error)
-
-    with recording() as outer:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(client.insert, Welcome(1))
-        await asyncio.to_thread(insert)
-        with recording() as inner:
-            await client.insert(Invoice(1))
-        thread = threading.Thread(target=insert_in_plain_thread)
-        thread.start()
-        await anyio.to_thread.run_sync(thread.join)
-    assert [job.kind for job in outer.jobs] == ["welcome", "payload"]
-    assert [job.kind for job in inner.jobs] == ["invoice"]
-    assert len(errors) == 1
-    with pytest.raises(riverpy.ClientStateError):
+    async def insert_twice() -> None:
         await client.insert(Welcome(1))
+        await outer_ended.wait()
+        try:
+            await client.insert(Welcome(2))
+        except riverpy.ClientStateError as error:
+            outcomes.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        with recording() as outer:
+            with recording() as inner:
+                tasks.start_soon(insert_twice)
+                await anyio.wait_all_tasks_blocked()
+            await client.insert(Invoice(1))
+            context = contextvars.copy_context()
+            with recording() as newest:
+                await context.run(asyncio.create_task, client.insert(Invoice(2)))
+                thread = threading.Thread(target=riverpy.sync.Client().insert, args=[Payload(n=1)])
+                thread.start()
+                await anyio.to_thread.run_sync(thread.join)
+                await asyncio.to_thread(riverpy.sync.Client().insert, Payload(n=2))
+        outer_ended.set()
+    inner.require_many_inserted([Welcome(1)])
+    outer.require_many_inserted([Invoice(1), Invoice(2)])
+    newest.require_many_inserted([Payload(n=1), Payload(n=2)])
+    assert [len(one) for one in (inner, outer, newest)] == [1, 2, 2]
+    assert len(outcomes) == 1
+
+
+@pytest.fixture
+async def async_recorded() -> AsyncGenerator[RecordedJobs]:
+    """A recording in an async fixture."""
+    with recording() as recorded:
+        yield recorded
+
+
+async def test_a_recording_of_a_fixture_applies(
+    async_recorded: RecordedJobs, recorded: RecordedJobs, client: Client
+) -> None:
+    """Recordings of fixtures apply to the test, the last one first."""
+    await client.insert(Welcome(1))
+    assert (len(async_recorded), len(recorded)) == (0, 1)
 
 
 async def test_a_job_of_a_test_worker_records_its_inserts(

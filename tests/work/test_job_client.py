@@ -10,6 +10,7 @@ import pytest
 
 import riverpy.sync
 from riverpy import InsertManyParams, InsertOpts, NotFoundError
+from riverpy.testing import require_inserted, require_not_inserted
 from tests.work.rig import Task
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ async def test_thread(rig: Rig) -> None:
 
     row = await rig.run_one(hooks=[Wait()])
     assert row["state"] == "completed", row["errors"]
-    rows = await rig.schema.fetch("select (args->>'n')::int from river_job where queue = 'other'")
-    assert [n for (n,) in rows] == [2]
+    await require_inserted(Task(2), queue="other", tx=rig.schema.connection)
+    await require_not_inserted(Task(1), queue="other", tx=rig.schema.connection)
     with pytest.raises(riverpy.ClientStateError):
         await asyncio.to_thread(pools[0].queue_list)
 
