@@ -6,12 +6,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, overload
 
 from riverpy._calls.job_page import check_job_id
-from riverpy._calls.listening import ListeningMethods
+from riverpy._calls.listening import POOL_SIZE_MIN, ListeningMethods
 from riverpy._fleet.filters import make_follow_filter
 from riverpy._fleet.follower import FleetFollower
 from riverpy._fleet.subscription import FleetSubscription
 from riverpy._fleet.watch import JobWatch
 from riverpy._leading.subscriptions import LeadershipPublisher, LeadershipSubscription
+from riverpy._postgres.driver import is_pool
 from riverpy._work.subscriptions import SUBSCRIPTION_SIZE_DEFAULT, Subscription, SubscriptionManager
 from riverpy.errors import ConfigError
 
@@ -95,6 +96,15 @@ class EventMethods(ListeningMethods):
             raise ConfigError(
                 "fleet=True needs notifications, which a pooler does not deliver: set "
                 "Config(listen_url=…) to a URL that bypasses the pooler"
+            )
+        if (
+            is_pool(self._database)
+            and config.listen_url is None
+            and self._database.get_max_size() < POOL_SIZE_MIN
+        ):
+            raise ConfigError(
+                f"fleet=True needs a pool with at least {POOL_SIZE_MIN} connections, because it "
+                "keeps one that listens"
             )
 
     def watch(self, job_id: int) -> JobWatch:
