@@ -136,8 +136,9 @@ class EventMethods(ListeningMethods):
 
     async def _stop_following(self) -> None:
         """End the subscriptions to the fleet and the watches, because the client closes."""
-        if "_follower" in vars(self):
-            await self._follower.stop()
+        follower: FleetFollower | None = vars(self).pop("_follower", None)
+        if follower is not None:  # the next follower may run in another event loop
+            await follower.stop()
 
     def leadership(self) -> LeadershipSubscription:
         """Subscribe to changes of leadership: `async with client.leadership() as changes: async for

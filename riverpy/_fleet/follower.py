@@ -25,7 +25,7 @@ from riverpy._fleet.messages import (
     encode_announcements,
     encode_line,
 )
-from riverpy._fleet.watch import make_closed_error
+from riverpy._fleet.watch import WatchClosedError
 from riverpy._log import get_logger
 from riverpy._log_events import FLEET_FOLLOWING_FAILED
 from riverpy._postgres.driver import (
@@ -92,13 +92,14 @@ class FleetFollower(StreamGroup["FleetSubscription"]):
         self._announced = asyncio.Event()
         self._woken = asyncio.Event()
         self._unused_since: float | None = None
+        self._is_stopped = False
         self._task = BackgroundTask("fleet follower", self._run)
         self._log = get_logger().with_rate_limit()
 
     # -- subscriptions and watches
 
     def add_stream(self, stream: FleetSubscription) -> None:
-        self._get_open_pool()  # raises if the client is not open
+        self._expect_open()
         super().add_stream(stream)
         self._follow_changes()
 
@@ -108,7 +109,7 @@ class FleetFollower(StreamGroup["FleetSubscription"]):
 
     def add_watch(self, watch: JobWatch) -> None:
         """Watch a job. The watch receives its row soon."""
-        self._get_open_pool()
+        self._expect_open()
         self._watches_by_id.setdefault(watch.job_id, WeakSet()).add(watch)
         self._version_by_id[watch.job_id] = ""  # the new watch needs the row
         self._ids_to_read.add(watch.job_id)
@@ -119,6 +120,12 @@ class FleetFollower(StreamGroup["FleetSubscription"]):
         if (watches := self._watches_by_id.get(watch.job_id)) is not None:
             watches.discard(watch)
         self._follow_changes()
+
+    def _expect_open(self) -> None:
+        """Raise ClientStateError if the client is not open, or was closed since."""
+        self._get_open_pool()
+        if self._is_stopped:
+            raise WatchClosedError
 
     def _follow_changes(self) -> None:
         """Announce what the client follows now, and run while it follows anything."""
@@ -150,11 +157,12 @@ class FleetFollower(StreamGroup["FleetSubscription"]):
                 await self._announced.wait()
 
     async def stop(self) -> None:
-        """End all subscriptions and watches, because the client closes."""
+        """End all subscriptions and watches for good, because the client closes."""
+        self._is_stopped = True
         self.close()
         for watches in self._watches_by_id.values():
             for watch in list(watches):
-                watch.fail(make_closed_error())
+                watch.fail(WatchClosedError())
         self._watches_by_id.clear()
         self._version_by_id.clear()
         self._ids_to_read.clear()

@@ -28,6 +28,13 @@ class WatchOwner(Protocol):
         """Read it no longer."""
 
 
+class WatchClosedError(ClientStateError):
+    """The client of a watch was closed."""
+
+    def __init__(self) -> None:
+        super().__init__("the client was closed while a job was watched")
+
+
 class JobWatch:
     """An async iterator over the changes of one job, until its final state.
 
@@ -166,8 +173,3 @@ def _decode_members(row: JobRow) -> dict[str, Any]:
         return msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):
         return {}
-
-
-def make_closed_error() -> ClientStateError:
-    """Return the error for a watch whose client was closed."""
-    return ClientStateError("the client was closed while a job was watched")

@@ -11,8 +11,9 @@ import msgspec
 from riverpy._dsn import mask_passwords
 from riverpy._fleet.event_line import build_event_line
 from riverpy._fleet.messages import ERROR_LENGTH_MAX
+from riverpy._fleet.watch import WatchClosedError
 from riverpy._postgres.jobs import FINAL_STATES
-from riverpy.errors import ClientStateError, ConfigError, NotFoundError
+from riverpy.errors import ConfigError, NotFoundError
 from riverpy.events import EventKind, FleetEventKind, LeaseEventKind
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ async def stream_job(
             except NotFoundError:
                 yield encode_event("deleted", msgspec.json.encode({"id": watch.job_id}))
                 return
-            except (_StreamEndedError, ClientStateError):  # the job has ended, or the client closes
+            except (_StreamEndedError, WatchClosedError):  # the job has ended, or the client closes
                 return
             if row is None:
                 yield _HEARTBEAT

@@ -33,6 +33,13 @@ class Order(msgspec.Struct, frozen=True):
     lock: int
 
 
+class Show(msgspec.Struct, frozen=True):
+    """A job that shows what it does, and waits for an advisory lock."""
+
+    kind: ClassVar[str] = "show"
+    lock: int
+
+
 async def wait_for_lock(lock: int) -> None:
     """Wait until no other session has this lock, on a connection of its own."""
     connection = await asyncpg.connect(URL, server_settings={"application_name": "waiting"})
@@ -43,6 +50,14 @@ async def wait_for_lock(lock: int) -> None:
 @workers.job(timeout=None)
 async def work(job: riverpy.Job[Order]) -> None:
     """Wait for the lock."""
+    await wait_for_lock(job.args.lock)
+
+
+@workers.job(timeout=None)
+async def show(job: riverpy.Job[Show]) -> None:
+    """Report progress, store an output with line ends, and wait for the lock."""
+    job.progress(1, 2, "a\nb")
+    await job.save_output("a\r\nb\n\nevent: c")
     await wait_for_lock(job.args.lock)
 
 
@@ -69,6 +84,12 @@ async def order(request: Request) -> PlainTextResponse:
     return PlainTextResponse("ordered", 201)
 
 
+async def insert_shown(request: Request) -> PlainTextResponse:
+    """Insert a job that shows what it does, and return its id."""
+    args = Show(lock=int(request.query_params["lock"]))
+    return PlainTextResponse(str((await client.insert(args)).job.id), 201)
+
+
 async def fail_worker(request: Request) -> PlainTextResponse:
     """Cause a fault of riverpy in the worker of this process."""
 
@@ -83,6 +104,9 @@ async def fail_worker(request: Request) -> PlainTextResponse:
 app = Starlette(
     routes=[
         Route("/orders", order, methods=["POST"]),
+        Route("/shown", insert_shown, methods=["POST"]),
+        Route("/jobs/{id}/events", riverpy.web.events(client, job_id="id")),
+        Route("/events", riverpy.web.events(client, kinds=["show"], max_streams=2)),
         Route("/fail", fail_worker, methods=["POST"]),
     ],
     lifespan=riverpy.web.lifespan(client, work=True, inner=own_lifespan),
