@@ -8,7 +8,6 @@ import signal
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import httpx2
 import pytest
 from litestar import Litestar, get
 from litestar.params import FromPath
@@ -23,6 +22,8 @@ from tests.web.test_servers import JOB_LOCK, PATIENCE, UVICORN, start
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
+
+    import httpx2
 
     from tests._database import Schema
     from tests.web.test_servers import Start
