@@ -24,6 +24,13 @@ running_client_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar(
 """The event loop of the client that runs the calling code, which may run in another thread."""
 
 
+running_blocking_client: ContextVar[object | None] = ContextVar(
+    "riverpy_running_blocking_client", default=None
+)
+"""The client that `riverpy.sync.current_client` returns, in place of one that calls the running
+client. A test in a blocking transaction sets it."""
+
+
 @contextmanager
 def calling_client(client: object) -> Generator[None]:
     """Let all code that starts in the `with` block belong to this client, which runs in the running

@@ -25,6 +25,7 @@ from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Executor
 
     from riverpy._work.attempt import Attempt
     from riverpy._work.child_process import ChildProcess, ChildProcessPool
@@ -51,16 +52,19 @@ class BlockingJobRunner:
         running_attempts: RunningAttempts,
         max_processes: int | None,
         cancel_grace_period: float,
+        job_threads: Executor | None = None,
     ) -> None:
         """`max_processes`: how many jobs run in processes at a time; None: the number of cores.
         `cancel_grace_period`: a cancelled job that runs in a process and uses `job.cancelled` gets
-        this number of seconds to end. Then its process is killed."""
+        this number of seconds to end. Then its process is killed. `job_threads` runs blocking jobs;
+        None: threads of the runner's own."""
         self._child_processes = child_processes
         self._running_attempts = running_attempts
         self._idle_timer: asyncio.TimerHandle | None = None
         """The timer that ends processes that have been idle for long."""
         self._process_slots = asyncio.Semaphore(max_processes or count_usable_cores())
         self._cancel_grace_period = cancel_grace_period
+        self._job_threads = job_threads
         self._thread_pool: ThreadPoolExecutor | None = None
 
     async def run_in_thread(self, function: Callable[[Job[Any]], object], attempt: Attempt) -> None:
@@ -70,7 +74,10 @@ class BlockingJobRunner:
         function ends. Then this method returns or raises as the function did.
         """
         context = contextvars.copy_context()
-        future = self._submit_to_thread(lambda: context.run(_call_job_function, function, attempt))
+        future = asyncio.get_running_loop().run_in_executor(
+            self._job_threads or self._get_thread_pool(),
+            lambda: context.run(_call_job_function, function, attempt),
+        )
         try:
             await _wait_despite_cancellation(future, attempt.set_cancelled_flag)
             future.result()
@@ -190,11 +197,14 @@ class BlockingJobRunner:
     def _submit_to_thread(
         self, function: Callable[[*ArgsT], ResultT], *args: *ArgsT
     ) -> asyncio.Future[ResultT]:
+        return asyncio.get_running_loop().run_in_executor(self._get_thread_pool(), function, *args)
+
+    def _get_thread_pool(self) -> ThreadPoolExecutor:
         if self._thread_pool is None:
             self._thread_pool = ThreadPoolExecutor(
                 JOB_THREADS_MAX, thread_name_prefix="riverpy job"
             )
-        return asyncio.get_running_loop().run_in_executor(self._thread_pool, function, *args)
+        return self._thread_pool
 
     def close(self) -> None:
         """End idle threads and processes. Threads and processes that run a job continue."""

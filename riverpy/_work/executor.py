@@ -44,6 +44,7 @@ from riverpy.worker import check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Executor
     from datetime import timedelta
 
     from msgspec import UnsetType
@@ -84,16 +85,20 @@ class JobExecutor:
         may_start_jobs: Callable[[], bool],
         store: AttemptStore,
         on_error: Callable[[Attempt, BaseException], None] | None = None,
+        job_threads: Executor | None = None,
     ) -> None:
         """`may_start_jobs` returns whether the client may still work its claimed jobs. `store`
         writes into the rows of running jobs. `on_error` is called with what the code of a job has
-        raised, and then with the TimeoutError of an attempt that its timeout has cancelled."""
+        raised, and then with the TimeoutError of an attempt that its timeout has cancelled.
+        `job_threads` runs blocking jobs; None: threads of the client's own."""
         self._on_error = on_error
         self._config, self._running_attempts, self._may_start_jobs = config, running, may_start_jobs
         self._attempt_store = store
         hard_stop = config.hard_stop_timeout.total_seconds()
         grace = min(CANCEL_GRACE_PERIOD_MAX, hard_stop * CANCEL_GRACE_SHARE_OF_HARD_STOP)
-        self._blocking_runner = BlockingJobRunner(children, running, config.max_processes, grace)
+        self._blocking_runner = BlockingJobRunner(
+            children, running, config.max_processes, grace, job_threads
+        )
         self._job_context_template = contextvars.copy_context()
         """The context that is copied for each job, so that no job sees the context variables of
         another job."""

@@ -3,15 +3,11 @@ of it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from riverpy.client import Client as AsyncClient
-from riverpy.context import running_client, running_client_loop
+from riverpy.context import running_blocking_client, running_client, running_client_loop
 from riverpy.errors import ClientStateError
 from riverpy.sync._job_client import JobClient
-
-if TYPE_CHECKING:
-    from riverpy.sync.client import Client
+from riverpy.sync.client import Client
 
 
 def current_client() -> Client:
@@ -26,6 +22,9 @@ def current_client() -> Client:
         ClientStateError: the calling code runs in an event loop, or no client runs it. A blocking
             job in a process of its own has no client: make a `riverpy.sync.Client`.
     """
+    blocking_client = running_blocking_client.get()
+    if isinstance(blocking_client, Client):
+        return blocking_client
     client, loop = running_client.get(), running_client_loop.get()
     if not isinstance(client, AsyncClient) or loop is None:
         raise ClientStateError(

@@ -15,7 +15,9 @@ from riverpy._insert.inserter import Inserter
 from riverpy._insert.recorder import without_recorder
 from riverpy._plugins import PluginLists
 from riverpy.client import Client
+from riverpy.context import running_blocking_client
 from riverpy.errors import ClientStateError, UniqueConflictError
+from riverpy.testing._blocking_client import BlockingTestClient
 from riverpy.testing._inline_run import InlineRun
 from riverpy.testing._transaction_guard import TransactionGuard
 from riverpy.worker import Workers
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from riverpy.job import JobArgs, JobRow, RawArgs
     from riverpy.middleware import InsertInner
     from riverpy.periodic import PeriodicJob
+    from riverpy.testing._test_transaction import TestTransaction
     from riverpy.testing.work_result import WorkResult
 
 
@@ -57,14 +60,14 @@ class InlineClient(Client):
 
     def __init__(
         self,
-        tx: CallerTransaction,
+        transaction: TestTransaction,
         workers: Workers | None,
         config: Config | None,
         *,
         periodic_jobs: Iterable[PeriodicJob] = (),
     ) -> None:
         super().__init__(workers=workers, config=config, periodic_jobs=periodic_jobs)
-        self._tx = tx
+        self._tx, self._test_transaction = transaction.tx, transaction
         self._lock = _TaskLock()
 
     @asynccontextmanager
@@ -91,7 +94,17 @@ class InlineClient(Client):
     def make_run(self) -> InlineRun:
         """Return a run that works jobs in the transaction of the test."""
         parts = self._make_parts(None, self._workers or Workers())
-        return InlineRun(self, parts, self._transaction, TransactionGuard(self._tx))
+        guard, transaction = TransactionGuard(self._tx), self._test_transaction
+        blocking_client: BlockingTestClient | None = None
+        if transaction.blocking_tx is not None:
+            blocking_client = BlockingTestClient(
+                transaction.blocking_tx, self._workers, self._config
+            )
+        token = running_blocking_client.set(blocking_client)
+        try:  # the run copies the context variables for its jobs
+            return InlineRun(self, parts, self._transaction, guard, transaction.thread)
+        finally:
+            running_blocking_client.reset(token)
 
     @staticmethod
     def make_run_on_pool(client: Client) -> InlineRun:

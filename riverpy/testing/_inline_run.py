@@ -34,6 +34,7 @@ from riverpy.testing.work_result import WorkResult
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncGenerator, Callable
+    from concurrent.futures import Executor
 
     from riverpy._postgres.driver import Connection
     from riverpy._work.attempt import Attempt
@@ -105,10 +106,12 @@ class InlineRun:
         parts: ClientParts,
         open_transaction: OpenTransaction,
         guard: TransactionGuard | None,
+        job_threads: Executor | None = None,
     ) -> None:
         """`client` is the one that the jobs see, and `parts` are its parts. `open_transaction`
         opens a savepoint in the test's transaction, or a transaction. `guard` keeps the test's
-        transaction usable; None: there is none."""
+        transaction usable; None: there is none. `job_threads` runs blocking jobs; None: threads of
+        their own."""
         self._parts, self._open_transaction, self._guard = parts, open_transaction, guard
         connections = RunConnections(parts, lambda: None)
         self._connection = connections.results = _ResultConnection(open_transaction)
@@ -141,6 +144,7 @@ class InlineRun:
                 lambda: True,
                 parts.attempt_store,
                 self._error_by_attempt.__setitem__,
+                job_threads,
             )
 
     def close(self) -> None:

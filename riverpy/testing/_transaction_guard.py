@@ -16,6 +16,7 @@ from riverpy._postgres.transactions import expect_transaction, read_server_time
 from riverpy.errors import TransactionError
 
 if TYPE_CHECKING:
+    from riverpy._postgres.driver import Transaction
     from riverpy._postgres.sessions.protocols import CallerTransaction
     from riverpy._postgres.sessions.session import NestedTransaction
 
@@ -36,11 +37,12 @@ class TransactionGuard:
 
     def __init__(self, tx: CallerTransaction) -> None:
         self._tx = tx
+        self._connection: Transaction | None = None
         self._nested: NestedTransaction | None = None
 
     async def begin(self) -> None:
         """Set a savepoint before the code of the job."""
-        connection = expect_transaction(self._tx)
+        connection = self._connection = expect_transaction(self._tx)
         if isinstance(connection, CallerSession):
             self._nested = await connection.begin_nested()
         if self._nested is None:
@@ -56,9 +58,9 @@ class TransactionGuard:
         try:
             if self._nested is not None:
                 await self._nested.end(keep=cause is None)
-            elif cause is not None:
-                connection = expect_transaction(self._tx)
-                await get_query("session", "session_attempt_rollback", None).execute(connection)
+            elif cause is not None and self._connection is not None:
+                rollback = get_query("session", "session_attempt_rollback", None)
+                await rollback.execute(self._connection)
         except (TransactionError, *DATABASE_ERRORS) as error:
             raise TransactionError(_ENDED_ERROR_TEXT) from error
         if cause is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 from weakref import WeakKeyDictionary
 
 from riverpy._postgres.moved_times import (
@@ -16,14 +16,16 @@ from riverpy.client import Client
 from riverpy.errors import ConfigError
 from riverpy.testing._inline_client import InlineClient
 from riverpy.testing._periodic_run import PeriodicRun, TestTime
+from riverpy.testing._test_transaction import TestTransaction, run_in_transaction
 from riverpy.testing.clock import FixedClock
 from riverpy.worker import Workers
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
     from contextlib import AbstractAsyncContextManager
 
     from riverpy._postgres.driver import Transaction
-    from riverpy._postgres.sessions.protocols import CallerTransaction
+    from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
 
 SLOTS_MAX = 1_000
 """The largest number of slots in one call."""
@@ -34,9 +36,18 @@ _offset_by_client: WeakKeyDictionary[Client, timedelta] = WeakKeyDictionary()
 """How far `advance` has moved the time of each client so far."""
 
 
-async def advance(
+@overload
+def advance(by: timedelta, *, client: Client | None = None, tx: BlockingTransaction) -> None: ...
+@overload
+def advance(
     by: timedelta, *, client: Client | None = None, tx: CallerTransaction | None = None
-) -> None:
+) -> Coroutine[object, None, None]: ...
+def advance(
+    by: timedelta,
+    *,
+    client: Client | None = None,
+    tx: BlockingTransaction | CallerTransaction | None = None,
+) -> Coroutine[object, None, None] | None:
     """Let time pass: move all times of all jobs and periodic jobs into the past, and insert the
     jobs of the periodic jobs' slots in between.
 
@@ -44,7 +55,7 @@ async def advance(
     `attempted_at`, `finalized_at`, the time at which a job expires, and the slots of periodic jobs.
     After that, jobs that are due now are available. They are not worked: `drain` does that. A
     `FixedClock` in the client's `Config.clock` is moved too, so that unique periods end. Use this
-    only in a database for tests.
+    only in a database for tests. With a blocking session as `tx` the call needs no `await`.
 
     Args:
         by: the time that passes, zero or more. It may pass at most 1,000 slots of periodic jobs.
@@ -60,23 +71,30 @@ async def advance(
         TransactionError: `tx` is not usable.
         SchemaMissingError: the database has no River tables.
     """
-    if not isinstance(by, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
+
+    async def advance_in(transaction: TestTransaction | None) -> None:
+        _check_duration(by)
+        given = Client() if client is None else client
+        source: Client = given
+        if transaction is not None:
+            source = InlineClient(transaction, given.workers, given.config)
+        time = TestTime(_get_offset(given))
+        try:
+            await _Advance(given, source, time).pass_time(by)
+        finally:
+            if client is not None:
+                _offset_by_client[client] = time.offset
+
+    if client is None and tx is None:
+        raise ConfigError("advance needs client= or tx=, which lead to the database")
+    return advance_in(None) if tx is None else run_in_transaction(tx, advance_in)
+
+
+def _check_duration(by: object) -> None:
+    if not isinstance(by, timedelta):
         raise ConfigError(f"advance takes a timedelta, got {type(by).__name__}")
     if by < timedelta(0):
         raise ConfigError(f"time cannot go back, got {by}: advance takes a duration of 0 or more")
-    if client is None and tx is None:
-        raise ConfigError("advance needs client= or tx=, which lead to the database")
-    given = Client() if client is None else client
-    if tx is not None:
-        source: Client = InlineClient(tx, given.workers, given.config)
-    else:
-        source = given
-    time = TestTime(_get_offset(given))
-    try:
-        await _Advance(given, source, time).pass_time(by)
-    finally:
-        if client is not None:
-            _offset_by_client[client] = time.offset
 
 
 def _get_offset(client: Client) -> timedelta:

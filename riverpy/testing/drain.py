@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from riverpy._names import validate_queue
 from riverpy._postgres import jobs
 from riverpy.errors import ClientStateError, ConfigError
 from riverpy.testing._inline_client import InlineClient, work_job_on_pool
+from riverpy.testing._test_transaction import TestTransaction, run_in_transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
 
-    from riverpy._postgres.sessions.protocols import CallerTransaction
+    from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
     from riverpy.client import Client
     from riverpy.testing.work_result import WorkResult
 
@@ -21,16 +22,36 @@ ATTEMPTS_MAX_DEFAULT = 1_000
 """The default of the largest number of attempts in one call."""
 
 
-async def drain(
+@overload
+def drain(
+    client: Client,
+    queues: Sequence[str] | None = None,
+    *,
+    with_scheduled: bool = False,
+    max_jobs: int = ATTEMPTS_MAX_DEFAULT,
+    tx: BlockingTransaction,
+) -> list[WorkResult]: ...
+@overload
+def drain(
     client: Client,
     queues: Sequence[str] | None = None,
     *,
     with_scheduled: bool = False,
     max_jobs: int = ATTEMPTS_MAX_DEFAULT,
     tx: CallerTransaction | None = None,
-) -> list[WorkResult]:
+) -> Coroutine[object, None, list[WorkResult]]: ...
+def drain(
+    client: Client,
+    queues: Sequence[str] | None = None,
+    *,
+    with_scheduled: bool = False,
+    max_jobs: int = ATTEMPTS_MAX_DEFAULT,
+    tx: BlockingTransaction | CallerTransaction | None = None,
+) -> list[WorkResult] | Coroutine[object, None, list[WorkResult]]:
     """Work all due jobs, one after the other, in the calling task. Returns how the attempts ended,
     in their order.
+
+    With a blocking session as `tx` the call needs no `await`, as for `TestWorker.work`.
 
     Jobs that the jobs insert are worked too. The jobs are worked in the order of claims: by
     priority, due time and id. Whether a queue is paused does not matter.
@@ -52,11 +73,23 @@ async def drain(
         TransactionError: `tx` is not usable, or the code of a job has ended or aborted it.
         SchemaMissingError: the database has no River tables.
     """
-    names = _check_arguments(client, queues, max_jobs)
+
+    async def drain_in(transaction: TestTransaction | None) -> list[WorkResult]:
+        names = _check_arguments(client, queues, max_jobs)
+        return await _drain(client, names, transaction, with_scheduled, max_jobs)
+
+    return drain_in(None) if tx is None else run_in_transaction(tx, drain_in)
+
+
+async def _drain(
+    client: Client,
+    queues: list[str] | None,
+    transaction: TestTransaction | None,
+    with_scheduled: bool,
+    max_jobs: int,
+) -> list[WorkResult]:
     worker = (
-        None
-        if tx is None
-        else InlineClient(tx, client.workers, client.config, periodic_jobs=client.periodic_jobs)
+        None if transaction is None else InlineClient(transaction, client.workers, client.config)
     )
     source = client if worker is None else worker
     kinds = list(client.workers or ()) if client.config.known_kinds_only else None
@@ -66,7 +99,7 @@ async def drain(
             job_id = await jobs.job_find_next(
                 connection,
                 client.config.schema,
-                queues=names,
+                queues=queues,
                 kinds=kinds,
                 at_any_time=with_scheduled,
             )

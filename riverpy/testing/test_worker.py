@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, overload
 
 from riverpy._client_arguments import check_client_arguments
 from riverpy.testing._inline_client import InlineClient
+from riverpy.testing._test_transaction import TestTransaction, run_in_transaction
 
 if TYPE_CHECKING:
-    from riverpy._postgres.sessions.protocols import CallerTransaction
+    from collections.abc import Coroutine
+
+    from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
     from riverpy.config import Config
     from riverpy.insert_opts import InsertOpts
     from riverpy.job import JobArgs, JobRow, RawArgs
@@ -35,15 +38,37 @@ class TestWorker:
         check_client_arguments(workers, config)
         self._workers, self._config = workers, config
 
-    async def work(
+    @overload
+    def work(
+        self,
+        args: JobArgs | RawArgs,
+        opts: InsertOpts | None = None,
+        *,
+        unique: bool = False,
+        tx: BlockingTransaction,
+    ) -> WorkResult: ...
+    @overload
+    def work(
         self,
         args: JobArgs | RawArgs,
         opts: InsertOpts | None = None,
         *,
         unique: bool = False,
         tx: CallerTransaction,
-    ) -> WorkResult:
+    ) -> Coroutine[object, None, WorkResult]: ...
+    def work(
+        self,
+        args: JobArgs | RawArgs,
+        opts: InsertOpts | None = None,
+        *,
+        unique: bool = False,
+        tx: BlockingTransaction | CallerTransaction,
+    ) -> WorkResult | Coroutine[object, None, WorkResult]:
         """Insert a job and work it now, in your transaction. Returns how the attempt ended.
+
+        A session for async code needs `await test_worker.work(…)`. With a blocking session, the
+        call has worked the job when it returns: blocking jobs run in the thread of the caller, and
+        async jobs in an event loop of another thread.
 
         Args:
             args: the args of the job.
@@ -53,16 +78,28 @@ class TestWorker:
 
         Raises:
             InsertError, UnknownJobKindError: the job is not allowed.
-            ClientStateError: the job is pending.
+            ClientStateError: the job is pending, or its code does not end after its timeout.
             UniqueConflictError: `unique` is True, and another job has the same unique key.
             TransactionError: `tx` is not usable, or the code of the job has ended or aborted it.
             SchemaMissingError: the database has no River tables.
         """
-        client = InlineClient(tx, self._workers, self._config)
-        job = await client.insert_first_job(args, opts, is_unique=unique)
-        return await client.work_job(job.id)
 
-    async def work_job(self, job: JobRow | int, *, tx: CallerTransaction) -> WorkResult:
+        async def work(transaction: TestTransaction) -> WorkResult:
+            client = InlineClient(transaction, self._workers, self._config)
+            job = await client.insert_first_job(args, opts, is_unique=unique)
+            return await client.work_job(job.id)
+
+        return run_in_transaction(tx, work)
+
+    @overload
+    def work_job(self, job: JobRow | int, *, tx: BlockingTransaction) -> WorkResult: ...
+    @overload
+    def work_job(
+        self, job: JobRow | int, *, tx: CallerTransaction
+    ) -> Coroutine[object, None, WorkResult]: ...
+    def work_job(
+        self, job: JobRow | int, *, tx: BlockingTransaction | CallerTransaction
+    ) -> WorkResult | Coroutine[object, None, WorkResult]:
         """Work an existing job now, in your transaction. Returns how the attempt ended.
 
         Args:
@@ -70,9 +107,13 @@ class TestWorker:
             tx: as for `work`.
 
         Raises:
-            ClientStateError: the job is pending, runs, or has ended.
+            ClientStateError: the job is pending, runs, or has ended; or its code does not end.
             NotFoundError: there is no such job.
             TransactionError: as `work`.
         """
-        client = InlineClient(tx, self._workers, self._config)
-        return await client.work_job(job if isinstance(job, int) else job.id)
+
+        async def work(transaction: TestTransaction) -> WorkResult:
+            client = InlineClient(transaction, self._workers, self._config)
+            return await client.work_job(job if isinstance(job, int) else job.id)
+
+        return run_in_transaction(tx, work)

@@ -1,0 +1,204 @@
+"""CallingThread: runs an async function for a caller that is not async.
+
+The function runs in an event loop in a thread of its own. What belongs to the thread of the caller
+runs there: statements on the caller's session, and blocking jobs. Django's connections can be used
+in their own thread only, and not while an event loop runs in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from concurrent.futures import Executor, Future
+from contextlib import asynccontextmanager
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+from riverpy._postgres.sessions.session import (
+    CallerSession,
+    NestedTransaction,
+    make_no_transaction_error,
+)
+from riverpy._postgres.transactions import expect_transaction
+from riverpy._without_loop import run_without_loop
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Coroutine
+    from contextlib import AbstractAsyncContextManager
+
+    from riverpy._postgres.sessions.records import Record
+    from riverpy._postgres.sessions.session import SessionState
+
+T = TypeVar("T")
+
+
+class _Call(NamedTuple):
+    """A function that runs in the calling thread, and the future of its result."""
+
+    future: Future[Any]
+    function: Callable[[], object]
+
+    def run(self) -> None:
+        """Call the function and set the result."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self.function())
+        except BaseException as error:
+            self.future.set_exception(error)
+            if isinstance(error, KeyboardInterrupt):
+                raise
+
+
+class CallingThread(Executor):
+    """Runs functions in the thread that calls `run`, while `run` waits."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Call a function in the calling thread."""
+        future: Future[T] = Future()
+        self._calls.put(_Call(future, lambda: fn(*args, **kwargs)))
+        return future
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Call a function in the calling thread, and return its result."""
+        return await asyncio.wrap_future(self.submit(function))
+
+    def run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run an async function to its end in another thread, and return its result."""
+        result: Future[T] = Future()
+        context = contextvars.copy_context()
+        thread = threading.Thread(
+            target=lambda: context.run(self._run_loop, function, result), name="riverpy test"
+        )
+        thread.start()
+        try:
+            self._serve_calls()
+        except BaseException:  # Ctrl-C: cancel the job, and let it end
+            self._cancel()
+            self._serve_calls()
+            raise
+        finally:
+            thread.join()
+        return result.result()
+
+    def _serve_calls(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call.run()
+
+    def _cancel(self) -> None:
+        if self._loop is not None and self._task is not None:
+            self._loop.call_soon_threadsafe(self._task.cancel)
+
+    def _run_loop(self, function: Callable[[], Coroutine[Any, Any, T]], result: Future[T]) -> None:
+        async def run_function() -> T:
+            self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+            return await function()
+
+        try:
+            result.set_result(asyncio.run(run_function()))
+        except BaseException as error:
+            result.set_exception(error)
+        finally:
+            self._calls.put(None)
+
+
+async def _adapt(tx: object) -> CallerSession:
+    return cast("CallerSession", expect_transaction(tx))  # none of asyncpg's is blocking
+
+
+class CallingThreadSession(CallerSession):
+    """A blocking session of the calling thread, for code in the event loop of another thread."""
+
+    is_blocking = False
+
+    def __init__(self, tx: object, thread: CallingThread) -> None:
+        """Call this in the calling thread.
+
+        Raises:
+            TypeError, TransactionError: `tx` is not usable.
+        """
+        self._session = run_without_loop(_adapt(tx))
+        if not self._session.is_in_transaction():
+            raise make_no_transaction_error(is_blocking=True)
+        self._thread = thread
+        self.library = self._session.library
+        self.has_copy = self._session.has_copy
+        self.has_transaction_blocks = self._session.has_transaction_blocks
+        self.pooler_remedy = self._session.pooler_remedy
+
+    @property
+    def native(self) -> object:
+        return self._session.native
+
+    def get_state(self) -> SessionState:
+        return self._session.get_state()
+
+    async def _run(self, make_call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await self._thread.call(lambda: run_without_loop(make_call()))
+
+    async def fetch(self, statement: str, *values: object) -> list[Record]:
+        return await self._run(lambda: self._session.fetch(statement, *values))
+
+    async def flush(self) -> None:
+        await self._run(self._session.flush)
+
+    def savepoint(self) -> AbstractAsyncContextManager[object]:
+        return self._move(self._session.savepoint)
+
+    def transaction(self, **_: object) -> AbstractAsyncContextManager[None]:
+        return self._move(self._session.transaction)
+
+    async def copy_to_table(self, *args: Any, **settings: Any) -> object:
+        """Insert rows with COPY, as the session does."""
+        copy: Any = getattr(self._session, "copy_to_table")  # noqa: B009 (only some have it)
+        return await self._run(lambda: copy(*args, **settings))
+
+    async def begin_nested(self) -> NestedTransaction | None:
+        nested = await self._run(self._session.begin_nested)
+        return None if nested is None else _CallingThreadNested(nested, self._run)
+
+    @asynccontextmanager
+    async def _move(
+        self, open_context: Callable[[], AbstractAsyncContextManager[Any]]
+    ) -> AsyncGenerator[Any]:
+        """Open and close a context manager in the calling thread."""
+        context = open_context()
+        value = await self._run(lambda: _enter(context))
+        try:
+            yield value
+        except BaseException as error:
+            raised = error
+            await self._run(lambda: _exit(context, raised))
+            raise
+        await self._run(lambda: _exit(context, None))
+
+
+async def _enter(context: AbstractAsyncContextManager[T]) -> T:
+    return await context.__aenter__()
+
+
+async def _exit(context: AbstractAsyncContextManager[Any], error: BaseException | None) -> None:
+    if error is None:
+        await context.__aexit__(None, None, None)
+    else:
+        await context.__aexit__(type(error), error, error.__traceback__)
+
+
+class _CallingThreadNested(NestedTransaction):
+    """A savepoint of a session of the calling thread."""
+
+    def __init__(
+        self,
+        nested: NestedTransaction,
+        run: Callable[[Callable[[], Coroutine[Any, Any, None]]], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._nested, self._run = nested, run
+
+    async def end(self, *, keep: bool) -> None:
+        await self._run(lambda: self._nested.end(keep=keep))

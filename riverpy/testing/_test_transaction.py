@@ -1,0 +1,40 @@
+"""TestTransaction: the transaction of a test, of either kind of session."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+
+from riverpy._postgres.transactions import is_blocking_transaction
+from riverpy.testing._calling_thread import CallingThread, CallingThreadSession
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
+
+T = TypeVar("T")
+
+
+class TestTransaction(NamedTuple):
+    """The transaction of a test."""
+
+    tx: CallerTransaction
+    """The session, for code in the event loop."""
+    blocking_tx: BlockingTransaction | None = None
+    """The caller's session, if it is blocking."""
+    thread: CallingThread | None = None
+    """The thread of a blocking session, in which blocking jobs run."""
+
+
+def run_in_transaction(
+    tx: BlockingTransaction | CallerTransaction,
+    function: Callable[[TestTransaction], Coroutine[object, None, T]],
+) -> T | Coroutine[object, None, T]:
+    """Run an async function with a test's transaction. If `tx` is a blocking session, run it to its
+    end and return its result. Otherwise return the call, which the caller awaits."""
+    if not is_blocking_transaction(tx):
+        return function(TestTransaction(cast("CallerTransaction", tx)))
+    thread = CallingThread()
+    session = cast("CallerTransaction", CallingThreadSession(tx, thread))
+    transaction = TestTransaction(session, cast("BlockingTransaction", tx), thread)
+    return thread.run(lambda: function(transaction))
