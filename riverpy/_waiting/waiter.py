@@ -50,6 +50,9 @@ POLL_DELAY_MAX = 1.0
 EARLY_READ_SHARE = 0.25
 """A job is also read if another one is due, and at most this share of its own delay is left. So old
 jobs are read together."""
+LAST_READ_LEAD_MAX, LAST_READ_LEAD_SHARE = 0.1, 0.2
+"""The last read of a wait is this many seconds before its timeout, or this share of the timeout if
+that is shorter."""
 JOBS_PER_STATEMENT_MAX = 10_000
 READ_TIMEOUT = 10.0
 """Seconds for one round of statements, with the wait for a connection of the pool."""
@@ -123,7 +126,7 @@ class Waiter:
         wait = JobWait(job_ids)
         if not wait.waiting_ids:
             return {}
-        with self.preparing():
+        with self.preparing(), self._reading_before_timeout(wait, timeout):
             self._add_wait(wait)
             try:
                 with anyio.move_on_after(timeout):
@@ -153,6 +156,27 @@ class Waiter:
             self._user_count -= 1
             if not self._user_count:
                 self._listening.close()
+
+    @contextmanager
+    def _reading_before_timeout(self, wait: JobWait, timeout: float) -> Generator[None]:
+        """Read the jobs of a wait shortly before its timeout, so that the end of a job that was not
+        notified is still found."""
+        if timeout == math.inf:
+            yield
+            return
+        lead = min(LAST_READ_LEAD_MAX, timeout * LAST_READ_LEAD_SHARE)
+        timer = asyncio.get_running_loop().call_later(timeout - lead, self._read_again, wait)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _read_again(self, wait: JobWait) -> None:
+        for job_id in wait.waiting_ids:
+            if (job := self._job_by_id.get(job_id)) is not None:
+                job.read_at = 0.0
+        self._next_read_at = 0.0
+        self._woken.set()
 
     def _add_wait(self, wait: JobWait) -> None:
         now = asyncio.get_running_loop().time()

@@ -247,6 +247,20 @@ async def test_without_notifications(rig: Rig, how: str) -> None:
             assert is_marked is (how == "no notification")
 
 
+async def test_last_read(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job is read once more shortly before the timeout of its wait."""
+    never_poll(monkeypatch)
+    monkeypatch.setattr(waiter, "LAST_READ_LEAD_MAX", PATIENCE)
+    monkeypatch.setattr(waiter, "LAST_READ_LEAD_SHARE", 0.97)
+    async with make_inserting_client(rig, poll_only=True) as client:
+        job_id = (await client.insert(Task(), FUTURE)).job.id
+        async with asyncio.TaskGroup() as tasks:
+            call = tasks.create_task(client.wait(job_id, timeout=LONG))
+            await until_waiting(client)
+            await client.job_cancel(job_id)
+        assert call.result().state == "cancelled"
+
+
 async def test_mark(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait marks a job that no client has claimed, also behind a lock of its row, and no other
     job. The end of a marked job is notified by its worker, and by `job_cancel`."""
