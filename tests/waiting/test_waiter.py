@@ -59,6 +59,7 @@ def never_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let only notifications and the start of LISTEN wake the waits."""
     monkeypatch.setattr(waiter, "POLL_DELAY_MIN", 1e6)
     monkeypatch.setattr(waiter, "POLL_DELAY_MAX", 1e6)
+    monkeypatch.setattr(waiter, "LAST_READ_LEAD_MAX", 0.0)
 
 
 async def test_insert_and_wait(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,6 +295,7 @@ async def test_mark(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(client.wait(job_id, timeout=LONG))
             await until_waiting(client)
+            assert (await client.wait(ended, timeout=LONG)).id == ended
             await worker.job_cancel(job_id)
     assert [call.result().state for call in calls.values()] == [
         *("completed", "cancelled", "cancelled", "cancelled")

@@ -114,7 +114,8 @@ async def test_recorded_output_wins(rig: Rig, executor: Any) -> None:
         rig.job(work_in_task)
     else:
         rig.job(work, executor=executor)
-    assert metadata_of(await rig.run_one())["output"] == "recorded"
+    row = await rig.run_one()
+    assert (row["state"], metadata_of(row)["output"]) == ("completed", "recorded")
 
 
 async def later() -> None:
