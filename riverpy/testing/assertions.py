@@ -33,6 +33,7 @@ def _expect(expected: Any, expectations: Mapping[str, Any]) -> ExpectedJob[Any]:
 
 
 def _read_and_find(
+    name: str,
     source: AsyncSource | BlockingSource,
     schema: str | None,
     expected: Sequence[ExpectedJob[Any]],
@@ -42,7 +43,8 @@ def _read_and_find(
 ) -> T | Coroutine[object, None, T]:
     """Read the jobs of the expected kinds, and pass them to `find`: at once with a blocking source,
     or else when the returned coroutine is awaited. If there are none but `must_exist` is True,
-    `find` gets the newest jobs of other kinds, for its message."""
+    `find` gets the newest jobs of other kinds, for its message. `name` is the name of the called
+    function."""
     kinds = [kind for one in expected for kind in one.kinds]
 
     async def read() -> T:
@@ -51,7 +53,11 @@ def _read_and_find(
             jobs = await read_jobs(source, schema, None, limit=_SHOWN_OTHER_JOBS_MAX)
         return find(jobs)
 
-    return run_without_loop(read()) if is_blocking_source(source) else read()
+    if is_blocking_source(source):
+        return run_without_loop(read())
+    call = read()
+    call.__qualname__ = name  # for Python's warning about a call that is not awaited
+    return call
 
 
 @overload
@@ -106,7 +112,9 @@ def require_inserted(
         TransactionError: `tx` is closed or aborted.
     """
     wanted = _expect(expected, expectations)
-    return _read_and_find(tx, schema, [wanted], lambda jobs: find_one(jobs, wanted))
+    return _read_and_find(
+        "require_inserted", tx, schema, [wanted], lambda jobs: find_one(jobs, wanted)
+    )
 
 
 @overload
@@ -154,7 +162,12 @@ def require_not_inserted(
     """
     wanted = _expect(expected, expectations)
     return _read_and_find(
-        tx, schema, [wanted], lambda jobs: find_none(jobs, wanted), must_exist=False
+        "require_not_inserted",
+        tx,
+        schema,
+        [wanted],
+        lambda jobs: find_none(jobs, wanted),
+        must_exist=False,
     )
 
 
@@ -183,7 +196,9 @@ def require_many_inserted(
         TypeError, ValueError, TransactionError: as `require_inserted`.
     """
     wanted = [_expect(one, {}) for one in expected]
-    return _read_and_find(tx, schema, wanted, lambda jobs: find_sequence(jobs, wanted))
+    return _read_and_find(
+        "require_many_inserted", tx, schema, wanted, lambda jobs: find_sequence(jobs, wanted)
+    )
 
 
 @overload
@@ -230,5 +245,5 @@ def inserted(
     """
     wanted = _expect(expected, expectations)
     return _read_and_find(
-        tx, schema, [wanted], lambda jobs: find_all(jobs, wanted), must_exist=False
+        "inserted", tx, schema, [wanted], lambda jobs: find_all(jobs, wanted), must_exist=False
     )

@@ -28,6 +28,10 @@ _VALUE_LENGTH_MAX = 200
 """The maximum number of characters of a value in a text."""
 
 
+_SHOWN_START_LENGTH = 40
+"""The number of characters that are shown before the first difference of two long values."""
+
+
 class Difference(NamedTuple):
     """One thing in which a job differs from what is expected."""
 
@@ -99,7 +103,7 @@ class ExpectedJob(msgspec.Struct, Generic[ArgsT], frozen=True, kw_only=True):
         for name, expected in self.fields.items():
             found = _get_field(args, name)
             if not _is_equal(expected, found):
-                yield Difference(name, format_value(expected), format_value(found))
+                yield _make_difference(name, expected, found)
 
     def _compare_columns(self, row: JobRow) -> Iterable[Difference]:
         for name, expected in self.columns.items():
@@ -110,7 +114,11 @@ class ExpectedJob(msgspec.Struct, Generic[ArgsT], frozen=True, kw_only=True):
                 else found == expected
             )
             if not is_same:
-                yield Difference(name, format_value(expected), format_value(found))
+                is_field = name in (_list_field_names(self.args_type) or ())
+                hint = (
+                    f" (the option; write args={{{name!r}: …}} for the field)" if is_field else ""
+                )
+                yield _make_difference(f"{name}{hint}", expected, found)
 
 
 class _Absent:
@@ -192,7 +200,7 @@ def expect_job(
         "queue": queue,
         "priority": priority,
         "max_attempts": max_attempts,
-        "scheduled_at": scheduled_at and _check_time(scheduled_at),
+        "scheduled_at": None if scheduled_at is None else _check_time(scheduled_at),
         "state": None if state is None else _check_state(state),
         "tags": None if tags is None else list(tags),
     }
@@ -298,14 +306,29 @@ def _compare_json(expected_text: str, found_text: str) -> Iterable[Difference]:
     for name in dict.fromkeys([*expected, *found]):
         values = expected.get(name, _ABSENT), found.get(name, _ABSENT)
         if values[0] != values[1]:
-            yield Difference(name, *map(format_value, values))
+            yield _make_difference(name, *values)
+
+
+def _make_difference(name: str, expected: object, found: object) -> Difference:
+    """Return a difference. Of two long values with the same start, the end of this start is
+    shown."""
+    texts = [_to_text(value) for value in (expected, found)]
+    pairs = enumerate(zip(*texts, strict=False))
+    same = next((index for index, (a, b) in pairs if a != b), min(map(len, texts)))
+    if same > _VALUE_LENGTH_MAX // 2 and max(map(len, texts)) > _VALUE_LENGTH_MAX:
+        texts = [f"…{text[same - _SHOWN_START_LENGTH :]}" for text in texts]
+    return Difference(name, *map(shorten, texts))
 
 
 def format_value(value: object) -> str:
-    """Return the text of a value for a message."""
+    """Return the text of a value for a message, cut if it is long."""
+    return shorten(_to_text(value))
+
+
+def _to_text(value: object) -> str:
     if isinstance(value, JobState):
         return repr(value.value)
-    return value.isoformat(" ") if isinstance(value, datetime) else shorten(repr(value))
+    return value.isoformat(" ") if isinstance(value, datetime) else repr(value)
 
 
 def shorten(text: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from datetime import UTC, datetime
+import json
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from unittest.mock import ANY
 
@@ -82,6 +83,7 @@ async def test_lists_and_sequences_are_read_from_a_session(schema: Schema) -> No
             await found.require_not_inserted(Welcome)
 
 
+GO_ARGS = json.dumps({"id": 5, "text": "a" * 999 + "c"})
 DUE = datetime(2030, 1, 1, tzinfo=UTC)
 
 
@@ -95,7 +97,7 @@ def recorded() -> RecordedJobs:
             (Welcome(1, "Bob"), InsertOpts(scheduled_at=DUE)),
             (Payload(n=[1, 2], when=DUE), None),
             (Invoice(7, queue="paper"), InsertOpts(queue="printer", priority=2)),
-            (RawArgs("go_job", '{"id": 5}'), None),
+            (RawArgs("go_job", GO_ARGS), None),
             (RawArgs("model", '{"user_id": "x"}'), None),
         ):
             client.insert(args, opts)
@@ -109,11 +111,12 @@ def recorded() -> RecordedJobs:
         expect_job(Welcome, user_id=ANY, name="Ada"),
         expect_job(Welcome, tags=["paid", "new"]),
         expect_job(Welcome, scheduled_at=DUE, state="scheduled"),
+        expect_job(Welcome, scheduled_at=pytest.approx(DUE, abs=timedelta(hours=1))),
         expect_job(Payload, n=(1, 2), when=DUE),
         expect_job(Payload(n=[1, 2], when=DUE)),
         expect_job(Invoice, queue="printer", priority=2, args={"queue": "paper"}),
         expect_job("go_job", id=5),
-        expect_job(RawArgs("go_job", '{"id": 5}')),
+        expect_job(RawArgs("go_job", GO_ARGS)),
     ],
     ids=str,
 )
@@ -148,6 +151,14 @@ the nearest first:
             expect_job(Payload(n=[1])),
             "    when: expected no such field, found '2030-01-01",
         ),
+        (
+            expect_job("go_job", text="a" * 999 + "b"),
+            f"    text: expected …{'a' * 40}b', found …{'a' * 40}c'",
+        ),
+        (
+            expect_job(Invoice, queue="paper"),
+            "    queue (the option; write args={'queue': …} for the field): expected 'paper'",
+        ),
         (expect_job(Model), "the args of job 6 cannot be decoded as Model: "),
         (expect_job(Model, user_id=1), "    args: expected args of Model, found the args of job"),
         (
@@ -155,7 +166,17 @@ the nearest first:
             "There is no job of kind 'none'. There are\n  job 1 of kind",
         ),
     ],
-    ids=["args", "options", "several", "no-field", "damaged", "damaged-field", "no-kind"],
+    ids=[
+        "args",
+        "options",
+        "several",
+        "no-field",
+        "long",
+        "option",
+        "damaged",
+        "damaged-field",
+        "no-kind",
+    ],
 )
 def test_a_failure_shows_the_nearest_jobs(recorded: Any, expected: Any, text: str) -> None:
     """The message names what differs, the nearest job first."""
@@ -203,3 +224,9 @@ async def test_wrong_arguments_are_refused(call: Any, error: Any, text: str) -> 
     with pytest.raises(error) as raised:
         await run()
     assert text in str(raised.value)
+
+
+def test_a_call_without_await_is_named() -> None:
+    """Python's warning has the name of the assertion."""
+    with pytest.warns(RuntimeWarning, match="coroutine 'require_inserted' was never awaited"):
+        require_inserted(Welcome, tx=Client())
