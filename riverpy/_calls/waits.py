@@ -13,6 +13,7 @@ import msgspec
 
 from riverpy._calls.job_page import check_job_id
 from riverpy._calls.listening import ListeningMethods
+from riverpy._insert.recorder import refuse_in_recording
 from riverpy._waiting.waiter import Waiter
 from riverpy.errors import ConfigError
 from riverpy.insert_opts import InsertOpts
@@ -103,6 +104,7 @@ class WaitMethods(ListeningMethods):
             NotFoundError, ConfigError, ClientStateError, JobDamagedError: as `wait`.
         """
         seconds = check_wait_timeout(timeout)
+        refuse_in_recording("insert_and_wait")
         self._get_open_pool()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import UNSET, UnsetType
 
+from riverpy.errors import ClientStateError
+
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
     from datetime import datetime
@@ -53,6 +55,15 @@ def get_recorder() -> InsertRecorder | None:
     if recorder is None or (recorder is not UNSET and recorder in active):
         return recorder
     return active[-1] if active else None  # the context has no recorder, or one that has ended
+
+
+def refuse_in_recording(method_name: str) -> None:
+    """Raise ClientStateError if the jobs of the calling code are not inserted into the database."""
+    if get_recorder() is not None:
+        raise ClientStateError(
+            f"{method_name} needs a job in the database, and this recording keeps jobs in a list: "
+            "replace the call in this test, or test it with a database and a worker"
+        )
 
 
 @contextmanager

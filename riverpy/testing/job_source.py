@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from riverpy._calls.job_page import JOB_LIMIT_MAX
 from riverpy._postgres.driver import is_asyncpg_connection, is_in_transaction, is_pool
+from riverpy._postgres.sessions.adapter import adapt_session
+from riverpy._postgres.sessions.session import CallerSession, SessionState
 from riverpy._postgres.transactions import is_blocking_transaction
+from riverpy._without_loop import make_async
 from riverpy.client import Client
 from riverpy.config import Config
 from riverpy.errors import ConfigError
@@ -70,8 +73,22 @@ async def _open_transaction(source: object) -> AsyncGenerator[object]:
     if is_pool(source):
         async with source.acquire() as connection, connection.transaction():
             yield connection
-    elif is_asyncpg_connection(source) and not is_in_transaction(source):
-        async with source.transaction():
+    elif is_asyncpg_connection(source):
+        async with nullcontext() if is_in_transaction(source) else source.transaction():
             yield source
     else:
-        yield source
+        async with _begin_if_needed(adapt_session(source)):
+            yield source
+
+
+def _begin_if_needed(session: CallerSession | None) -> AbstractAsyncContextManager[object]:
+    """Return a transaction of psycopg for a connection that is in none. Other libraries begin by
+    themselves."""
+    if (
+        not isinstance(session, CallerSession)
+        or session.library != "psycopg"
+        or session.get_state() is not SessionState.NO_TRANSACTION
+    ):
+        return nullcontext()
+    block: Any = cast("Any", session.native).transaction()
+    return make_async(block) if session.is_blocking else block

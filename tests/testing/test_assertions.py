@@ -8,7 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from unittest.mock import ANY
 
+import psycopg
 import pytest
+from psycopg.pq import TransactionStatus
 
 import riverpy.sync
 from riverpy import Client, Config, InsertManyParams, InsertOpts, RawArgs
@@ -57,8 +59,8 @@ async def test_require_inserted_reads_with_every_kind_of_session(
 
 
 async def test_require_inserted_reads_from_a_pool_and_a_client(schema: Schema) -> None:
-    """A committed job is found through an open client, its pool, and a connection outside of a
-    transaction."""
+    """A committed job is found through an open client, its pool, and connections outside of a
+    transaction, which are in none afterwards."""
     async with Client(schema.url, config=Config(schema=schema.name)) as client:
         await client.insert(Welcome(1))
         await require_inserted(Welcome(1), tx=client)
@@ -66,6 +68,14 @@ async def test_require_inserted_reads_from_a_pool_and_a_client(schema: Schema) -
         await require_inserted(Welcome(1), tx=pool, schema=schema.name)
         async with pool.acquire() as connection:
             await require_inserted(Welcome(1), tx=connection, schema=schema.name)
+    for is_autocommit in (False, True):
+        other = await psycopg.AsyncConnection.connect(schema.url, autocommit=is_autocommit)
+        async with other:
+            await require_inserted(Welcome(1), tx=other, schema=schema.name)
+            assert other.info.transaction_status == TransactionStatus.IDLE
+    with psycopg.connect(schema.url) as blocking:
+        require_inserted(Welcome(1), tx=blocking, schema=schema.name)
+        assert blocking.info.transaction_status == TransactionStatus.IDLE
 
 
 async def test_lists_and_sequences_are_read_from_a_session(schema: Schema) -> None:

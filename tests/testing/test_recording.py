@@ -83,6 +83,10 @@ async def test_a_recording_keeps_jobs_as_the_database_would(
     assert [job.args.user_id for job in recorded.inserted(Welcome, queue="mail")] == [1, 3]
     with pytest.raises(AssertionError, match=r"order_id: expected 3, found 2"):
         recorded.require_inserted(Invoice, order_id=3)
+    with pytest.raises(riverpy.ClientStateError, match="insert_and_wait needs a job in the data"):
+        await client.insert_and_wait(Welcome(4))
+    with pytest.raises(riverpy.ClientStateError, match="insert_and_wait needs a job in the data"):
+        riverpy.sync.Client().insert_and_wait(Welcome(4))
 
 
 async def test_inserts_are_checked_and_changed_as_ever(recorded: RecordedJobs) -> None:
