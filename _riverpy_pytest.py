@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
@@ -17,7 +17,7 @@ import pytest
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     import asyncpg
@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
     import riverpy
     import riverpy.sync
+    from riverpy import Transaction as CallerTransaction
+    from riverpy.testing import FixedClock
+    from riverpy.testing.async_fixtures import SessionMaker
     from riverpy.testing.run_databases import RunDatabases
+    from riverpy.testing.session_jobs import SessionJobs
 
     Prepare = Callable[[str], Awaitable[object] | object]
 
@@ -44,6 +48,7 @@ EMBEDDED_SERVER_SETTINGS: Final = {
     # Plans of tests are short. asyncpg's queries for types would be compiled for each connection.
     "jit": "off",
 }
+_TRANSACTION_FIXTURES: Final = ("riverpy_session", "riverpy_connection", "riverpy_client")
 _LOOP_SCOPES: Final = ("function", "class", "module", "package", "session")
 _RUN_NUMBER: Final = pytest.StashKey[int]()
 _ValueT = TypeVar("_ValueT")
@@ -139,11 +144,34 @@ def riverpy_url(_riverpy_databases: RunDatabases, riverpy_prepare: Prepare) -> s
 
 
 @pytest.fixture
-def riverpy_empty_tables(_riverpy_databases: RunDatabases, riverpy_url: str) -> Generator[None]:
-    """Empty the tables after the test, except those in which `riverpy_prepare` stored rows."""
+def riverpy_empty_tables(
+    request: pytest.FixtureRequest,
+    _riverpy_databases: RunDatabases,
+    riverpy_url: str,
+    riverpy_session_makers: Sequence[SessionMaker],
+) -> Generator[None]:
+    """For tests that commit: empty the tables after the test, except those in which
+    `riverpy_prepare` stored rows. The clients of the plugin use this fixture."""
     del riverpy_url
-    yield
+    with ExitStack() as stack:
+        if riverpy_session_makers:
+            _bind_to_database(request, stack, riverpy_session_makers)
+        yield
     _riverpy_databases.empty_tables()
+
+
+def _bind_to_database(
+    request: pytest.FixtureRequest, stack: ExitStack, session_makers: Sequence[SessionMaker]
+) -> None:
+    """Let the sessions of the application use the database of the test, except sessions that join
+    the transaction of a fixture."""
+    from riverpy.testing.async_fixtures import bind_session_makers, select_session_makers
+
+    for kind, is_async in [("riverpy", True), ("riverpy_sync", False)]:
+        makers = select_session_makers(session_makers, is_async=is_async)
+        if makers and f"{kind}_session" not in request.fixturenames:
+            engine = request.getfixturevalue(f"{kind}_engine")
+            stack.enter_context(bind_session_makers(makers, engine))
 
 
 # --- what clients of tests have
@@ -156,9 +184,11 @@ def riverpy_workers() -> riverpy.Workers | None:
 
 
 @pytest.fixture
-def riverpy_config() -> riverpy.Config | None:
+def riverpy_config() -> riverpy.Config:
     """Override this to return the settings of the clients of your tests."""
-    return None
+    from riverpy import Config
+
+    return Config()
 
 
 @pytest.fixture
@@ -168,6 +198,34 @@ def riverpy_queues(riverpy_workers: riverpy.Workers | None) -> Mapping[str, rive
     from riverpy import QueueConfig
 
     return {} if riverpy_workers is None else {"default": QueueConfig(max_workers=10)}
+
+
+@pytest.fixture
+def riverpy_session_makers() -> Sequence[SessionMaker]:
+    """Override this to return the `async_sessionmaker`s and `sessionmaker`s of your application.
+    During a test their sessions join the transaction of `riverpy_session` or
+    `riverpy_sync_session`. In a test with neither, the sessions use the database of the test."""
+    return ()
+
+
+@pytest.fixture
+def riverpy_clock() -> FixedClock:
+    """The clock of the clients of a test that uses `riverpy_clock` or `riverpy_time`. It shows the
+    time at the start of the test until it is moved."""
+    from riverpy.testing import FixedClock
+
+    return FixedClock()
+
+
+@pytest.fixture
+def _riverpy_settings(
+    request: pytest.FixtureRequest, riverpy_config: riverpy.Config
+) -> riverpy.Config:
+    if "riverpy_clock" not in request.fixturenames:
+        return riverpy_config
+    import msgspec
+
+    return msgspec.structs.replace(riverpy_config, clock=request.getfixturevalue("riverpy_clock"))
 
 
 # --- for async tests
@@ -195,13 +253,16 @@ def riverpy_engine(riverpy_url: str) -> sqlalchemy.ext.asyncio.AsyncEngine:
 
 @pytest.fixture
 def riverpy_session(
-    request: pytest.FixtureRequest, riverpy_engine: sqlalchemy.ext.asyncio.AsyncEngine
+    request: pytest.FixtureRequest,
+    riverpy_engine: sqlalchemy.ext.asyncio.AsyncEngine,
+    riverpy_session_makers: Sequence[SessionMaker],
 ) -> Generator[sqlalchemy.ext.asyncio.AsyncSession]:
     """A session of SQLAlchemy in a transaction, which is rolled back after the test. Its commits
     only release savepoints."""
     from riverpy.testing.async_fixtures import open_session
 
-    yield from _open_in_loop(request, open_session(riverpy_engine))
+    manager = open_session(riverpy_engine, riverpy_session_makers)
+    yield from _open_in_loop(request, manager)
 
 
 @pytest.fixture
@@ -210,16 +271,47 @@ def riverpy_client(
     riverpy_url: str,
     riverpy_workers: riverpy.Workers | None,
     riverpy_queues: Mapping[str, riverpy.QueueConfig],
-    riverpy_config: riverpy.Config | None,
+    _riverpy_settings: riverpy.Config,
     riverpy_empty_tables: None,
 ) -> Generator[riverpy.Client]:
     """An open client. What it inserts is committed, and deleted after the test."""
     from riverpy import Client
 
     client = Client(
-        riverpy_url, workers=riverpy_workers, queues=riverpy_queues, config=riverpy_config
+        riverpy_url,
+        workers=riverpy_workers,
+        queues=riverpy_queues,
+        config=_riverpy_settings,
     )
     yield from _open_in_loop(request, client)
+
+
+@pytest.fixture
+def riverpy_tx(request: pytest.FixtureRequest) -> CallerTransaction | riverpy.Client:
+    """What `riverpy_jobs` and `riverpy_time` use: the first of `riverpy_session`,
+    `riverpy_connection` and `riverpy_client` that the test uses, or else `riverpy_connection`."""
+    used = [name for name in _TRANSACTION_FIXTURES if name in request.fixturenames]
+    return request.getfixturevalue((used or ["riverpy_connection"])[0])
+
+
+@pytest.fixture
+def riverpy_jobs(
+    request: pytest.FixtureRequest,
+    riverpy_tx: CallerTransaction | riverpy.Client,
+    riverpy_workers: riverpy.Workers | None,
+    riverpy_queues: Mapping[str, riverpy.QueueConfig],
+    _riverpy_settings: riverpy.Config,
+) -> SessionJobs:
+    """The jobs that the test has inserted: assertions on them, and work in the transaction of the
+    test."""
+    from riverpy import Client
+    from riverpy.testing.session_jobs import SessionJobs
+
+    if isinstance(riverpy_tx, Client):
+        return SessionJobs(riverpy_tx, riverpy_tx)
+    config = _riverpy_settings
+    client = Client(workers=riverpy_workers, queues=riverpy_queues, config=config)
+    return SessionJobs(riverpy_tx, client)
 
 
 # --- for tests that are not async
@@ -237,15 +329,20 @@ def riverpy_sync_engine(riverpy_url: str) -> sqlalchemy.Engine:
 
 @pytest.fixture
 def riverpy_sync_session(
-    riverpy_sync_engine: sqlalchemy.Engine,
+    riverpy_sync_engine: sqlalchemy.Engine, riverpy_session_makers: Sequence[SessionMaker]
 ) -> Generator[sqlalchemy.orm.Session]:
     """A session of SQLAlchemy for code that is not async, in a transaction, which is rolled back
     after the test. Its commits only release savepoints."""
     from sqlalchemy.orm import Session
 
+    from riverpy.testing.async_fixtures import bind_session_makers, select_session_makers
+
     with (
         riverpy_sync_engine.connect() as connection,
         connection.begin() as transaction,
+        bind_session_makers(
+            select_session_makers(riverpy_session_makers, is_async=False), connection
+        ),
         Session(connection, join_transaction_mode="create_savepoint") as session,
     ):
         yield session
@@ -257,14 +354,16 @@ def riverpy_sync_session(
 def riverpy_sync_client(
     riverpy_url: str,
     riverpy_workers: riverpy.Workers | None,
-    riverpy_config: riverpy.Config | None,
+    _riverpy_settings: riverpy.Config,
     riverpy_empty_tables: None,
 ) -> Generator[riverpy.sync.Client]:
     """A client for code that is not async. What it inserts is committed, and deleted after the
     test."""
     import riverpy.sync
 
-    with riverpy.sync.Client(riverpy_url, workers=riverpy_workers, config=riverpy_config) as client:
+    with riverpy.sync.Client(
+        riverpy_url, workers=riverpy_workers, config=_riverpy_settings
+    ) as client:
         yield client
 
 

@@ -1,0 +1,1 @@
+"""A small shop: a web API and six kinds of jobs."""
