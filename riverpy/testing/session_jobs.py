@@ -61,9 +61,7 @@ class SessionJobs(InsertedJobs):
             ConfigError: the client has no workers.
         """
         self._get_workers()
-        return await drain(
-            self._client, queues, with_scheduled=with_scheduled, tx=self._session
-        )
+        return await drain(self._client, queues, with_scheduled=with_scheduled, tx=self._session)
 
     def _make_worker(self) -> tuple[TestWorker, CallerTransaction]:
         if self._session is None:

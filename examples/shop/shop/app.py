@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Annotated
 
-import riverpy
-import riverpy.web
 from fastapi import Depends, FastAPI, HTTPException, Response
 from pydantic import BaseModel, PositiveInt
 from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
+import riverpy
+import riverpy.web
 from shop import jobs
 from shop.models import Order, OrderLine, Product, new_session
 
@@ -96,7 +96,7 @@ async def pay(order_id: int, client: Client, response: Response) -> dict[str, st
         return {"status": "waiting"}
     if row.state != "completed":
         raise HTTPException(402, "the payment was declined")
-    return {"status": "paid", **riverpy.result(row, type=dict[str, str])}
+    return {"status": "paid", **row.output}
 
 
 @app.post("/orders/{order_id}/reminder", status_code=202)

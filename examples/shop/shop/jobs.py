@@ -4,9 +4,9 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import ClassVar
 
 import msgspec
-import riverpy
 from sqlalchemy import func, select
 
+import riverpy
 from shop.models import Order, Product, new_session
 from shop.services import PaymentDeclined, StockLevel, services
 
@@ -168,7 +168,9 @@ async def report(job: riverpy.Job[NightlyReport]) -> None:
     async with new_session() as session:
         orders, cents = (await session.execute(paid)).one()
     job.record_output({"orders": orders, "cents": cents})
-    await services.mailer.send(OFFICE, f"Sales of {job.args.day}", f"{orders} orders, {cents} cents")
+    await services.mailer.send(
+        OFFICE, f"Sales of {job.args.day}", f"{orders} orders, {cents} cents"
+    )
 
 
 def report_of_yesterday() -> NightlyReport:

@@ -28,9 +28,7 @@ class Order(Base):
     email: Mapped[str]
     status: Mapped[str] = mapped_column(default="new")  # then paid or declined
     cents: Mapped[int] = mapped_column(default=0)
-    created_at: Mapped[datetime] = mapped_column(
-        DateTime(timezone=True), server_default=func.now()
-    )
+    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=func.now())
     lines: Mapped[list["OrderLine"]] = relationship(lazy="selectin", order_by="OrderLine.sku")
 
 

@@ -4,17 +4,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import riverpy
-import riverpy.web
 from fakes import FakeMailer, FakePayments, FakeSupplier
 from httpx2 import ASGITransport, AsyncClient
-from sqlalchemy import make_url
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
-
 from shop import jobs
 from shop.app import app
 from shop.models import Base, Order, OrderLine, Product, new_session
 from shop.services import services
+from sqlalchemy import make_url
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+
+import riverpy
+import riverpy.web
 
 
 @pytest.fixture(scope="session")
@@ -82,10 +82,12 @@ def invoice_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 async def add_order(status: str = "new") -> Order:
     """Store two products and an order of 1300 cents."""
     async with new_session.begin() as session:
-        session.add_all([
-            Product(sku="tea", name="Tea", cents=400, stock=10),
-            Product(sku="cup", name="Cup", cents=500, stock=10),
-        ])
+        session.add_all(
+            [
+                Product(sku="tea", name="Tea", cents=400, stock=10),
+                Product(sku="cup", name="Cup", cents=500, stock=10),
+            ]
+        )
         await session.flush()
         order = Order(email="ann@example.org", cents=1300, status=status)
         order.lines = [OrderLine(sku="tea", quantity=2), OrderLine(sku="cup", quantity=1)]

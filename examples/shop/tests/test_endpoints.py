@@ -3,14 +3,14 @@
 from datetime import timedelta
 
 import pytest
-import riverpy
 from httpx2 import AsyncClient
-from riverpy.testing import FixedClock
-from riverpy.testing.session_jobs import SessionJobs
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from shop.jobs import OrderConfirmation, PaymentReminder, StockSync
 from shop.models import Order, Product
+from sqlalchemy.ext.asyncio import AsyncSession
+
+import riverpy
+from riverpy.testing import FixedClock
+from riverpy.testing.session_jobs import SessionJobs
 
 LINES = [{"sku": "tea", "quantity": 2}]
 NEW_ORDER = {"email": "bob@example.org", "lines": LINES}
@@ -56,11 +56,6 @@ async def test_a_wrong_order_is_refused(http: AsyncClient, riverpy_jobs: Session
     answer = await http.post("/orders", json={"email": "bob@example.org"})
     assert answer.status_code == 422
     await riverpy_jobs.require_not_inserted(OrderConfirmation)
-
-
-async def test_an_order_is_shown(http: AsyncClient, order: Order) -> None:
-    answer = await http.get(f"/orders/{order.id}")
-    assert answer.json() == {"status": "new"}
 
 
 @pytest.mark.usefixtures("riverpy_session")

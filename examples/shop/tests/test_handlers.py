@@ -4,12 +4,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import riverpy
 from fakes import FakeMailer
-from riverpy.testing import make_job
-
 from shop import jobs
 from shop.services import StockLevel
+
+import riverpy
+from riverpy.testing import make_job
 
 INVOICE = jobs.Invoice(order_id=7, lines=["2 × tea", "1 × cup"], cents=1300)
 
@@ -22,7 +22,7 @@ def test_invoice_is_written(invoice_directory: Path) -> None:
 def test_invoice_reports_its_file_and_progress() -> None:
     job = make_job(INVOICE)
     jobs.write_invoice(job)
-    assert job.recorded_output == {"file": "7.pdf", "bytes": 57}
+    assert job.recorded_output == {"file": "7.pdf", "bytes": 58}
     assert str(job.recorded_progress) == "4 of 4 (100 %)"
 
 

@@ -3,14 +3,14 @@
 from datetime import timedelta
 
 import pytest
-import riverpy
 from fakes import FakeMailer, FakePayments
 from httpx2 import AsyncClient
-from riverpy.testing.session_jobs import SessionJobs
-
 from shop import app, jobs
 from shop.models import Order
 from shop.services import PaymentDeclined
+
+import riverpy
+from riverpy.testing.session_jobs import SessionJobs
 
 
 async def test_a_customer_pays(
@@ -50,11 +50,8 @@ async def test_an_invoice_follows_the_payment(
     assert [result.job.kind for result in results] == ["payment_capture", "invoice"]
 
 
-async def test_the_nightly_report_is_inserted(
-    riverpy_client: riverpy.Client, mailer: FakeMailer
-) -> None:
-    (periodic_job,) = jobs.client.periodic_jobs
-    result = await riverpy_client.insert(periodic_job.constructor())
+async def test_the_report_of_yesterday(riverpy_client: riverpy.Client, mailer: FakeMailer) -> None:
+    result = await riverpy_client.insert(jobs.report_of_yesterday())
     async with riverpy_client.working():
         row = await riverpy_client.wait(result.job.id)
     assert row.state == "completed"

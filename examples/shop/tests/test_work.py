@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 from fakes import FakeMailer, FakePayments, FakeSupplier
-from riverpy.testing.session_jobs import SessionJobs
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from shop import jobs
 from shop.models import Order, Product
 from shop.services import PaymentDeclined
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from riverpy.testing.session_jobs import SessionJobs
 
 
 async def test_confirmation_is_mailed(
