@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from riverpy.testing.async_fixtures import SessionMaker
     from riverpy.testing.run_databases import RunDatabases
     from riverpy.testing.session_jobs import SessionJobs
+    from riverpy.testing.session_time import SessionTime
 
     Prepare = Callable[[str], Awaitable[object] | object]
 
@@ -201,6 +202,12 @@ def riverpy_queues(riverpy_workers: riverpy.Workers | None) -> Mapping[str, rive
 
 
 @pytest.fixture
+def riverpy_periodic_jobs() -> Sequence[riverpy.PeriodicJob]:
+    """Override this to return the periodic jobs of the client of your tests."""
+    return ()
+
+
+@pytest.fixture
 def riverpy_session_makers() -> Sequence[SessionMaker]:
     """Override this to return the `async_sessionmaker`s and `sessionmaker`s of your application.
     During a test their sessions join the transaction of `riverpy_session` or
@@ -271,6 +278,7 @@ def riverpy_client(
     riverpy_url: str,
     riverpy_workers: riverpy.Workers | None,
     riverpy_queues: Mapping[str, riverpy.QueueConfig],
+    riverpy_periodic_jobs: Sequence[riverpy.PeriodicJob],
     _riverpy_settings: riverpy.Config,
     riverpy_empty_tables: None,
 ) -> Generator[riverpy.Client]:
@@ -281,6 +289,7 @@ def riverpy_client(
         riverpy_url,
         workers=riverpy_workers,
         queues=riverpy_queues,
+        periodic_jobs=riverpy_periodic_jobs,
         config=_riverpy_settings,
     )
     yield from _open_in_loop(request, client)
@@ -295,23 +304,46 @@ def riverpy_tx(request: pytest.FixtureRequest) -> CallerTransaction | riverpy.Cl
 
 
 @pytest.fixture
-def riverpy_jobs(
-    request: pytest.FixtureRequest,
+def _riverpy_client_of_jobs(
     riverpy_tx: CallerTransaction | riverpy.Client,
     riverpy_workers: riverpy.Workers | None,
     riverpy_queues: Mapping[str, riverpy.QueueConfig],
+    riverpy_periodic_jobs: Sequence[riverpy.PeriodicJob],
     _riverpy_settings: riverpy.Config,
+) -> riverpy.Client:
+    from riverpy import Client
+
+    if isinstance(riverpy_tx, Client):
+        return riverpy_tx
+    return Client(
+        workers=riverpy_workers,
+        queues=riverpy_queues,
+        periodic_jobs=riverpy_periodic_jobs,
+        config=_riverpy_settings,
+    )
+
+
+@pytest.fixture
+def riverpy_jobs(
+    riverpy_tx: CallerTransaction | riverpy.Client, _riverpy_client_of_jobs: riverpy.Client
 ) -> SessionJobs:
     """The jobs that the test has inserted: assertions on them, and work in the transaction of the
     test."""
-    from riverpy import Client
     from riverpy.testing.session_jobs import SessionJobs
 
-    if isinstance(riverpy_tx, Client):
-        return SessionJobs(riverpy_tx, riverpy_tx)
-    config = _riverpy_settings
-    client = Client(workers=riverpy_workers, queues=riverpy_queues, config=config)
-    return SessionJobs(riverpy_tx, client)
+    return SessionJobs(riverpy_tx, _riverpy_client_of_jobs)
+
+
+@pytest.fixture
+def riverpy_time(
+    riverpy_tx: CallerTransaction | riverpy.Client,
+    _riverpy_client_of_jobs: riverpy.Client,
+    riverpy_clock: FixedClock,
+) -> SessionTime:
+    """The time of the jobs of the test: `await riverpy_time.advance(timedelta(days=1))`."""
+    from riverpy.testing.session_time import SessionTime
+
+    return SessionTime(riverpy_tx, _riverpy_client_of_jobs, riverpy_clock)
 
 
 # --- for tests that are not async

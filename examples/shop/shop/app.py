@@ -96,7 +96,7 @@ async def pay(order_id: int, client: Client, response: Response) -> dict[str, st
         return {"status": "waiting"}
     if row.state != "completed":
         raise HTTPException(402, "the payment was declined")
-    return {"status": "paid", **row.output}
+    return {"status": "paid", **riverpy.result(row, type=dict[str, str])}
 
 
 @app.post("/orders/{order_id}/reminder", status_code=202)

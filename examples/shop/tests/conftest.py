@@ -39,6 +39,11 @@ def riverpy_queues() -> dict[str, riverpy.QueueConfig]:
 
 
 @pytest.fixture
+def riverpy_periodic_jobs() -> list[riverpy.PeriodicJob]:
+    return list(jobs.client.periodic_jobs)
+
+
+@pytest.fixture
 def riverpy_session_makers() -> list[async_sessionmaker[AsyncSession]]:
     return [new_session]
 

@@ -11,6 +11,7 @@ from shop.services import PaymentDeclined
 
 import riverpy
 from riverpy.testing.session_jobs import SessionJobs
+from riverpy.testing.session_time import SessionTime
 
 
 async def test_a_customer_pays(
@@ -50,9 +51,14 @@ async def test_an_invoice_follows_the_payment(
     assert [result.job.kind for result in results] == ["payment_capture", "invoice"]
 
 
-async def test_the_report_of_yesterday(riverpy_client: riverpy.Client, mailer: FakeMailer) -> None:
-    result = await riverpy_client.insert(jobs.report_of_yesterday())
-    async with riverpy_client.working():
-        row = await riverpy_client.wait(result.job.id)
-    assert row.state == "completed"
-    assert len(mailer.sent) == 1
+@pytest.mark.usefixtures("riverpy_client")
+async def test_a_report_is_inserted_each_night(
+    riverpy_jobs: SessionJobs,
+    riverpy_time: SessionTime,
+    mailer: FakeMailer,
+) -> None:
+    await riverpy_time.advance(timedelta(days=2))
+    await riverpy_jobs.require_many_inserted([jobs.NightlyReport, jobs.NightlyReport])
+    for result in await riverpy_jobs.drain():
+        result.require_completed()
+    assert len(mailer.sent) == 2
