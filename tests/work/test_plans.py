@@ -226,6 +226,12 @@ async def test_job_store_progress(large: asyncpg.Connection[Any]) -> None:
     assert scans_of(nodes) <= NARROW
 
 
+async def test_watched_jobs(large: asyncpg.Connection[Any]) -> None:
+    """The read of watched jobs reads only their rows."""
+    nodes = await plan_of(large, "fleet_changed_jobs", IDS_LITERAL, TEXTS, file="riverpy_fleet")
+    assert scans_of(nodes) == {"river_job_pkey"}
+
+
 @pytest.mark.parametrize("name", ["job_merge_running_metadata", "job_complete_running"])
 async def test_running_job(large: asyncpg.Connection[Any], name: str) -> None:
     """Writes of a running attempt read its row by the primary key."""
