@@ -132,7 +132,13 @@ class EventMethods(ListeningMethods):
 
     @cached_property
     def _follower(self) -> FleetFollower:
-        return FleetFollower(self._get_open_pool, self._config.schema, self._listener)
+        return FleetFollower(
+            self._get_open_pool,
+            self._pool_connection,
+            self._listener,
+            schema=self._config.schema,
+            trace_internal=self._config.trace_internal,
+        )
 
     async def _stop_following(self) -> None:
         """End the subscriptions to the fleet and the watches, because the client closes."""

@@ -12,6 +12,7 @@ import asyncio
 import math
 import secrets
 import time
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -39,18 +40,20 @@ from riverpy._postgres.fleet import (
     fleet_notify,
     fleet_read_changed_jobs,
 )
+from riverpy._postgres.tracing import suppress_tracing
 from riverpy._stream import StreamGroup
 from riverpy._waiting.background_task import BackgroundTask
 from riverpy.job import JobRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import AsyncGenerator, Callable, Iterable
 
     from riverpy._fleet.messages import EventMessage, MessageHeader
     from riverpy._fleet.subscription import FleetSubscription
     from riverpy._fleet.watch import JobWatch
-    from riverpy._postgres.driver import Pool
+    from riverpy._postgres.driver import Pool, Transaction
     from riverpy._waiting.listener import SharedListener
+    from riverpy._waiting.pool_connection import PoolConnection
 
 ANNOUNCEMENT_INTERVAL = 10.0
 """Seconds between two announcements of the same filters."""
@@ -72,11 +75,27 @@ class FleetFollower(StreamGroup["FleetSubscription"]):
     """The subscriptions to events of the fleet, and the watches of one client."""
 
     def __init__(
-        self, get_open_pool: Callable[[], Pool], schema: str | None, listener: SharedListener
+        self,
+        get_open_pool: Callable[[], Pool],
+        connection: PoolConnection,
+        listener: SharedListener,
+        *,
+        schema: str | None,
+        trace_internal: bool,
     ) -> None:
-        """Follow nothing yet. `get_open_pool` raises ClientStateError if the client is not open."""
+        """Follow nothing yet.
+
+        Args:
+            get_open_pool: raises ClientStateError if the client is not open.
+            connection: the connection for statements.
+            listener: the connection that listens.
+            schema: the schema of River's tables. None: the search path decides.
+            trace_internal: whether OpenTelemetry's instrumentation of the driver makes spans for
+                the statements.
+        """
         super().__init__()
-        self._get_open_pool, self._schema, self._listener = get_open_pool, schema, listener
+        self._get_open_pool, self._connection, self._listener = get_open_pool, connection, listener
+        self._schema, self._trace_internal = schema, trace_internal
         self._id = secrets.token_hex(8)
         """The id under which the client announces what it follows."""
         self._watches_by_id: dict[int, WeakSet[JobWatch]] = {}
@@ -269,12 +288,17 @@ class FleetFollower(StreamGroup["FleetSubscription"]):
 
     async def _send_announcements(self, payloads: list[str]) -> bool:
         try:
-            with anyio.fail_after(STATEMENT_TIMEOUT):
-                async with self._get_open_pool().acquire() as connection:
-                    return await fleet_notify(connection, self._schema, FOLLOW_TOPIC, payloads)
+            async with self._acquire_connection("announcing followed events") as connection:
+                return await fleet_notify(connection, self._schema, FOLLOW_TOPIC, payloads)
         except DATABASE_ERRORS as error:
             self._log.debug(FLEET_FOLLOWING_FAILED, error=describe_error(error))
             return False
+
+    @asynccontextmanager
+    async def _acquire_connection(self, purpose: str) -> AsyncGenerator[Transaction]:
+        with suppress_tracing(trace_internal=self._trace_internal):
+            async with self._connection.acquire(purpose, STATEMENT_TIMEOUT) as connection:
+                yield connection
 
     async def _read_watched_jobs(self) -> None:
         """Read the jobs of which an event came. If the poll is due, read all watched jobs."""
@@ -303,9 +327,8 @@ class FleetFollower(StreamGroup["FleetSubscription"]):
 
     async def _read_rows(self, version_by_id: dict[int, str]) -> None:
         """Read the jobs whose rows have other versions, and pass them to their watches."""
-        with anyio.fail_after(STATEMENT_TIMEOUT):
-            async with self._get_open_pool().acquire() as connection:
-                changed = await fleet_read_changed_jobs(connection, self._schema, version_by_id)
+        async with self._acquire_connection("reading watched jobs") as connection:
+            changed = await fleet_read_changed_jobs(connection, self._schema, version_by_id)
         for job in changed:
             row = None if job.row is None else JobRow(job.row)
             if self._version_by_id.get(job.id) == version_by_id[job.id]:  # else a watch was added

@@ -70,8 +70,7 @@ async def test_events_of_jobs_queues_and_leases(rig: Rig, follower: Client) -> N
             raise ValueError("postgres://user:secret@host/name is wrong: é😀")
         job.progress(1, 4, "a quarter")
         await job.save_output("partly")
-        while await rig.schema.fetchval("SELECT count(*) FROM river_job WHERE id = 9") == 0:
-            await asyncio.sleep(0.01)
+        await rig.release.wait()
 
     async with (
         rig.working() as client,
@@ -85,7 +84,7 @@ async def test_events_of_jobs_queues_and_leases(rig: Rig, follower: Client) -> N
         assert {event.kind for event in first} == set(FleetEventKind)
         [progress] = [one.progress for one in first if one.progress is not None]
         assert (progress.done, progress.total, progress.text) == (1, 4, "a quarter")
-        await rig.insert_rows(1, id=9, queue="none")
+        rig.release.set()
         (completed,) = await take(events, 1)
         failed = (await client.insert(Task(1))).job
         _, failure = await take(events, 2)
