@@ -240,13 +240,14 @@ class InlineRun:
                 await ended.wait()
 
     def _expect_stored(self, attempt: Attempt) -> None:
+        if attempt.stored_at:  # a notification may have failed after that, which does not matter
+            return
         if (error := self._connection.error) is not None:
             raise error
-        if not attempt.stored_at:
-            raise TransactionError(
-                f"the result of job {attempt.id} could not be stored: its code has deleted or "
-                "changed the row of the job, or has rolled back the transaction given as tx"
-            )
+        raise TransactionError(
+            f"the result of job {attempt.id} could not be stored: its code has deleted or "
+            "changed the row of the job, or has rolled back the transaction given as tx"
+        )
 
     async def _read_job(self, job_id: int) -> JobRow:
         async with self._open_transaction(None) as connection:

@@ -218,7 +218,7 @@ async def test_queue_that_fills_during_a_result(rig: Rig, flood: None) -> None:
         "CREATE TRIGGER flood AFTER UPDATE ON river_job FOR EACH ROW"
         " WHEN (NEW.state = 'completed') EXECUTE FUNCTION flood()"
     )
-    row = await rig.run_one()
+    row = await rig.run_one_in_client()
     assert row["state"] == "completed"
     assert not row["errors"]
     assert await rig.schema.fetchval("SELECT last_value FROM floods") == 2

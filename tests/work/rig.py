@@ -13,6 +13,7 @@ import msgspec
 
 from riverpy import Client, Config, EventKind, Job, QueueConfig, Workers
 from riverpy._work import outcomes
+from riverpy.testing import drain
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -147,9 +148,29 @@ class Rig:
         return [await self.row(job_id) for job_id in ids]
 
     async def run_one(self, args: Any = None, opts: Any = None, **settings: Any) -> asyncpg.Record:
-        """Insert one job, work it until its first event, and return its row."""
-        async with self.working(**settings) as client:
+        """Insert one job, work it once without a running client, and return its row."""
+        async with self.client(**settings) as client:
             inserted = await client.insert(Task() if args is None else args, opts)
+            result = (await drain(client))[0]
+        self.last_event = result.event
+        return await self.row(inserted.job.id)
+
+    async def work_in_order(self, *args: Any, **settings: Any) -> list[asyncpg.Record]:
+        """Insert jobs, work each one without a running client, and return their rows."""
+        async with self.client(**settings) as client:
+            ids = [(await client.insert(one)).job.id for one in args]
+            await drain(client)
+        return [await self.row(job_id) for job_id in ids]
+
+    async def work_due_jobs(self, **settings: Any) -> list[Event]:
+        """Work all due jobs without a running client. Return the events of their ends."""
+        async with self.client(**settings) as client:
+            return [result.event for result in await drain(client)]
+
+    async def run_one_in_client(self, **settings: Any) -> asyncpg.Record:
+        """Insert one job, work it in a running client until its first event, and return its row."""
+        async with self.working(**settings) as client:
+            inserted = await client.insert(Task())
             self.last_event = await self.event()
         return await self.row(inserted.job.id)
 

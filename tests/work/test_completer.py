@@ -474,7 +474,7 @@ async def test_errors_of_a_driver(
 
     monkeypatch.setattr(jobs, "job_complete", once(jobs.job_complete))
     monkeypatch.setattr(riverpy._work.producer, "job_claim", once(riverpy._work.producer.job_claim))
-    row = await rig.run_one()
+    row = await rig.run_one_in_client()
     assert (row["state"], row["attempt"]) == ("completed", 1)
 
 

@@ -103,8 +103,7 @@ async def test_failed_is_retryable(rig: Rig) -> None:
         " VALUES ('task', 25, '{}', 2,"
         """ array_fill('{"at":"2026-01-01T00:00:00Z"}'::jsonb, array[2]))"""
     )
-    async with rig.working(retry_policy=DefaultRetryPolicy()):
-        event = await rig.event()
+    (event,) = await rig.work_due_jobs(retry_policy=DefaultRetryPolicy())
     (row,) = await rig.schema.jobs()
     assert row["state"] == "retryable"
     assert (row["attempt"], row["finalized_at"]) == (3, None)
@@ -140,8 +139,7 @@ async def test_limit_of_a_short_delay(rig: Rig, snoozes: bool) -> None:
             raise JobSnooze(soon + timedelta(milliseconds=job.args.n))
         raise ValueError("no luck")
 
-    async with rig.working() as client:
-        rows = await rig.work(client, Task(n=0), Task(n=1))
+    rows = await rig.work_in_order(Task(n=0), Task(n=1))
     later = "scheduled" if snoozes else "retryable"
     assert [row["state"] for row in rows] == ["available", later]
 
@@ -272,8 +270,7 @@ async def test_next_retry_of_function_and_class(rig: Rig) -> None:
         raise ValueError("no luck")
 
     rig.workers.add(OtherWorker())
-    async with rig.working(retry_policy=Policy()) as client:
-        rows = await rig.work(client, Task(), Other(), Third())
+    rows = await rig.work_in_order(Task(), Other(), Third(), retry_policy=Policy())
     delays = [round(delay_of(row).total_seconds() / 3600, 2) for row in rows]
     assert delays == [1, 2, 3]
 
@@ -327,8 +324,7 @@ async def test_job_cancel(rig: Rig) -> None:
                 inner = ExceptionGroup("inner", [ValueError("x"), JobCancel("deep")])
                 raise ExceptionGroup("outer", [OSError("y"), inner])
 
-    async with rig.working() as client:
-        rows = await rig.work(client, Task(n=0), Task(n=1), Task(n=2))
+    rows = await rig.work_in_order(Task(n=0), Task(n=1), Task(n=2))
     assert [row["state"] for row in rows] == ["cancelled"] * 3
     assert all(row["finalized_at"] and row["attempt"] == 1 for row in rows)
     texts = [errors_of(row)[0]["error"] for row in rows]
@@ -355,8 +351,7 @@ async def test_job_snooze(rig: Rig) -> None:
             case _:
                 raise ExceptionGroup("both", [JobCancel("no"), JobSnooze(HOUR)])
 
-    async with rig.working() as client:
-        rows = await rig.work(client, Task(n=0), Task(n=1), Task(n=2))
+    rows = await rig.work_in_order(Task(n=0), Task(n=1), Task(n=2))
     assert [row["state"] for row in rows] == ["scheduled", "available", "scheduled"]
     assert [(row["attempt"], row["errors"], row["finalized_at"]) for row in rows] == [
         (0, None, None)
@@ -395,16 +390,12 @@ async def test_snooze_counter(rig: Rig, text: str, after: str) -> None:
     async def work(job: Job[Task]) -> None:
         raise JobSnooze(HOUR)
 
-    async with rig.working():
-        await rig.schema.execute(
-            "INSERT INTO river_job (kind, args, max_attempts, metadata)"
-            " SELECT 'task', '{}', 1, $1::text::jsonb",
-            text,
-        )
-        await rig.schema.execute(
-            'SELECT pg_notify($1, \'{"queue": "default"}\')', f"{rig.schema.name}.river_insert"
-        )
-        await rig.event()
+    await rig.schema.execute(
+        "INSERT INTO river_job (kind, args, max_attempts, metadata)"
+        " SELECT 'task', '{}', 1, $1::text::jsonb",
+        text,
+    )
+    await rig.work_due_jobs()
     found = await rig.schema.fetchval("SELECT metadata = $1::text::jsonb FROM river_job", after)
     assert found, (await rig.row(1))["metadata"]
 
@@ -421,9 +412,8 @@ async def test_zero_snooze(rig: Rig) -> None:
         if runs <= 3:
             raise JobSnooze(timedelta(0))
 
-    async with rig.working() as client:
-        await client.insert(Task())
-        events = await rig.take(4)
+    await rig.insert_rows(1)
+    events = await rig.work_due_jobs()
     (row,) = await rig.schema.jobs()
     assert [event.kind for event in events] == [EventKind.JOB_SNOOZED] * 3 + [
         EventKind.JOB_COMPLETED
@@ -432,7 +422,6 @@ async def test_zero_snooze(rig: Rig) -> None:
     assert metadata_of(row) == {"snoozes": 3}
 
 
-@pytest.mark.timeout(180)
 async def test_many_snoozes(rig: Rig) -> None:
     """A job that snoozes 300 times uses up no attempt, and its row does not grow (LD-20)."""
     runs = 0
@@ -444,9 +433,8 @@ async def test_many_snoozes(rig: Rig) -> None:
         if runs <= 300:
             raise JobSnooze(timedelta(0))
 
-    async with rig.working() as client:
-        await client.insert(Task(), InsertOpts(max_attempts=3))
-        await rig.take(301)
+    await rig.insert_rows(1)
+    assert len(await rig.work_due_jobs()) == 301
     (row,) = await rig.schema.jobs()
     assert (row["state"], row["attempt"], row["errors"]) == ("completed", 1, None)
     assert metadata_of(row) == {"snoozes": 300}
@@ -511,8 +499,7 @@ async def test_kind_that_names_code(
     kinds = ["os:system", "os.system", "canary", "canary:work", "__import__"]
     for kind in kinds:
         await rig.insert_rows(1, kind=kind)
-    async with rig.working(known_kinds_only=False):
-        await rig.take(len(kinds))
+    await rig.work_due_jobs(known_kinds_only=False)
     texts = [errors_of(row)[0]["error"] for row in await rig.schema.jobs()]
     prefix = "job kind is not registered in the client's Workers bundle: "
     assert texts == [prefix + kind for kind in kinds]
@@ -534,8 +521,7 @@ async def test_kind_aliases(rig: Rig) -> None:
 
     for kind in ("new_name", "old_name", "older_name"):
         await rig.insert_rows(1, kind=kind)
-    async with rig.working():
-        await rig.take(3)
+    await rig.work_due_jobs()
     assert sorted(kinds) == ["new_name", "old_name", "older_name"]
     assert await rig.states() == {"completed": 3}
 
@@ -584,9 +570,7 @@ async def test_args_of_each_type(rig: Rig) -> None:
         Parcel(Address("a & b <c>", ["é", "😀"]), 2.5),
         Loose(x=[1, None], y={"z": 1.5}),
     ]
-    async with rig.working() as client:
-        for args in sent:
-            await rig.work(client, args)
+    await rig.work_in_order(*sent)
     assert got == sent
     assert [type(args) for args in got] == [Task, Parcel, Loose]
 
@@ -612,8 +596,7 @@ async def test_undecodable_args(rig: Rig, args: str, path: str) -> None:
         "INSERT INTO river_job (kind, max_attempts, args) VALUES ('parcel', 25, $1::text::jsonb)",
         args,
     )
-    async with rig.working():
-        await rig.event()
+    await rig.work_due_jobs()
     (row,) = await rig.schema.jobs()
     (entry,) = errors_of(row)
     assert path in entry["error"]
@@ -631,8 +614,7 @@ async def test_unknown_fields_are_ignored(rig: Rig) -> None:
     await rig.schema.execute(
         """INSERT INTO river_job (kind, max_attempts, args) VALUES ('task', 25, '{"n":1,"m":2}')"""
     )
-    async with rig.working():
-        await rig.event()
+    await rig.work_due_jobs()
     assert got == [Task(n=1)]
 
 
@@ -685,8 +667,7 @@ async def test_metadata_that_is_no_object(rig: Rig) -> None:
         "INSERT INTO river_job (kind, max_attempts, args, metadata)"
         " VALUES ('task', 25, '{}', '[1]')"
     )
-    async with rig.working():
-        await rig.event()
+    await rig.work_due_jobs()
     (row,) = await rig.schema.jobs()
     assert (row["state"], metadata_of(row)) == ("completed", [1, {"ours": 2}])
 

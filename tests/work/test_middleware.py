@@ -282,8 +282,7 @@ async def test_outcomes_pass_through(rig: Rig) -> None:
         await do_inner()
 
     plugins = [WorkerMiddlewareFunc(record), Recorder("p", calls)]
-    async with rig.working(plugins=plugins) as client:
-        rows = await rig.work(client, Task(1), Task(2), Task(3))
+    rows = await rig.work_in_order(Task(1), Task(2), Task(3), plugins=plugins)
     assert [row["state"] for row in rows] == ["scheduled", "cancelled", "available"]
     assert all(metadata_of(row)["seen"] for row in rows)
     for name in ("JobSnooze", "JobCancel", "ValueError"):
@@ -371,8 +370,9 @@ async def test_rules_for_do_inner(
 
     tasks.clear()
     middleware = [WorkerMiddlewareFunc(outer), WorkerMiddlewareFunc(first)]
-    async with rig.working(middleware=middleware) as client:
-        row, other = await rig.work(client, Task(), riverpy.RawArgs("good", "{}"))
+    row, other = await rig.work_in_order(
+        Task(), riverpy.RawArgs("good", "{}"), middleware=middleware
+    )
     assert text in errors_of(row)[0]["error"]
     assert len(ran) == len(ended) == runs
     assert other["state"] == "completed"

@@ -72,15 +72,14 @@ async def test_kept_results(rig: Rig, ran: Ran) -> None:
         if job.attempt == 1:
             raise ValueError
 
-    async with rig.working() as client:
-        job_id = (await client.insert(Task())).job.id
-        ends = [event.kind for event in await rig.take(2)]
-    assert ends == [EventKind.JOB_FAILED, EventKind.JOB_COMPLETED]
+    await rig.insert_rows(1)
+    events = await rig.work_due_jobs()
+    assert [event.kind for event in events] == [EventKind.JOB_FAILED, EventKind.JOB_COMPLETED]
     assert ran == ["plain", "summarise", "count"]
     assert got == [(Summary("short", (1, 2)), [2**70])] * 2
     assert stored[0] == {STEP: "sum", KEPT: {"sum": KEPT_SUMMARY}}
     last = {STEP: "count", KEPT: {"sum": KEPT_SUMMARY, "count": [2**70]}}
-    assert stored[1] == last == metadata_of(await rig.row(job_id))
+    assert stored[1] == last == metadata_of((await rig.schema.jobs())[0])
 
 
 async def test_result_that_was_not_kept(rig: Rig, ran: Ran) -> None:
@@ -439,9 +438,8 @@ async def test_cursor_keeps_its_type(rig: Rig, cursor: Any) -> None:
     async def work(job: Job[Task]) -> None:
         await job.step("move", move, job, cursor=type(cursor))
 
-    async with rig.working() as client:
-        await client.insert(Task())
-        await rig.take(2)
+    await rig.insert_rows(1)
+    assert len(await rig.work_due_jobs()) == 2
     assert got == [None, cursor]
 
 
