@@ -298,9 +298,11 @@ class Client(
         if opened_in is None or not opened_in.is_current_process:
             return  # a forked child would close the connections of its parent
         try:
-            await self._stop_following()
-            await self._close_waits()
-            await self._lease_engine.close()
+            try:
+                await self._stop_following()
+                await self._close_waits()
+            finally:
+                await self._lease_engine.close()
         finally:
             if self._run is None:  # a run ends the subscriptions itself
                 self._subscriptions.close()

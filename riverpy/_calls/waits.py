@@ -14,6 +14,7 @@ import msgspec
 from riverpy._calls.job_page import check_job_id
 from riverpy._calls.listening import ListeningMethods
 from riverpy._insert.recorder import refuse_in_recording
+from riverpy._lifecycle import run_despite_cancellation
 from riverpy._waiting.waiter import Waiter
 from riverpy.errors import ConfigError
 from riverpy.insert_opts import InsertOpts
@@ -125,9 +126,14 @@ class WaitMethods(ListeningMethods):
         )
 
     async def _close_waits(self) -> None:
-        """End all waits, and close the connection that listens."""
-        await self._waiter.close()
-        await self._listener.close()
+        """End all waits, and close the connection that listens, also if the caller is cancelled."""
+
+        async def close() -> None:
+            await self._waiter.close()
+            await self._listener.close()
+
+        if "_waiter" in vars(self) or "_listener" in vars(self):
+            await run_despite_cancellation(close)
 
 
 def with_notified_end(opts: InsertOpts | None) -> InsertOpts | None:
