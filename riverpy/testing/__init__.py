@@ -16,6 +16,8 @@ from riverpy.testing.inserted_jobs import InsertedJobs
 from riverpy.testing.made_job import JobColumns, MadeJob, make_job
 from riverpy.testing.recording import RecordedJobs, recording
 from riverpy.testing.resuming import resumable_after, resumable_at
+from riverpy.testing.session_jobs import SessionJobs
+from riverpy.testing.session_time import SessionTime
 from riverpy.testing.test_worker import TestWorker
 from riverpy.testing.work_result import WorkResult
 
@@ -26,6 +28,8 @@ __all__ = [
     "JobColumns",
     "MadeJob",
     "RecordedJobs",
+    "SessionJobs",
+    "SessionTime",
     "TestWorker",
     "WorkResult",
     "advance",

@@ -9,8 +9,7 @@ from shop.models import Order, Product
 from sqlalchemy.ext.asyncio import AsyncSession
 
 import riverpy
-from riverpy.testing import FixedClock
-from riverpy.testing.session_jobs import SessionJobs
+from riverpy.testing import FixedClock, SessionJobs
 
 LINES = [{"sku": "tea", "quantity": 2}]
 NEW_ORDER = {"email": "bob@example.org", "lines": LINES}

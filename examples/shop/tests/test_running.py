@@ -10,8 +10,7 @@ from shop.models import Order
 from shop.services import PaymentDeclined
 
 import riverpy
-from riverpy.testing.session_jobs import SessionJobs
-from riverpy.testing.session_time import SessionTime
+from riverpy.testing import SessionJobs, SessionTime
 
 
 async def test_a_customer_pays(

@@ -10,7 +10,7 @@ from shop.models import Order, Product
 from shop.services import PaymentDeclined
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from riverpy.testing.session_jobs import SessionJobs
+from riverpy.testing import SessionJobs
 
 
 async def test_confirmation_is_mailed(
