@@ -21,7 +21,16 @@ DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "operations.md").read_text("utf-8")
 STOP_MOST = (SOFT_STOP_TIMEOUT_DEFAULT + HARD_STOP_TIMEOUT_DEFAULT).total_seconds() + 5
 """Seconds from the signal to the exit of a worker, as docs/configuration.md says."""
-CONNECTIONS = {"claims", "cleaning", "listener", "maintenance", "reindex", "reserved", "results"}
+CONNECTIONS = {
+    "claims",
+    "cleaning",
+    "fleet",
+    "listener",
+    "maintenance",
+    "reindex",
+    "reserved",
+    "results",
+}
 """Connections of a worker; their names begin with `riverpy`."""
 _HISTOGRAM_SUFFIX = re.compile("_(bucket|sum|count)$")
 

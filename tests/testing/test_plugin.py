@@ -165,25 +165,29 @@ def run(tmp_path: Path, server_url: str) -> Run:
 
 
 async def list_databases(url: str) -> list[str]:
-    """Return the names of the databases that runs of the plugin have."""
+    """Return the names of the databases that runs of the plugin with this URL have."""
     async with connected(url) as connection:
-        rows = await connection.fetch("select datname from pg_database where datname ~ 'pytest'")
+        rows = await connection.fetch(
+            "select datname from pg_database where starts_with(datname, 'riverpy_pytest_' || "
+            "(select oid from pg_database where datname = current_database()) || '_')"
+        )
     return [name for (name,) in rows]
 
 
-async def test_each_loop_and_worker(run: Run, server_url: str, tmp_path: Path) -> None:
+async def test_each_loop_and_worker(run: Run, fresh_database_url: str, tmp_path: Path) -> None:
     """Tests of pytest-asyncio, with loops of a test or of the session, of anyio and of no loop have
     databases without rows of other tests. Two workers share one template, and no database stays. A
     run that was killed leaves two, which the next run drops."""
-    run({"test_killed": KILLED})
-    killed = await list_databases(server_url)
+    own_url = {"RIVERPY_TEST_DATABASE_URL": fresh_database_url}
+    run({"test_killed": KILLED}, **own_url)
+    killed = await list_databases(fresh_database_url)
     assert [name.rpartition("_")[2] for name in sorted(killed)] == ["main", "template"]
     (tmp_path / "test_killed.py").unlink()
-    output = run({"conftest": CONFTEST, **TESTS}, "-n", "2", "--dist", "loadfile")
+    output = run({"conftest": CONFTEST, **TESTS}, "-n", "2", "--dist", "loadfile", **own_url)
     assert "15 passed" in output, output
     (prepared,) = (tmp_path / "prepared").read_text().splitlines()
     assert "_unready" in prepared
-    assert await list_databases(server_url) == []
+    assert await list_databases(fresh_database_url) == []
 
 
 def test_errors_teach(run: Run) -> None:
