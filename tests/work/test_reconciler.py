@@ -124,20 +124,20 @@ async def test_cancel_beside_an_attempt_that_keeps_running(
 
     async with rig.working() as client:
         producer: Any = client._run.producers["default"]  # type: ignore[union-attr]
-        inserted = await client.insert(Task())
-        await _until(lambda: attempts == [1])
-        # A claim that runs already would take the job without the function below.
-        await _until(lambda: not producer._follow_up_claim_times)
         take = producer._claim_rows
 
         async def answered_late(*args: Any) -> Any:
-            if rows := await take(*args):
+            rows = await take(*args)
+            if rows and attempts:
                 await client.job_cancel(inserted.job.id)
                 earlier = next(iter(client._run.running_attempts))  # type: ignore[union-attr]
                 await _until(lambda: earlier.stop_cause is not None)
             return rows
 
+        # From the start: a claim that runs already when the job becomes available may return it.
         producer._claim_rows = answered_late
+        inserted = await client.insert(Task())
+        await _until(lambda: attempts == [1])
         await rig.schema.execute("UPDATE river_job SET state = 'available'")  # as a rescue does
         producer.wake()
         try:
