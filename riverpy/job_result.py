@@ -45,7 +45,7 @@ class WaitTimeoutError(RiverError, TimeoutError):
         more = len(job_ids) - NAMED_JOBS_MAX
         text = f"{named} and {more} more" if more > 0 else named
         noun = "job" if len(job_ids) == 1 else "jobs"
-        text = f"{noun} {text} did not end within {timeout:g} s"
+        text = f"{noun} {text} did not end within {round(timeout, 1 if timeout >= 1 else 3):g} s"
         if read_error is not None:
             text += f"; the last read of their states failed: {read_error}"
         super().__init__(text)
