@@ -23,6 +23,8 @@ author = "the riverpy authors"
 copyright = author  # noqa: A001
 version = release = version_of("riverpy-queue")
 
+# `Client` and `Transaction` are names in riverpy and in riverpy.sync.
+suppress_warnings = ["ref.python"]
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_parser", "click_reference"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_ext"]

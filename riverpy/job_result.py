@@ -20,6 +20,17 @@ NAMED_JOBS_MAX = 10
 """The maximum number of jobs that an error text names."""
 
 
+_REASON_BY_LAST_STATE: Mapping[JobState | None, str] = {
+    None: "; its state was not read: the database did not answer, or the client's pool had no free "
+    "connection",
+    JobState.AVAILABLE: "; no client has claimed it: does a client work its queue and its kind?",
+    JobState.PENDING: "; it is pending: another program has to make it available",
+    JobState.RETRYABLE: "; its last attempt has failed, and its next attempt is not due yet",
+    JobState.SCHEDULED: "; it is not due yet",
+}
+"""What the last state of a job says about the reason why it has not ended."""
+
+
 class WaitTimeoutError(RiverError, TimeoutError):
     """An awaited job did not end in time. The jobs are not changed: they can be awaited again.
 
@@ -48,6 +59,8 @@ class WaitTimeoutError(RiverError, TimeoutError):
         text = f"{noun} {text} did not end within {round(timeout, 1 if timeout >= 1 else 3):g} s"
         if read_error is not None:
             text += f"; the last read of their states failed: {read_error}"
+        elif len(job_ids) == 1:
+            text += _REASON_BY_LAST_STATE.get(last_states.get(job_ids[0]), "")
         super().__init__(text)
         self.job_ids = list(job_ids)
         self.last_states = dict(last_states)

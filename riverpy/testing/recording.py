@@ -227,6 +227,7 @@ def recording() -> Generator[RecordedJobs]:
 
         with recording() as recorded:
             await sign_up("ada@example.com")
+
         recorded.require_inserted(Welcome, email="ada@example.com")
 
     Args, options, kinds and unique keys are checked as for every insert, and hooks and middleware

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import msgspec
 
-from riverpy.job import JobState
-
-if TYPE_CHECKING:
-    from riverpy.events import Event
-    from riverpy.job import JobRow
+from riverpy.events import Event  # noqa: TC001 (msgspec and the docs resolve the annotations)
+from riverpy.job import JobRow, JobState
 
 
 class WorkResult(msgspec.Struct, frozen=True):

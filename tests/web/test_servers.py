@@ -127,7 +127,10 @@ async def start(fresh_database_url: str, tmp_path: Path) -> Start:
     return start
 
 
-HOLDING = "SELECT count(*) = 2 FROM pg_stat_activity WHERE wait_event = 'advisory'"
+HOLDING = """
+SELECT count(*) = 2 FROM pg_stat_activity
+WHERE datname = current_database() AND wait_event = 'advisory'
+"""
 STOPPING = "SELECT count(*) > 0 AND bool_and(state = 'stopping') FROM riverpy_client"
 END_CONNECTIONS = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
