@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from riverpy.client import Client
 from riverpy.errors import ConfigError
-from riverpy.testing.drain import drain
+from riverpy.testing.drain import ATTEMPTS_MAX_DEFAULT, drain
 from riverpy.testing.inserted_jobs import InsertedJobs
 from riverpy.testing.test_worker import TestWorker
 
@@ -53,7 +53,11 @@ class SessionJobs(InsertedJobs):
         return await worker.work_job(job, tx=tx)
 
     async def drain(
-        self, queues: Sequence[str] | None = None, *, with_scheduled: bool = False
+        self,
+        queues: Sequence[str] | None = None,
+        *,
+        with_scheduled: bool = False,
+        max_jobs: int = ATTEMPTS_MAX_DEFAULT,
     ) -> list[WorkResult]:
         """Work all due jobs, one after the other; see `riverpy.testing.drain`.
 
@@ -61,7 +65,13 @@ class SessionJobs(InsertedJobs):
             ConfigError: the client has no workers.
         """
         self._get_workers()
-        return await drain(self._client, queues, with_scheduled=with_scheduled, tx=self._session)
+        return await drain(
+            self._client,
+            queues,
+            with_scheduled=with_scheduled,
+            max_jobs=max_jobs,
+            tx=self._session,
+        )
 
     def _make_worker(self) -> tuple[TestWorker, CallerTransaction]:
         if self._session is None:
