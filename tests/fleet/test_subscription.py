@@ -226,7 +226,7 @@ async def test_drops(rig: Rig, follower: Client, monkeypatch: pytest.MonkeyPatch
         refuse = False
         while events.dropped_by_workers + len(events._waiting_items) + events.dropped < 20:
             await asyncio.sleep(0.01)
-        assert events.dropped_by_workers >= 15
+        assert events.dropped_by_workers >= 10  # up to 5 events were on their way
         assert len(events._waiting_items) <= 3
         before = events.dropped
         await client.insert(Task())
