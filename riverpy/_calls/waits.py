@@ -41,10 +41,10 @@ class WaitMethods(ListeningMethods):
         """Wait until a job has ended: completed, cancelled or discarded. Returns its row, with the
         state, the errors and the output. `riverpy.result(row)` returns the output, or raises.
 
-        A job that fails and is retried, or is snoozed, has not ended: the wait goes on. Any process
-        may wait for a job, and any client may work it, also River in Go. All waits of a client
-        share one connection that listens, and continue after an outage of the database. A client
-        that does not listen polls.
+        A job that fails and is retried, or is snoozed, has not ended: the wait continues. Any
+        process may wait for a job, and any client may work it, also River in Go. All waits of a
+        client share one connection that listens, and continue after an outage of the database. A
+        client that does not listen polls.
 
         Args:
             job_id: the id of the job. Its insert must be committed.

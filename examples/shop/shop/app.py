@@ -17,7 +17,7 @@ from shop import jobs
 from shop.models import Order, OrderLine, Product, new_session
 
 PAYMENT_TIMEOUT = timedelta(seconds=10)
-"""How long a customer waits for the answer of the bank. The job goes on after it."""
+"""How long a customer waits for the answer of the bank. The job continues after it."""
 
 
 async def open_session() -> AsyncIterator[AsyncSession]:
