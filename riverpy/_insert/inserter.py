@@ -32,6 +32,7 @@ from riverpy._plugins import plugin_name, read_class_plugins
 from riverpy._postgres.driver import DATABASE_ERRORS, is_notification_queue_full
 from riverpy._postgres.inserts import (
     InsertRow,
+    QueuesToNotify,
     insert_notify_queues,
     job_insert,
     job_insert_with_copy,
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _plugins_of = lru_cache(maxsize=4096)(read_class_plugins)
 Args: TypeAlias = "JobArgs | RawArgs"
-SendRows: TypeAlias = "Callable[[Transaction, list[InsertRow], list[str]], Awaitable[T]]"
+SendRows: TypeAlias = "Callable[[Transaction, list[InsertRow], QueuesToNotify], Awaitable[T]]"
 """A function that inserts rows and notifies queues over one connection."""
 
 INSERT_STATEMENT_BYTES_MAX = 900 * 1024 * 1024
@@ -128,22 +129,23 @@ class NotifyLimiter:
     """Limits the notifications of each queue to one per `NOTIFY_INTERVAL_MIN`.
 
     A transaction that notifies takes a lock at its commit, so two such transactions cannot commit
-    at the same time. Fewer notifications are enough. A client that receives a notification claims
-    again a few milliseconds later, and then finds jobs that were inserted after the notification.
+    at the same time. Fewer notifications are enough. The payload has the interval: a client that
+    receives a notification claims again after the interval, and then finds jobs that were inserted
+    after the notification.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._notified_at_by_queue: dict[str, float] = {}
 
-    def select_queues_to_notify(self, queues: Iterable[str]) -> list[str]:
+    def limit_notifications(self, queues: Iterable[str]) -> QueuesToNotify:
         """Return the queues that may be notified now, and record that they are notified."""
         now, times = self._clock.monotonic(), self._notified_at_by_queue
         selected = [q for q in queues if now - times.get(q, -1e9) > NOTIFY_INTERVAL_MIN]
         if len(self._notified_at_by_queue) > _REMEMBERED_QUEUES_MAX:
             self._notified_at_by_queue.clear()
         self._notified_at_by_queue.update(dict.fromkeys(selected, now))
-        return selected
+        return QueuesToNotify(selected, round(NOTIFY_INTERVAL_MIN * 1000))
 
 
 class Inserter:
@@ -224,11 +226,11 @@ class Inserter:
         is_sending = False
 
         async def send(
-            connection: Transaction, rows: list[InsertRow], queues: list[str]
+            connection: Transaction, rows: list[InsertRow], to_notify: QueuesToNotify
         ) -> list[InsertResult]:
             nonlocal is_sending
             is_sending, scope.deadline = True, math.inf
-            results = await self._send_insert_statement(connection, rows, queues)
+            results = await self._send_insert_statement(connection, rows, to_notify)
             is_sending, scope.deadline = False, anyio.current_time() + INSERT_HOOKS_TIMEOUT
             return results
 
@@ -350,45 +352,47 @@ class Inserter:
     async def _send_rows(
         self, tx: CallerTransaction | None, rows: list[InsertRow], send: SendRows[T]
     ) -> T:
-        queues = self._list_queues(rows)
+        to_notify = self._find_queues_to_notify(rows)
         if tx is None:
             if not any(row.replace is not None for row in rows):
-                queues = self._notify_limiter.select_queues_to_notify(queues)
-            return await self._send_with_retries(rows, queues, send)
+                to_notify = self._notify_limiter.limit_notifications(to_notify.queues)
+            return await self._send_with_retries(rows, to_notify, send)
         connection = expect_transaction(tx)
         with translate_insert_errors(connection):
-            return await send(connection, rows, queues)
+            return await send(connection, rows, to_notify)
 
-    def _list_queues(self, rows: list[InsertRow]) -> list[str]:
+    def _find_queues_to_notify(self, rows: list[InsertRow]) -> QueuesToNotify:
         """Return the queues in which a job may be due."""
         if not self._insert_settings.should_notify:
-            return []
+            return QueuesToNotify([])
         # A replaced job may become due although the new job is not.
         available = (
             row.queue for row in rows if row.state == JobState.AVAILABLE or row.replace is not None
         )
-        return list(dict.fromkeys(available))
+        return QueuesToNotify(list(dict.fromkeys(available)))
 
     # -- on the client's pool
 
     async def _send_with_retries(
-        self, rows: list[InsertRow], queues: list[str], send: SendRows[T]
+        self, rows: list[InsertRow], to_notify: QueuesToNotify, send: SendRows[T]
     ) -> T:
         backoff = Backoff(timedelta(milliseconds=5), timedelta(milliseconds=200))
         for retries in range(ROLLBACK_RETRIES_MAX + 1):
             try:
-                return await self._send_on_pool(rows, queues, send)
+                return await self._send_on_pool(rows, to_notify, send)
             except DATABASE_ERRORS as error:
-                if queues and is_notification_queue_full(error):
-                    self._log_notification_queue(queues, 0)
-                    queues = []
+                if to_notify.queues and is_notification_queue_full(error):
+                    self._log_notification_queue(to_notify.queues, 0)
+                    to_notify = QueuesToNotify([])
                     continue
                 if sqlstate(error) not in _ROLLBACK_SQLSTATES or retries == ROLLBACK_RETRIES_MAX:
                     raise
             await sleep(backoff.next_delay())
         raise AssertionError("unreachable")
 
-    async def _send_on_pool(self, rows: list[InsertRow], queues: list[str], send: SendRows[T]) -> T:
+    async def _send_on_pool(
+        self, rows: list[InsertRow], to_notify: QueuesToNotify, send: SendRows[T]
+    ) -> T:
         """Acquire a connection of the pool and send. Both steps use one cancel scope, because a
         second scope would make a single insert notably slower."""
         pooled: AbstractAsyncContextManager[Transaction] | None = None
@@ -399,7 +403,7 @@ class Inserter:
                 pooled, connection = await self._acquire_pool_connection()
                 reason = f"inserting jobs took longer than {INSERT_STATEMENT_TIMEOUT:g} s"
                 scope.deadline = anyio.current_time() + INSERT_STATEMENT_TIMEOUT
-                return await send(connection, rows, queues)
+                return await send(connection, rows, to_notify)
         finally:
             if pooled is not None:
                 await pooled.__aexit__(None, None, None)
@@ -432,7 +436,7 @@ class Inserter:
     # -- sending
 
     async def _send_insert_statement(
-        self, connection: Transaction, rows: list[InsertRow], queues_to_notify: list[str]
+        self, connection: Transaction, rows: list[InsertRow], to_notify: QueuesToNotify
     ) -> list[InsertResult]:
         firsts: dict[str, int] = {}
         """The index of the first job with each unique key. The other jobs with the key are not
@@ -461,9 +465,9 @@ class Inserter:
             connection,
             self._schema,
             [sent_rows[index] for index in sent],
-            queues_to_notify=queues_to_notify,
+            to_notify=to_notify,
         )
-        self._log_notification_queue(queues_to_notify, notified)
+        self._log_notification_queue(to_notify.queues, notified)
         results = dict(zip(sent, found, strict=True))
         return [
             results[index]
@@ -473,7 +477,7 @@ class Inserter:
         ]
 
     async def _send_copy_statement(
-        self, connection: Transaction, rows: list[InsertRow], queues_to_notify: list[str]
+        self, connection: Transaction, rows: list[InsertRow], to_notify: QueuesToNotify
     ) -> int:
         rows = sorted(rows, key=_get_row_sort_key)
         is_in_transaction = connection.is_in_transaction()
@@ -482,9 +486,9 @@ class Inserter:
                 await job_insert_with_copy(
                     connection, self._schema, rows, timeout=INSERT_STATEMENT_TIMEOUT
                 )
-                if queues_to_notify:
-                    count = await insert_notify_queues(connection, self._schema, queues_to_notify)
-                    self._log_notification_queue(queues_to_notify, count)
+                if to_notify.queues:
+                    count = await insert_notify_queues(connection, self._schema, to_notify)
+                    self._log_notification_queue(to_notify.queues, count)
         return len(rows)
 
     def _log_notification_queue(self, queues: list[str], notified_count: int) -> None:

@@ -70,12 +70,25 @@ class InsertRow(NamedTuple):
         return self[2:]
 
 
+class QueuesToNotify(NamedTuple):
+    """The queues that an insert notifies."""
+
+    queues: list[str]
+    interval_ms: int = 0
+    """For this many milliseconds the sender may insert more jobs into these queues without a
+    notification; see `NotificationMessage.notify_interval_ms`."""
+
+    def make_arguments(self) -> dict[str, object]:
+        """Return the arguments of a statement that notifies."""
+        return {"notify": self.queues, "notify_interval": str(self.interval_ms)}
+
+
 async def job_insert(
     connection: Transaction,
     schema: str | None,
     rows: Sequence[InsertRow],
     *,
-    queues_to_notify: list[str],
+    to_notify: QueuesToNotify,
 ) -> tuple[list[InsertResult], int]:
     """Insert jobs in one statement that also notifies queues. Return the results in the order of
     the rows, and how many queues were notified."""
@@ -88,12 +101,12 @@ async def job_insert(
         name, values = "job_insert_mixed", dict(zip(InsertRow._fields, columns, strict=True))
         is_general = any(values["expires_in"]) or any(values["replace"])
     if is_general:
-        return await _insert_with_general_statement(connection, schema, rows, queues_to_notify)
+        return await _insert_with_general_statement(connection, schema, rows, to_notify)
     del values["expires_in"], values["replace"]
     values["args"] = [row.args for row in rows]
     values["unique_key"] = [row.unique_key for row in rows]
     records = await get_query(_SQL_FILE, name, schema).fetch(
-        connection, **values, notify=queues_to_notify
+        connection, **values, **to_notify.make_arguments()
     )
     results = [
         InsertResult(_job_from_record(record), record[_DUPLICATE_COLUMN] == "t")
@@ -106,7 +119,7 @@ async def _insert_with_general_statement(
     connection: Transaction,
     schema: str | None,
     rows: Sequence[InsertRow],
-    queues_to_notify: list[str],
+    to_notify: QueuesToNotify,
 ) -> tuple[list[InsertResult], int]:
     """Insert jobs of which some expire or replace existing jobs; see `job_insert`."""
     columns: map[Any] = map(list, zip(*rows, strict=True))
@@ -114,7 +127,7 @@ async def _insert_with_general_statement(
     members = [f'"{row.unique_key}":{row.replace}' for row in rows if row.replace is not None]
     values["replace"] = f"{{{','.join(members)}}}"
     records = await get_query(_SQL_FILE, "job_insert_general", schema).fetch(
-        connection, **values, notify=queues_to_notify
+        connection, **values, **to_notify.make_arguments()
     )
     results: list[InsertResult] = []
     for row, record in zip(rows, records, strict=True):
@@ -140,11 +153,11 @@ def _job_from_record(record: Record) -> JobRow:
 
 
 async def insert_notify_queues(
-    connection: Transaction, schema: str | None, queues: list[str]
+    connection: Transaction, schema: str | None, to_notify: QueuesToNotify
 ) -> int:
     """Notify queues of inserted jobs. Return how many queues were notified."""
     notify = get_query("river_notification", "insert_notify", schema)
-    return len(await notify.fetch(connection, notify=queues))
+    return len(await notify.fetch(connection, **to_notify.make_arguments()))
 
 
 async def job_insert_with_copy(

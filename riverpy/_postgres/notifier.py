@@ -432,6 +432,10 @@ class NotificationMessage(msgspec.Struct):
     leader_id: str = ""
     lease: str = ""
     holder: str = ""
+    notify_interval_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] | None = None
+    """For this many milliseconds the sender of a notification of inserted jobs may insert more jobs
+    into the queue without a notification. With 0, it notifies of all of them. None: the sender may
+    be River in Go, whose interval is 100 ms."""
     epoch: int = 0
     """The epoch of the lease: a number that grows with each new holder."""
     seconds: list[Annotated[float, msgspec.Meta(gt=0, le=60)]] = []

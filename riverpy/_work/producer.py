@@ -55,9 +55,12 @@ CLAIM_TIMEOUT_AFTER_STOP = 1.0
 CLAIM_SIZE_LIMIT_MIN = 100
 """A claim requests at most this number of jobs. If half the number of slots is larger, that number
 is the limit. So the server can work on the next claim while this process runs jobs."""
-FOLLOW_UP_CLAIM_DELAYS = (0.005, 0.1)
-"""The producer claims again this many seconds after a notification. One notification may announce
-several jobs, and some of them may be committed after the first claim."""
+RIVER_FOLLOW_UP_DELAYS = (0.005, 0.1)
+"""The producer claims again this many seconds after a notification of a sender that may be River in
+Go. River notifies once in 100 ms, so jobs may be committed after the first claim."""
+FOLLOW_UP_MARGIN = 0.003
+"""A sender may state for how long it inserts jobs without a notification. The producer claims again
+this many seconds after that time, because the last commit takes time."""
 EMPTY_CLAIMS_MAX, EMPTY_CLAIM_INTERVAL = 20, 0.02
 """After `EMPTY_CLAIMS_MAX` empty claims in a row, the producer waits `EMPTY_CLAIM_INTERVAL` seconds
 between two claims. For example, other clients may insert many jobs of kinds that this client does
@@ -176,11 +179,19 @@ class Producer:
             set_aside=tuple(self.unclaimable_jobs.skipped_job_ids),
         )
 
-    def wake_after_notification(self) -> None:
-        """Claim now and again after `FOLLOW_UP_CLAIM_DELAYS`, because a notification was received
-        or may have been lost."""
-        now = time.monotonic()
-        self._follow_up_claim_times = [now + delay for delay in FOLLOW_UP_CLAIM_DELAYS]
+    def wake_after_notification(self, notify_interval_ms: float | None = None) -> None:
+        """Claim now, because a notification was received or may have been lost. Claim again later
+        if more jobs may follow without a notification, as `notify_interval_ms` of the notification
+        says."""
+        if notify_interval_ms is None:
+            delays = RIVER_FOLLOW_UP_DELAYS
+        else:
+            delays = (notify_interval_ms / 1000 + FOLLOW_UP_MARGIN,) if notify_interval_ms else ()
+        if delays:
+            # The last claim finds all jobs, and the first one is early enough for most of them.
+            now = time.monotonic()
+            times = [*self._follow_up_claim_times, *(now + delay for delay in delays)]
+            self._follow_up_claim_times = sorted({min(times), max(times)})
         self.wake()
 
     def cancel_job_during_claim(self, job_id: int) -> None:

@@ -242,7 +242,7 @@ class ClientRun:
 
     def _receive_insert_notification(self, payload: str) -> None:
         if (message := decode_notification(payload)) and message.queue in self.producers:
-            self.producers[message.queue].wake_after_notification()
+            self.producers[message.queue].wake_after_notification(message.notify_interval_ms)
 
     def _receive_control_notification(self, payload: str) -> None:
         message = decode_notification(payload)

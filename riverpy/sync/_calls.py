@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from riverpy._insert.inserter import Args, SendRows
     from riverpy._insert.row import PreparedJob
     from riverpy._postgres.driver import Pool, Transaction
-    from riverpy._postgres.inserts import InsertRow
+    from riverpy._postgres.inserts import InsertRow, QueuesToNotify
     from riverpy._postgres.sessions.protocols import CallerTransaction
     from riverpy.config import Config
     from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
@@ -150,16 +150,18 @@ class _BlockingInserter(Inserter):
     ) -> T:
         async def send_in_savepoint(rows: list[InsertRow]) -> T:
             with translate_insert_errors(connection, in_savepoint=True):
-                return await send(connection, rows, self._list_queues(rows))
+                return await send(connection, rows, self._find_queues_to_notify(rows))
 
         # Middleware may wait after `do_inner`, which is refused. Then the savepoint, or the
         # transaction of ours, is rolled back.
         async with self._open_transaction(tx) as connection:
             return await self._insert_with_hooks(jobs, all_plugins, send_in_savepoint)
 
-    async def _send_on_pool(self, rows: list[InsertRow], queues: list[str], send: SendRows[T]) -> T:
+    async def _send_on_pool(
+        self, rows: list[InsertRow], to_notify: QueuesToNotify, send: SendRows[T]
+    ) -> T:
         with translate_insert_errors(None):
             async with AsyncExitStack() as pooled:
                 context, connection = await self._acquire_pool_connection()
                 pooled.push_async_exit(context)
-                return await send(connection, rows, queues)
+                return await send(connection, rows, to_notify)

@@ -55,3 +55,16 @@ metadata = case
   then job.metadata - 'cancel_attempted_at'
   else job.metadata
 end;
+
+
+-- name: due_message
+-- Channel and payload of a notification that a job of `queue` is due. The sender notifies of each such job.
+/* schema of river_job */ current_schema()::text || '.river_insert',
+'{"queue": "' || queue || '", "notify_interval_ms": 0}';
+
+
+-- name: insert_message
+-- Channel and payload of a notification of inserted jobs. For the interval, the sender may insert more jobs without a
+-- notification; see `NotificationMessage`. River in Go ignores this key.
+/* schema of river_job */ current_schema()::text || '.river_insert',
+'{"queue": "' || queue || '", "notify_interval_ms": ' || @notify_interval::cstring::text || '}';

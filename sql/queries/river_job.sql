@@ -213,7 +213,7 @@ returning
 -- name: job_notify_queues
 -- Notify the clients of these queues that a job is due again.
 select pg_notify(
-  /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
+  -- include: job_parts.due_message
 )
 from unnest(@queue::text[]) as given (queue)
 where (select pg_notification_queue_usage() < 0.9);
@@ -296,7 +296,7 @@ with given_back as (
   returning job.id, job.state, job.queue
 ), notified as (
   select pg_notify(
-    /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
+    -- include: job_parts.due_message
   )
   from (select distinct queue from given_back where state = 'available') as waiting
   where (select pg_notification_queue_usage() < 0.9)
@@ -417,7 +417,7 @@ with found as (
   returning job.*
 ), notified as (
   select pg_notify(
-    /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
+    -- include: job_parts.due_message
   )
   from retried
   where (select pg_notification_queue_usage() < 0.9)

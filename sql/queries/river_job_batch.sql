@@ -104,7 +104,7 @@ with found as materialized (
   returning job.queue
 ), notified as (
   select pg_notify(
-    /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
+    -- include: job_parts.due_message
   )
   from (select distinct queue from retried) as waiting
   where (select pg_notification_queue_usage() < 0.9)

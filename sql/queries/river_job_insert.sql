@@ -125,7 +125,7 @@ with replacements as materialized (
   select (select pg_notification_queue_usage() < 0.9) as has_room
 ), notified as (
   select pg_notify(
-    /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
+    -- include: job_parts.insert_message
   )
   from (
     select distinct queue

@@ -169,7 +169,7 @@ with due as materialized (
   returning job.id, job.queue, job.scheduled_at
 ), notified as (
   select pg_notify(
-    /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
+    -- include: job_parts.due_message
   )
   from (select distinct queue from made where scheduled_at <= now()) as waiting
   where (select pg_notification_queue_usage() < 0.9)
@@ -310,7 +310,7 @@ with locked as materialized (
   returning job.id, job.state, job.queue
 ), notified as (
   select pg_notify(
-    /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
+    -- include: job_parts.due_message
   )
   from (select distinct queue from rescued where state = 'available') as waiting
   where (select pg_notification_queue_usage() < 0.9)

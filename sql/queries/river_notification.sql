@@ -23,7 +23,7 @@ where (select pg_notification_queue_usage() < 0.9);
 -- name: insert_notify
 -- Notify the clients of these queues that jobs were inserted.
 select pg_notify(
-  /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
+  -- include: job_parts.insert_message
 )
 from unnest(@notify::text[]) as given (queue)
 where (select pg_notification_queue_usage() < 0.9);

@@ -27,7 +27,7 @@ with waiting as materialized (
   returning job.id, job.queue, job.state
 ), notified as (
   select pg_notify(
-    /* schema of river_job */ current_schema()::text || '.river_insert', '{"queue": "' || queue || '"}'
+    -- include: job_parts.due_message
   )
   from (select distinct queue from marked where state = 'available') as waiting_queue
   where (select pg_notification_queue_usage() < 0.9)

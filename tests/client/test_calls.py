@@ -31,6 +31,7 @@ from riverpy import (
     UniqueOpts,
     Workers,
 )
+from tests._notifications import due_payload
 from tests.kit.damaged_rows import DAMAGE, damage
 
 if TYPE_CHECKING:
@@ -246,7 +247,7 @@ async def test_retry_makes_a_final_job_available(client: Client, schema: Schema)
     )
     async with heard(schema, "river_insert") as payload, heard(schema, "river_control"):
         job = await client.job_retry(job_id)
-        assert await payload() == '{"queue": "default"}'
+        assert await payload() == due_payload("default")
     assert (job.state, job.max_attempts, job.attempt) == ("available", 2, 1)
     assert job.finalized_at is None
     assert job.metadata == {"k": 1}

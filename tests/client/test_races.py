@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from riverpy import Client, Config, NotFoundError
+from tests._notifications import due_payload
 from tests.client.test_calls import heard
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ async def test_retry_notifies_the_queue(schema: Schema, client: Client) -> None:
                 await client.job_retry(job_id, tx=connection)
             await schema.execute("SELECT pg_notify($1, 'first')", f"{schema.name}.river_insert")
         assert await payload() == "first"
-        assert await payload() == '{"queue": "default"}'
+        assert await payload() == due_payload("default")
         for job_id in ids:  # these jobs are due
             await client.job_retry(job_id)
         await schema.execute("UPDATE river_job SET state = 'running'")

@@ -13,6 +13,7 @@ from riverpy._insert.inserter import NOTIFY_INTERVAL_MIN, NotifyLimiter
 from riverpy.client import Client
 from riverpy.config import Config
 from riverpy.insert_opts import InsertManyParams, InsertOpts
+from tests._notifications import due_payload
 from tests.insert.conftest import inserter_on
 from tests.insert.jobs import BY_ARGS, Data, Welcome, many
 
@@ -88,13 +89,13 @@ async def test_notifications_equal_rivers(schema: Schema, heard: Heard) -> None:
     async with inserter_on(schema.url, schema.name) as inserter:
         inserter._notify_limiter = NotifyLimiter(clock)
         await inserter.insert(Welcome(1), None, tx=None)
-        assert await heard.take() == ['{"queue": "default"}']
+        assert await heard.take() == [due_payload("default", 2)]
         q2 = many(Welcome(1), Welcome(2), Welcome(3), opts=in_queue("q2"))
         await inserter.insert_many(q2, tx=None)
-        assert await heard.take() == ['{"queue": "q2"}']
+        assert await heard.take() == [due_payload("q2", 2)]
         clock.time += 1
         await inserter.insert_many_fast(q2, tx=None)
-        assert await heard.take() == ['{"queue": "q2"}']
+        assert await heard.take() == [due_payload("q2", 2)]
         clock.time += 1
         await inserter.insert(Welcome(1), InsertOpts(scheduled_at=FUTURE), tx=None)
         await inserter.insert(Welcome(1), InsertOpts(scheduled_at=PAST), tx=None)
@@ -106,7 +107,7 @@ async def test_notifications_equal_rivers(schema: Schema, heard: Heard) -> None:
             clock.time += 1
             result = await inserter.insert(Welcome(9), unique, tx=None)
             assert result.unique_skipped_as_duplicate is expected
-            assert await heard.take() == ['{"queue": "q3"}']
+            assert await heard.take() == [due_payload("q3", 2)]
 
 
 async def test_one_notification_per_queue(schema: Schema, heard: Heard) -> None:
@@ -117,7 +118,7 @@ async def test_one_notification_per_queue(schema: Schema, heard: Heard) -> None:
         for send in (inserter.insert_many, inserter.insert_many_fast):
             inserter._notify_limiter = NotifyLimiter(FixedClock())
             await send(params, tx=None)
-            assert sorted(await heard.take()) == ['{"queue": "q0"}', '{"queue": "q1"}']
+            assert sorted(await heard.take()) == [due_payload("q0", 2), due_payload("q1", 2)]
 
 
 async def test_inserts_in_one_interval_share_a_notification(schema: Schema, heard: Heard) -> None:
@@ -129,10 +130,10 @@ async def test_inserts_in_one_interval_share_a_notification(schema: Schema, hear
         for _ in range(20):
             await inserter.insert(Welcome(1), None, tx=None)
         await inserter.insert(Welcome(1), in_queue("other"), tx=None)
-        assert await heard.take() == ['{"queue": "default"}', '{"queue": "other"}']
+        assert await heard.take() == [due_payload("default", 2), due_payload("other", 2)]
         clock.time += NOTIFY_INTERVAL_MIN * 1.5
         await inserter.insert(Welcome(1), None, tx=None)
-        assert await heard.take() == ['{"queue": "default"}']
+        assert await heard.take() == [due_payload("default", 2)]
 
 
 async def test_transactions_always_notify(schema: Schema, heard: Heard) -> None:
@@ -145,7 +146,7 @@ async def test_transactions_always_notify(schema: Schema, heard: Heard) -> None:
                 await inserter.insert_many(many(Welcome(1)), tx=tx)
                 await inserter.insert_many_fast(many(Welcome(1)), tx=tx)
                 assert await heard.take() == []
-            assert await heard.take() == ['{"queue": "default"}']
+            assert await heard.take() == [due_payload("default")]
         rollback = tx.transaction()
         await rollback.start()
         await inserter.insert(Welcome(1), None, tx=tx)
@@ -169,7 +170,7 @@ async def test_the_channel_without_a_schema(schema: Schema, heard: Heard) -> Non
     """Without a schema setting, the channel has the name of the first schema of the search path."""
     async with inserter_on(schema.url, None, search_path=schema.name) as inserter:
         await inserter.insert(Welcome(1), None, tx=None)
-        assert await heard.take() == ['{"queue": "default"}']
+        assert await heard.take() == [due_payload("default", 2)]
 
 
 def test_limiter_size_is_limited() -> None:
@@ -178,6 +179,6 @@ def test_limiter_size_is_limited() -> None:
     limiter = NotifyLimiter(clock)
     for number in range(10_000):
         clock.time += 1
-        assert limiter.select_queues_to_notify([f"q{number}"]) == [f"q{number}"]
-        assert limiter.select_queues_to_notify([f"q{number}"]) == []
+        assert limiter.limit_notifications([f"q{number}"]).queues == [f"q{number}"]
+        assert limiter.limit_notifications([f"q{number}"]).queues == []
     assert len(limiter._notified_at_by_queue) <= 1001

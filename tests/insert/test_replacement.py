@@ -13,6 +13,7 @@ import pytest
 from riverpy.errors import InsertError
 from riverpy.insert_opts import InsertManyParams, InsertOpts, ReplaceOpts, UniqueOpts
 from riverpy.job import JobState
+from tests._notifications import due_payload
 from tests.insert.jobs import Data, Welcome, many
 
 if TYPE_CHECKING:
@@ -214,9 +215,9 @@ async def test_replaced_jobs_notify_their_own_queue(inserter: Inserter, schema: 
             await inserter.insert(Welcome(1), replacing(queue=queue, scheduled_at=at), tx=None)
         await inserter.insert(Data(n=1), InsertOpts(queue="last"), tx=None)
         with anyio.fail_after(30):
-            while '{"queue": "last"}' not in heard:
+            while due_payload("last", 2) not in heard:
                 await listener.fetchval("SELECT 1")
-    assert heard == ['{"queue": "own"}', '{"queue": "last"}']
+    assert heard == [due_payload("own"), due_payload("last", 2)]
 
 
 async def test_concurrent_replaces_and_claims(inserter: Inserter, schema: Schema) -> None:

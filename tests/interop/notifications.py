@@ -1,4 +1,5 @@
-"""Notifications on River's channels of a schema, received by a plain connection."""
+"""Notifications on River's channels of a schema, received by a plain connection. A notification of
+inserts by riverpy has one key more than River's, which River in Go ignores. It is left out here."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ class Notifications:
         if topic == MARKER:
             self._markers += 1
         else:
-            self._received.append((topic, json.loads(payload)))
+            message = json.loads(payload)
+            message.pop("notify_interval_ms", None)
+            self._received.append((topic, message))
 
     async def take(self) -> list[tuple[str, Any]]:
         """Return topic and payload of all notifications by transactions that have ended, each

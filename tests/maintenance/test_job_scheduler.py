@@ -17,6 +17,7 @@ from riverpy._leading.queue_scope import NO_QUEUES, only_queues
 from riverpy._maintenance import batch_runner
 from riverpy._maintenance.job_scheduler import RUN_INTERVAL, JobScheduler
 from riverpy.errors import FencedOutError
+from tests._notifications import due_payload
 from tests.leading.term_context import held_term
 from tests.maintenance.rows import accept_many, insert_jobs, refuse_many, states_of
 from tests.work.rig import FAR, Rig, Task
@@ -124,7 +125,7 @@ async def test_notifies_each_queue(held: HeldTerm, schema: Schema) -> None:
         await keyed(schema, "retryable", queue="'beaten'")
         await held.run(JobScheduler(held.context))
         await held.run(JobScheduler(held.context))
-    assert sorted(payloads) == ['{"queue": "aa"}', '{"queue": "bb"}']
+    assert sorted(payloads) == [due_payload("aa"), due_payload("bb")]
 
 
 async def test_foretells_jobs_that_it_moves_early(held: HeldTerm, schema: Schema) -> None:

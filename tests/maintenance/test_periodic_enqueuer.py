@@ -24,6 +24,7 @@ from riverpy.insert_opts import InsertOpts, UniqueOpts
 from riverpy.job import JobState, RawArgs
 from riverpy.periodic import PeriodicJob
 from riverpy.schedules import cron, every
+from tests._notifications import due_payload
 from tests.kit.proxy import proxied
 from tests.leading.term_context import StillTimer
 from tests.periodic.enqueuing import MINUTELY, Grid, Tick, enqueuing
@@ -75,7 +76,7 @@ async def test_due_slot(schema: Schema) -> None:
         state = await one.row("ticks")
         assert (state["next_run_at"], state["last_run_at"]) == (slot + MINUTE, slot)
         await listener.execute("SELECT 1")
-        assert heard == ['{"queue": "other"}']
+        assert heard == [due_payload("other")]
 
 
 async def test_options_may_name_a_time(schema: Schema) -> None:

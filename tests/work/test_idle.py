@@ -16,7 +16,7 @@ from riverpy._leading.domain_queues import NO_OWNED_QUEUES_READ_INTERVAL
 from riverpy._lifecycle import ServiceGroup, StopScope
 from riverpy._maintenance.services import make_domain_services
 from riverpy._work.client_status import ClientStatusReporter
-from riverpy._work.producer import CLAIM_TIMEOUT, FOLLOW_UP_CLAIM_DELAYS
+from riverpy._work.producer import CLAIM_TIMEOUT, RIVER_FOLLOW_UP_DELAYS
 from tests._statements import record_statements
 from tests.leading.term_context import held_term
 from tests.work.rig import PATIENCE, Task
@@ -235,7 +235,7 @@ async def test_claims_of_a_notification(rig: Rig, monkeypatch: pytest.MonkeyPatc
             producer.claimed.init()
             await producer.claimed.wait()
     assert claims_of(sent) <= 1 + 1 + 2 * len(
-        FOLLOW_UP_CLAIM_DELAYS
+        RIVER_FOLLOW_UP_DELAYS
     )  # a timer may fire early, and is set again
 
 

@@ -12,6 +12,7 @@ import pytest
 import riverpy._work.producer
 from riverpy import EventKind, InsertManyParams, InsertOpts, Job, QueueConfig
 from riverpy._work.producer import Producer
+from tests._notifications import due_payload
 from tests.kit.stalls import is_stall
 from tests.work.rig import FAR, PATIENCE, Task, metadata_of
 
@@ -246,32 +247,57 @@ async def test_many_jobs_one_notification(rig: Rig) -> None:
     assert await rig.states() == {"completed": 10}
 
 
+@pytest.mark.parametrize(
+    ("payload", "delays"),
+    [
+        ('{"queue":"default"}', [0.005, 0.1]),
+        (due_payload("default", 2), [0.005]),
+        (due_payload("default"), []),
+    ],
+    ids=["River in Go", "limited", "each transaction"],
+)
 async def test_follow_up_claims_after_a_notification(
-    rig: Rig, claims: list[tuple[int, int]]
+    rig: Rig,
+    claims: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    payload: str,
+    delays: list[float],
 ) -> None:
-    """A worker claims twice more after a notification, since senders suppress notifications within
-    a few milliseconds (or 100, as River in Go). (If the loop is blocked, the two fall together.
-    Then there is another notification.)"""
+    """A worker claims again where the sender of a notification may insert more jobs without one:
+    for 100 ms, as River in Go, for the interval of the payload, or not at all. (If the loop is
+    blocked, two claims fall together. Then there is another notification.)"""
+    planned: list[list[float]] = []
+    notify = Producer.wake_after_notification
+
+    def spy(producer: Producer, notify_interval_ms: float | None) -> None:
+        producer._follow_up_claim_times.clear()
+        now = time.monotonic()
+        notify(producer, notify_interval_ms)
+        planned.append([at - now for at in producer._follow_up_claim_times])
 
     @rig.job
     async def work(job: Job[Task]) -> None:
         pass
 
-    assert riverpy._work.producer.FOLLOW_UP_CLAIM_DELAYS == (0.005, 0.1)
     async with rig.working() as client, asyncio.timeout(PATIENCE):
         run: Any = client._run
+        while run.producers["default"]._follow_up_claim_times:
+            await asyncio.sleep(0)
+        monkeypatch.setattr(Producer, "wake_after_notification", spy)
         while not claims:
             await asyncio.sleep(0)
         looks = 0
-        while looks < 1 + 2:
+        while looks < 1 + len(delays):
             before = len(claims)
             await rig.schema.execute(
-                "SELECT pg_notify($1, $2)", f"{rig.schema.name}.river_insert", '{"queue":"default"}'
+                "SELECT pg_notify($1, $2)", f"{rig.schema.name}.river_insert", payload
             )
             while len(claims) == before or run.producers["default"]._follow_up_claim_times:
                 await asyncio.sleep(0)
             async with run._connections.claims.acquire("seeing no claim in flight", PATIENCE):
                 looks = len(claims) - before
+        assert looks == 1 + len(delays)
+        assert planned[-1] == pytest.approx(delays, abs=0.05)
         await rig.insert_rows(1)  # without a notification
     assert await rig.states() == {"available": 1}
 
@@ -282,9 +308,9 @@ async def test_insert_of_an_open_transaction(rig: Rig, monkeypatch: pytest.Monke
     woken: list[str] = []
     notify = Producer.wake_after_notification
 
-    def spy(producer: Producer) -> None:
+    def spy(producer: Producer, notify_interval_ms: float | None = None) -> None:
         woken.append(producer.queue)
-        notify(producer)
+        notify(producer, notify_interval_ms)
 
     @rig.job
     async def work(job: Job[Task]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from riverpy import EventKind, Job, QueueConfig
 from riverpy._postgres import jobs, queues
-from riverpy._work.producer import FOLLOW_UP_CLAIM_DELAYS
+from riverpy._work.producer import RIVER_FOLLOW_UP_DELAYS
 from riverpy._work.reconciler import Reconciler
 from tests.work.rig import PATIENCE, Task
 
@@ -162,5 +162,5 @@ async def test_claims_after_a_reconnect(rig: Rig) -> None:
                 await asyncio.sleep(0.01)
             producer.claimed.emit = claims.release
             run._resync()
-            for _ in range(1 + len(FOLLOW_UP_CLAIM_DELAYS)):
+            for _ in range(1 + len(RIVER_FOLLOW_UP_DELAYS)):
                 await claims.acquire()

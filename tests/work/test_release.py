@@ -17,6 +17,7 @@ import riverpy._work.executor
 import riverpy._work.prefetch
 from riverpy import EventKind, Job, QueueConfig
 from riverpy._work.prefetch import PrefetchBuffer
+from tests._notifications import due_payload
 from tests.work.rig import FAR, PATIENCE, Task
 from tests.work.test_prefetch import AHEAD, QUEUES, Blocked, insert, producer_of, until_ahead
 
@@ -129,7 +130,7 @@ async def test_notified_queues(rig: Rig) -> None:
             "SELECT pg_notify($1, 'the end')", f"{rig.schema.name}.river_insert"
         )
         with anyio.fail_after(PATIENCE):
-            assert await heard.get() == '{"queue": "b"}'
+            assert await heard.get() == due_payload("b")
             assert await heard.get() == "the end"
 
 

@@ -23,9 +23,9 @@ def notices(client: Client) -> list[str]:
     producer: Any = client._run.producers["default"]  # type: ignore[union-attr]
     notify = producer.wake_after_notification
 
-    def spy() -> None:
+    def spy(notify_interval_ms: float | None = None) -> None:
         told.append(producer.queue)
-        notify()
+        notify(notify_interval_ms)
 
     producer.wake_after_notification = spy
     return told
