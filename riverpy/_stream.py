@@ -8,6 +8,7 @@ from collections import deque
 from typing import Any, Generic, Self, TypeVar
 
 from riverpy._log import get_logger
+from riverpy.errors import ClientStateError, ConfigError
 
 ItemT = TypeVar("ItemT")
 StreamT = TypeVar("StreamT", bound="Stream[Any]")
@@ -23,7 +24,7 @@ class Stream(Generic[ItemT]):
         self._owner, self._size = owner, size
         self._waiting_items: deque[ItemT] = deque()
         self._items_ready = asyncio.Event()
-        self._is_closed = False
+        self._was_opened = self._is_closed = False
         self._log = get_logger()
         self.dropped: int = 0
         """The number of items that the full stream has dropped."""
@@ -50,6 +51,7 @@ class Stream(Generic[ItemT]):
 
     async def __aenter__(self) -> Self:
         self._owner.add_stream(self)
+        self._was_opened = True
         return self
 
     async def __aexit__(self, *_error: object) -> None:
@@ -60,12 +62,32 @@ class Stream(Generic[ItemT]):
         return self
 
     async def __anext__(self) -> ItemT:
+        """Return the next item.
+
+        Raises:
+            ClientStateError: the stream was not opened.
+        """
+        if not self._was_opened:  # no item would ever come
+            raise ClientStateError(
+                "open the subscription with `async with` before `async for` reads it, as in "
+                "`async with client.subscribe(…) as events:`"
+            )
         while not self._waiting_items:
             if self._is_closed:
                 raise StopAsyncIteration
             self._items_ready.clear()
             await self._items_ready.wait()
         return self._waiting_items.popleft()
+
+
+def check_stream_size(size: int) -> None:
+    """Check the number of items that may wait for a reader.
+
+    Raises:
+        ConfigError: it is no whole number, or below 1.
+    """
+    if type(size) is not int or size < 1:
+        raise ConfigError(f"the size of a subscription is a whole number from 1, got {size!r}")
 
 
 class StreamGroup(Generic[StreamT]):

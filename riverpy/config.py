@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast
+from typing import Any, Literal, TypeAlias, TypedDict, cast
 
 import msgspec
 from msgspec import UnsetType
@@ -21,16 +21,11 @@ from riverpy._names import (
 )
 from riverpy._plugins import PluginLists, is_async_function
 from riverpy.errors import ConfigError
+from riverpy.hooks import Hook
 from riverpy.insert_opts import MAX_ATTEMPTS_DEFAULT, MAX_ATTEMPTS_MAX
+from riverpy.middleware import Middleware, Plugin
 from riverpy.retry import DefaultRetryPolicy, ErrorHandler, JobStuckHandler, RetryPolicy
-from riverpy.schedules import next_time
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from riverpy.hooks import Hook
-    from riverpy.middleware import Middleware, Plugin
-    from riverpy.schedules import PeriodicSchedule
+from riverpy.schedules import PeriodicSchedule, next_time
 
 MAX_WORKERS_MAX = 10_000
 MAX_PROCESSES_MAX = 1000

@@ -8,11 +8,10 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from riverpy.errors import ClientStateError
+from riverpy.job import Job  # noqa: TC001 (typing.get_type_hints reads it)
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-
-    from riverpy.job import Job
 
 running_client: ContextVar[object | None] = ContextVar("riverpy_running_client", default=None)
 """The client that runs the calling code. `riverpy.current_client` returns it with its type."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 
-if TYPE_CHECKING:
-    from datetime import datetime, timedelta
-    from typing import Any
-
-    from riverpy._lifecycle import StopCause
-    from riverpy.job import JobRow
-    from riverpy.progress import JobProgress
+from riverpy._lifecycle import StopCause
+from riverpy.job import JobRow
+from riverpy.progress import JobProgress
 
 
 class EventKind(StrEnum):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime  # noqa: TC003 (msgspec reads the annotations)
+from datetime import datetime
 from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 

@@ -7,13 +7,13 @@ for all jobs. `hooks: ClassVar[…]` of an args class registers hooks for its ki
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from datetime import timedelta
 
     from riverpy.insert_opts import JobInsertParams
     from riverpy.job import Job

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 
-from riverpy.job import JobState
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
-
-    from riverpy.job import JobArgs, JobRow, RawArgs
+from riverpy.job import JobArgs, JobRow, JobState, RawArgs
 
 MAX_ATTEMPTS_DEFAULT = 25
 MAX_ATTEMPTS_MAX = 32_767

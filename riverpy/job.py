@@ -21,6 +21,7 @@ import msgspec
 from riverpy import _json
 from riverpy._attempt_errors import AttemptError, iterate_error_entries, parse_error_entry
 from riverpy._timestamps import PG_EPOCH, decode_timestamp
+from riverpy.attempt_log import AttemptLog  # noqa: TC001 (typing.get_type_hints reads it)
 from riverpy.errors import ArgsError, ClientStateError
 from riverpy.progress import decode_progress, make_progress
 from riverpy.steps import StepMethods, make_unavailable_error
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
-    from riverpy.attempt_log import AttemptLog
     from riverpy.progress import JobProgress
 
 ERRORS_PER_JOB_MAX = 100

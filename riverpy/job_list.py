@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence  # noqa: TC003 (read at run time)
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias, TypedDict
 
 import msgspec
 
-from riverpy.job import JobRow, JobState  # noqa: TC001 (read at run time)
+from riverpy.job import JobRow, JobState
 
 JobOrder: TypeAlias = Literal["id", "time", "scheduled_at", "finalized_at"]
 """The order of a list of jobs. Jobs with the same time are in the order of their ids.

@@ -8,12 +8,10 @@ import msgspec
 
 from riverpy._json_decoder import make_decoder
 from riverpy.errors import ConfigError, RiverError
-from riverpy.job import JobColumn, JobState
+from riverpy.job import JobColumn, JobRow, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from riverpy.job import JobRow
 
 T = TypeVar("T")
 NAMED_JOBS_MAX = 10

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 UNKNOWN_KINDS_LABEL = "(unknown)"
 """The name under which all kinds without a worker are counted."""

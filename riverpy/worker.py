@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from datetime import timedelta
@@ -35,13 +35,12 @@ from riverpy._process_functions import check_process_function, check_replacing_f
 from riverpy._pydantic_models import expect_object, is_model_class
 from riverpy.errors import ConfigError
 from riverpy.job import Job
+from riverpy.middleware import WorkerMiddleware
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from typing import Self
 
     from riverpy.job_output import JobOutput
-    from riverpy.middleware import WorkerMiddleware
 
 ArgsT = TypeVar("ArgsT")
 # If a function has a wrong type, mypy shows the name of the type variable, but not its bound. So

@@ -7,16 +7,17 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal
 
 from riverpy._insert.errors import translate_notify_channel_error
+from riverpy._postgres.driver import Pool  # noqa: TC001 (typing.get_type_hints reads it)
+from riverpy._postgres.passwords import PasswordSource  # noqa: TC001 (the same)
 from riverpy._postgres.transactions import expect_transaction, savepoint
+from riverpy.config import Config  # noqa: TC001 (the same)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from contextlib import AbstractAsyncContextManager
 
-    from riverpy._postgres.driver import Pool, Transaction
-    from riverpy._postgres.passwords import PasswordSource
+    from riverpy._postgres.driver import Transaction
     from riverpy._postgres.sessions.protocols import CallerTransaction
-    from riverpy.config import Config
 
 
 class ClientMethods(ABC):

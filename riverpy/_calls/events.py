@@ -13,6 +13,7 @@ from riverpy._fleet.subscription import FleetSubscription
 from riverpy._fleet.watch import JobWatch
 from riverpy._leading.subscriptions import LeadershipPublisher, LeadershipSubscription
 from riverpy._postgres.driver import is_pool
+from riverpy._stream import check_stream_size
 from riverpy._work.subscriptions import SUBSCRIPTION_SIZE_DEFAULT, Subscription, SubscriptionManager
 from riverpy.errors import ConfigError
 
@@ -81,8 +82,7 @@ class EventMethods(ListeningMethods):
                 raise ConfigError("job_kinds, queues and job_ids filter only with fleet=True")
             return self._subscriptions.subscribe(kinds, size)
         self._expect_listening_possible()
-        if size < 1:
-            raise ConfigError(f"the size of a subscription is 1 or more, got {size}")
+        check_stream_size(size)
         follow_filter = make_follow_filter(kinds, job_kinds, queues, job_ids)
         follower = self._follower
         return FleetSubscription(follower, follow_filter, size, follower.wait_until_announced)

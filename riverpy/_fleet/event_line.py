@@ -14,7 +14,7 @@ from riverpy._dsn import mask_passwords
 from riverpy._fleet.messages import ERROR_LENGTH_MAX
 from riverpy._postgres.driver import describe_error
 from riverpy.events import EventKind
-from riverpy.progress import JobProgress  # noqa: TC001 (msgspec reads this annotation)
+from riverpy.progress import JobProgress
 
 if TYPE_CHECKING:
     from enum import StrEnum

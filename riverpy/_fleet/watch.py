@@ -54,6 +54,7 @@ class JobWatch:
         """The version of the row that the reader has read last."""
         self._error: Exception | None = None
         self._ready = asyncio.Event()
+        self._is_being_read = False
         self._last_row: JobRow | None = None
         """The row that the reader has read last."""
         self._changes: deque[JobChange] = deque()
@@ -81,9 +82,21 @@ class JobWatch:
         Raises:
             StopAsyncIteration: the last row had a final state, or the watch was closed.
             NotFoundError: the job does not exist.
-            ClientStateError: the client is not open, or was closed.
+            ClientStateError: the client is not open, or was closed, or another task reads this
+                watch.
             Exception: the database refuses to read the row.
         """
+        if self._is_being_read:  # each of two readers would miss what the other reads
+            raise ClientStateError(
+                "another task reads this watch: call client.watch(job_id) once for each reader"
+            )
+        self._is_being_read = True
+        try:
+            return await self._wait_for_row()
+        finally:
+            self._is_being_read = False
+
+    async def _wait_for_row(self) -> JobRow:
         if self._is_ended:
             raise StopAsyncIteration
         if not self._is_open:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
@@ -38,7 +38,7 @@ from riverpy.insert_opts import (
 from riverpy.job import JobState, RawArgs
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Iterable
 
     from riverpy.insert_opts import InsertManyParams
     from riverpy.job import JobArgs

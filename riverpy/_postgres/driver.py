@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
     Transaction: TypeAlias = Connection | PoolConnection
     """A connection of asyncpg, from a pool or not, as in the argument `tx=`."""
-else:  # for `riverpy.Transaction`, which users may evaluate
+else:  # for annotations of public classes, which users may evaluate
+    Pool = asyncpg.Pool
     Transaction = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
 
 CONNECT_TIMEOUT = 10.0

@@ -17,12 +17,12 @@ from riverpy._log_events import (
     MAINTENANCE_ABANDONED,
     SINGLETONS_ABANDONED,
 )
+from riverpy._postgres.jobs import ClaimKey
 
 if TYPE_CHECKING:
     import asyncio
     from datetime import timedelta
 
-    from riverpy._postgres.jobs import ClaimKey
 
 RESULT_STORING_TIME_SHARE = 0.4
 """The fraction of the hard stop timeout that is reserved for storing the last results."""

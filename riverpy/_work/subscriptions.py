@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._log import get_logger
 from riverpy._log_events import EVENT_DROPPED, SUBSCRIBER_EVENTS_DROPPED
-from riverpy._stream import Stream, StreamGroup
+from riverpy._stream import Stream, StreamGroup, check_stream_size
 from riverpy._work.attempt_events import (
     make_end_message,
     make_job_event,
@@ -87,8 +87,7 @@ class SubscriptionManager(StreamGroup[Subscription]):
         wanted = frozenset(map(parse_event_kind, kinds))
         if not wanted:
             raise ConfigError("name the kinds of events to subscribe to")
-        if size < 1:
-            raise ConfigError(f"the size of a subscription is 1 or more, got {size}")
+        check_stream_size(size)
         return Subscription(self, wanted, size)
 
     def publish_attempts(self, attempts: list[Attempt]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -27,8 +27,6 @@ from riverpy.cli._types import DOMAIN, DURATION
 from riverpy.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from riverpy._postgres.clients import LeaderCandidate
     from riverpy._tools.lease_map import LeaseMap
     from riverpy.cli._connected import CommandConnection

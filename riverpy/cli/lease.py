@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from datetime import timedelta
+from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, NoReturn
 
@@ -35,16 +35,15 @@ from riverpy.cli._output import (
 from riverpy.cli._run import EXIT_FAILURE, run_async
 from riverpy.cli._types import DURATION, LEASE
 from riverpy.errors import NotFoundError
+from riverpy.stats import LeaseLag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
 
     from riverpy._postgres.leases import LeaseRow
     from riverpy._tools.lease_map import LeaseMap
     from riverpy.cli._connected import CommandConnection
     from riverpy.cli._options import DatabaseSettings
-    from riverpy.stats import LeaseLag
 
 LeaseScope = Literal["user", "domain", "schema", "other"]
 LeaseState = Literal["held", "expired", "released"]

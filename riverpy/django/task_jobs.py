@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import re
-from datetime import datetime  # noqa: TC003 (the decoder reads the annotations)
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import (
     TYPE_CHECKING,
@@ -45,7 +46,7 @@ from riverpy.testing.rows import encode_time, make_inserted_row
 from riverpy.worker import make_args_decoder
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping, Sequence
+    from collections.abc import Coroutine
 
     from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
 

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import msgspec
 
-from riverpy.events import Event  # noqa: TC001 (msgspec and the docs resolve the annotations)
+from riverpy.events import Event
 from riverpy.job import JobRow, JobState
 
 

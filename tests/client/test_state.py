@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-from collections.abc import Iterator  # noqa: TC003
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
-from pathlib import Path  # noqa: TC003
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import asyncpg

@@ -294,7 +294,7 @@ def test_announcements() -> None:
     [
         ((), {}, "name the kinds"),
         (("nothing",), {}, "'nothing' is not a kind of events"),
-        (("job_failed",), {"size": 0}, "1 or more"),
+        (("job_failed",), {"size": "x"}, "whole number from 1, got 'x'"),
         (("job_failed",), {"job_kinds": "welcome"}, "job_kinds is a list"),
         (("job_failed",), {"queues": []}, "queues is a list"),
         (("job_failed",), {"job_ids": ["1"]}, "job_ids is a list of at least one int"),
@@ -310,8 +310,15 @@ def test_refused_subscriptions(kinds: Any, options: Any, text: str) -> None:
 
 
 async def test_subscription_of_a_closed_client() -> None:
-    """A subscription needs an open client, and LISTEN."""
+    """A subscription needs an open client, and LISTEN. One that was not opened cannot be read."""
     client = Client("postgres://nobody@127.0.0.1:1/none", config=Config())
+    for unopened in (
+        client.subscribe(*EventKind, fleet=True),
+        client.subscribe(*EventKind),
+        client.leadership(),
+    ):
+        with pytest.raises(ClientStateError, match="async with client"):
+            await anext(unopened)
     with pytest.raises(ClientStateError, match="not open"):
         async with client.subscribe(*EventKind, fleet=True):
             pass

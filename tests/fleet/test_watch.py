@@ -157,8 +157,8 @@ async def collect(changes: JobWatch) -> list[JobChange]:
 
 
 async def test_client_that_closes(rig: Rig) -> None:
-    """A watch raises when its client closes, and when it is not open. A reader that ends its watch
-    gets no more changes, also in another task."""
+    """A watch raises when its client closes, when it is not open, and when two tasks read it. A
+    reader that ends its watch gets no more changes, also in another task."""
     await rig.insert_rows(1)
     client = Client(rig.url, config=Config(schema=rig.schema.name))
     async with asyncio.timeout(PATIENCE):
@@ -170,6 +170,8 @@ async def test_client_that_closes(rig: Rig) -> None:
             after_close = loop.create_task(waiting.__anext__())
             after_end = loop.create_task(collect(ended))
             await asyncio.sleep(0)
+            with pytest.raises(ClientStateError, match="once for each reader"):
+                await anext(ended)
             await ended.aclose()
             assert await after_end == []
         with pytest.raises(ClientStateError, match="was closed"):

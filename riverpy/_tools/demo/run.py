@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -24,10 +25,10 @@ from riverpy.insert_opts import InsertManyParams
 from riverpy.migrate import migrate_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from anyio.abc import TaskStatus
-    from asyncpg import Record
+    from asyncpg import Record  # noqa: TC004 (only the driver imports asyncpg)
 
     from riverpy._postgres.driver import Connection
     from riverpy._tools.demo.files import FileScan

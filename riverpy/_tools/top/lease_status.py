@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
@@ -11,13 +12,11 @@ from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._tools.domain_map import PRIVILEGE_MISSING
 from riverpy._tools.lease_map import LeaseMap, find_lease_reports, read_lease_map
 from riverpy._tools.top.statements import read_leases
+from riverpy.stats import LeaseLag
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from riverpy._postgres.driver import Connection
     from riverpy._tools.top.statements import TopLeaseRow
-    from riverpy.stats import LeaseLag
 
 SHOWN_LEASES_MAX = 20
 """The maximum number of leases that are shown."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -41,8 +42,6 @@ from riverpy._tools.top.statements import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from riverpy._postgres.driver import Connection
     from riverpy._tools.domain_map import DomainMap
     from riverpy._tools.reads import ClientRow
