@@ -206,7 +206,7 @@ async def test_save_output(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         raise ValueError("fails")
 
     sent = record_statements(monkeypatch)
-    row = await rig.run_one()
+    row = await rig.run_one_on_pool()
     saves = [one for one in sent if "from waiting" in one.text]
     assert results["stored"] == "19"
     assert isinstance(results["error"], AttemptLostError)

@@ -103,7 +103,7 @@ async def python_works(url: str, schema: str) -> None:
         async def noop(job: Job[dict[str, Any]]) -> None:
             pass
 
-        row = await rig.run_one(RawArgs("noop", "{}"), id="python")
+        row = await rig.run_one_on_pool(RawArgs("noop", "{}"), id="python")
         assert (row["state"], row["attempted_by"]) == ("completed", ["python"])
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from riverpy import Client, Config, EventKind, Job, QueueConfig, Workers
 from riverpy._work import outcomes
-from riverpy.testing import drain
+from riverpy.testing import TestWorker, drain
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from riverpy import Event, JobRow, StopReport, Subscription
+    from riverpy.testing import WorkResult
     from tests._database import Schema
 
 PATIENCE = 30.0
@@ -55,6 +56,8 @@ class Rig:
         self.events: Subscription | None = None
         self.release = anyio.Event()
         """Jobs of the test can wait for this event."""
+        self.last: WorkResult
+        """How the job of `run_one` ended."""
         self.report: StopReport | None = None
         """The report of the last run that `working` ended."""
 
@@ -83,6 +86,17 @@ class Rig:
     ) -> Client:
         """Return a client on the test's schema that works `default`, unless other queues are
         given."""
+        if queues is None:
+            queues = {"default": QueueConfig(max_workers=slots)}
+        return Client(
+            url or self.url,
+            workers=self.workers if workers is None else workers,
+            queues=queues,
+            config=self.config(**settings),
+        )
+
+    def config(self, **settings: Any) -> Config:
+        """Return the settings of a client or a test worker on the test's schema."""
         settings = {
             "schema": self.schema.name,
             "fetch_poll_interval": FAR,
@@ -91,14 +105,7 @@ class Rig:
             "skip_unknown_job_check": True,
             "retry_policy": InMoments(),
         } | settings
-        if queues is None:
-            queues = {"default": QueueConfig(max_workers=slots)}
-        return Client(
-            url or self.url,
-            workers=self.workers if workers is None else workers,
-            queues=queues,
-            config=Config(**settings),
-        )
+        return Config(**settings)
 
     @asynccontextmanager
     async def running(self, client: Client, **options: Any) -> AsyncGenerator[Client]:
@@ -148,30 +155,39 @@ class Rig:
         return [await self.row(job_id) for job_id in ids]
 
     async def run_one(self, args: Any = None, opts: Any = None, **settings: Any) -> asyncpg.Record:
-        """Insert one job, work it once without a running client, and return its row."""
+        """Insert one job, work it once with the test kit, and return its row."""
+        connection = self.schema.connection
+        worker = TestWorker(self.workers, self.config(**settings))
+        async with connection.transaction():
+            result = await worker.work(Task() if args is None else args, opts, tx=connection)
+        self.last = result
+        return await self.row(result.job.id)
+
+    async def run_one_on_pool(
+        self, args: Any = None, opts: Any = None, **settings: Any
+    ) -> asyncpg.Record:
+        """As `run_one`, for a job whose code uses sessions of its own: each step is committed."""
         async with self.client(**settings) as client:
-            inserted = await client.insert(Task() if args is None else args, opts)
-            result = (await drain(client))[0]
-        self.last_event = result.event
-        return await self.row(inserted.job.id)
+            await client.insert(Task() if args is None else args, opts)
+            (result,) = await drain(client)
+        self.last = result
+        return await self.row(result.job.id)
 
     async def work_in_order(self, *args: Any, **settings: Any) -> list[asyncpg.Record]:
-        """Insert jobs, work each one without a running client, and return their rows."""
-        async with self.client(**settings) as client:
-            ids = [(await client.insert(one)).job.id for one in args]
-            await drain(client)
-        return [await self.row(job_id) for job_id in ids]
+        """Insert jobs, work each one once with the test kit, and return their rows."""
+        return [await self.run_one(one, **settings) for one in args]
 
-    async def work_due_jobs(self, **settings: Any) -> list[Event]:
-        """Work all due jobs without a running client. Return the events of their ends."""
-        async with self.client(**settings) as client:
-            return [result.event for result in await drain(client)]
+    async def work_due_jobs(self, **settings: Any) -> list[WorkResult]:
+        """Work all due jobs with the test kit."""
+        connection, client = self.schema.connection, self.client(**settings)
+        async with connection.transaction():
+            return await drain(client, tx=connection)
 
     async def run_one_in_client(self, **settings: Any) -> asyncpg.Record:
         """Insert one job, work it in a running client until its first event, and return its row."""
         async with self.working(**settings) as client:
             inserted = await client.insert(Task())
-            self.last_event = await self.event()
+            await self.event()
         return await self.row(inserted.job.id)
 
     async def row(self, job_id: int) -> asyncpg.Record:

@@ -71,7 +71,7 @@ async def test_commit(
     """After the commit the job is completed, with the recorded output. Whatever the code does then,
     the event says so. An error is logged once, and not as a refused result."""
     completing.how = how
-    row = await rig.run_one()
+    row = await rig.run_one_on_pool()
     assert (row["state"], metadata_of(row), row["errors"]) == (
         "completed",
         {"output": output},
@@ -80,7 +80,7 @@ async def test_commit(
     (returned,) = completing.rows
     assert (returned.state, returned.output) == ("completed", {"n": 0})
     assert returned.finalized_at == row["finalized_at"]
-    event = rig.last_event
+    event = rig.last.event
     assert (event.kind, event.job and event.job.state) == (EventKind.JOB_COMPLETED, "completed")
     assert await rig.schema.fetchval("SELECT job_id FROM data") == row["id"]
     logged = [entry for entry in log if entry["event"] == CODE_FAILED_AFTER_ITS_JOB_COMPLETED]
@@ -94,7 +94,7 @@ async def test_commit(
 async def test_rollback(rig: Rig, completing: Completing, how: str, state: str) -> None:
     """After a rollback the attempt ends as if the job had not been completed."""
     completing.how = how
-    row = await rig.run_one()
+    row = await rig.run_one_on_pool()
     assert (row["state"], metadata_of(row)) == (state, {"output": {"n": 0}})
     raised = ["ValueError: too late"] if how.endswith("raises") else []
     assert [entry["error"] for entry in errors_of(row)] == raised

@@ -177,10 +177,10 @@ async def test_cancel_without_a_notification(rig: Rig, end: str, log: list[dict[
     assert row["finalized_at"] is not None
     assert row["attempt"] == 1
     assert len(errors_of(row)) == (1 if end.startswith("fail") else 0)
-    assert rig.last_event.job is not None
-    assert rig.last_event.job.state == expected
+    assert rig.last.event.job is not None
+    assert rig.last.event.job.state == expected
     kind = EventKind.JOB_FAILED if expected == "discarded" else EventKind(f"job_{expected}")
-    assert rig.last_event.kind is kind
+    assert rig.last.event.kind is kind
     told = [entry for entry in log if entry["event"] == JOB_CANCELLED_AFTER_ITS_ATTEMPT]
     assert len(told) == (expected == "cancelled")
 

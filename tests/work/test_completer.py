@@ -61,7 +61,7 @@ async def test_time_of_the_end(rig: Rig, monkeypatch: pytest.MonkeyPatch, n: int
         if job.args.n:
             raise JobCancel("no")
 
-    row = await rig.run_one(Task(n), pooler=True, listen_url=rig.url)
+    row = await rig.run_one_on_pool(Task(n), pooler=True, listen_url=rig.url)
     assert row["attempted_at"] <= row["finalized_at"]
 
 

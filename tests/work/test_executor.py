@@ -53,7 +53,7 @@ async def first_failure(rig: Rig, **settings: Any) -> Row:
     began = time.monotonic()
     await rig.run_one(**settings)
     took = timedelta(seconds=time.monotonic() - began)
-    job = rig.last_event.job
+    job = rig.last.event.job
     assert job is not None
     assert job.attempted_at is not None
     delay = job.scheduled_at - job.attempted_at
@@ -82,7 +82,7 @@ async def test_completed(rig: Rig) -> None:
     assert job.args == Task(n=7)
     assert (job.id, job.state, job.attempt) == (row["id"], JobState.RUNNING, 1)
     assert row["attempted_by"] == job.attempted_by
-    assert rig.last_event.kind is EventKind.JOB_COMPLETED
+    assert rig.last.event.kind is EventKind.JOB_COMPLETED
 
 
 async def test_current_job_outside_of_a_job() -> None:
@@ -103,7 +103,7 @@ async def test_failed_is_retryable(rig: Rig) -> None:
         " VALUES ('task', 25, '{}', 2,"
         """ array_fill('{"at":"2026-01-01T00:00:00Z"}'::jsonb, array[2]))"""
     )
-    (event,) = await rig.work_due_jobs(retry_policy=DefaultRetryPolicy())
+    (result,) = await rig.work_due_jobs(retry_policy=DefaultRetryPolicy())
     (row,) = await rig.schema.jobs()
     assert row["state"] == "retryable"
     assert (row["attempt"], row["finalized_at"]) == (3, None)
@@ -111,9 +111,9 @@ async def test_failed_is_retryable(rig: Rig) -> None:
     *others, last = errors_of(row)
     assert others == [{"at": "2026-01-01T00:00:00Z"}] * 2
     assert last["error"] == "ValueError: no luck"
-    assert event.kind is EventKind.JOB_FAILED
+    event = result.event
     assert event.job is not None
-    assert event.job.state is JobState.RETRYABLE
+    assert (event.kind, event.job.state) == (EventKind.JOB_FAILED, JobState.RETRYABLE)
 
 
 async def test_short_delay_is_available_at_once(rig: Rig) -> None:
@@ -177,7 +177,7 @@ async def test_discarded_after_the_last_attempt(rig: Rig) -> None:
     row = await rig.run_one(opts=InsertOpts(max_attempts=1))
     assert (row["state"], row["attempt"]) == ("discarded", 1)
     assert row["finalized_at"] is not None
-    assert rig.last_event.kind is EventKind.JOB_FAILED
+    assert rig.last.event.kind is EventKind.JOB_FAILED
 
 
 def job_row(*, errors: int, metadata: str = "{}") -> Row:
@@ -232,13 +232,11 @@ async def test_longest_delay_is_stored(rig: Rig) -> None:
         "INSERT INTO river_job (kind, max_attempts, args, attempt, errors)"
         f" VALUES ('task', 1000, '{{}}', 310, array[{errors}])"
     )
-    async with rig.working(retry_policy=DefaultRetryPolicy()) as client:
-        await rig.event()
-        (row,) = await rig.schema.jobs()
-        assert (row["state"], row["attempt"]) == ("retryable", 311)
-        read = await client.job_get(row["id"])
-        assert read.scheduled_at == row["scheduled_at"]
-        assert row["scheduled_at"].year in {2318, 2319, 2320}
+    (result,) = await rig.work_due_jobs(retry_policy=DefaultRetryPolicy())
+    (row,) = await rig.schema.jobs()
+    assert (row["state"], row["attempt"]) == ("retryable", 311)
+    assert result.job.scheduled_at == row["scheduled_at"]
+    assert row["scheduled_at"].year in {2318, 2319, 2320}
 
 
 async def test_next_retry_of_function_and_class(rig: Rig) -> None:
@@ -413,9 +411,9 @@ async def test_zero_snooze(rig: Rig) -> None:
             raise JobSnooze(timedelta(0))
 
     await rig.insert_rows(1)
-    events = await rig.work_due_jobs()
+    results = await rig.work_due_jobs()
     (row,) = await rig.schema.jobs()
-    assert [event.kind for event in events] == [EventKind.JOB_SNOOZED] * 3 + [
+    assert [result.event.kind for result in results] == [EventKind.JOB_SNOOZED] * 3 + [
         EventKind.JOB_COMPLETED
     ]
     assert (row["state"], row["attempt"], row["errors"]) == ("completed", 1, None)
@@ -463,32 +461,11 @@ async def test_longest_snooze(rig: Rig) -> None:
     assert row["scheduled_at"].year < 2330
 
 
-async def test_unknown_kind(rig: Rig) -> None:
-    """A job of a kind without a worker fails with River's text. Another job is not affected."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
-    await rig.insert_rows(1, kind="nobody_handles_this")
-    await rig.insert_rows(1)
-    async with rig.working(known_kinds_only=False):
-        await rig.take(2)
-    unknown, known = await rig.schema.jobs()
-    assert (unknown["state"], unknown["attempt"], known["state"]) == ("available", 1, "completed")
-    (entry,) = errors_of(unknown)
-    assert (
-        entry["error"]
-        == "job kind is not registered in the client's Workers bundle: nobody_handles_this"
-    )
-    assert entry["trace"] == ""
-
-
 async def test_kind_that_names_code(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kind is looked up only among the workers. The name of a Python function or module is an
-    unknown kind too (SE-01)."""
+    """A job of a kind without a worker fails with River's text. The name of a Python function or
+    module is an unknown kind too (SE-01). Another job is not affected."""
 
     @rig.job
     async def work(job: Job[Task]) -> None:
@@ -497,12 +474,16 @@ async def test_kind_that_names_code(
     (tmp_path / "canary.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(tmp_path)
     kinds = ["os:system", "os.system", "canary", "canary:work", "__import__"]
-    for kind in kinds:
+    for kind in [*kinds, "task"]:
         await rig.insert_rows(1, kind=kind)
     await rig.work_due_jobs(known_kinds_only=False)
-    texts = [errors_of(row)[0]["error"] for row in await rig.schema.jobs()]
+    *unknown, known = await rig.schema.jobs()
+    entries = [errors_of(row)[0] for row in unknown]
     prefix = "job kind is not registered in the client's Workers bundle: "
-    assert texts == [prefix + kind for kind in kinds]
+    assert [entry["error"] for entry in entries] == [prefix + kind for kind in kinds]
+    assert {entry["trace"] for entry in entries} == {""}
+    assert {(row["state"], row["attempt"]) for row in unknown} == {("available", 1)}
+    assert known["state"] == "completed"
     assert "canary" not in sys.modules
 
 
@@ -638,9 +619,9 @@ async def test_metadata_is_merged(rig: Rig, fails: bool) -> None:
         "new": [1.5],
         "output": {"n": 0, "text": "<é>"},
     }
-    assert rig.last_event.job is not None
-    assert rig.last_event.job.metadata == metadata_of(row)
-    assert rig.last_event.job.output == {"n": 0, "text": "<é>"}
+    assert rig.last.event.job is not None
+    assert rig.last.event.job.metadata == metadata_of(row)
+    assert rig.last.event.job.output == {"n": 0, "text": "<é>"}
 
 
 async def test_metadata_is_another_sessions_too(rig: Rig) -> None:
@@ -651,7 +632,7 @@ async def test_metadata_is_another_sessions_too(rig: Rig) -> None:
         await rig.schema.execute("""UPDATE river_job SET metadata = '{"theirs": 1}'""")
         job.set_metadata("ours", 2)
 
-    row = await rig.run_one()
+    row = await rig.run_one_on_pool()
     assert metadata_of(row) == {"theirs": 1, "ours": 2}
 
 

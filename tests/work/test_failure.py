@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import riverpy._work.executor
-from riverpy import EventKind, InsertOpts, Job, JobCancel, JobSnooze
+from riverpy import EventKind, InsertOpts, Job, JobCancel, JobSnooze, RawArgs
 from riverpy._postgres.driver import use_raw_timestamps
 from riverpy._postgres.job_maintenance import JobRescue, job_rescue
 from riverpy._postgres.jobs import AttemptResult, ClaimKey, job_store_results
@@ -50,22 +50,6 @@ class NoText(Exception):
         return None  # type: ignore[return-value]
 
 
-async def outcome_of(rig: Rig, error: Callable[[], BaseException]) -> dict[str, Any]:
-    """Return the error entry of a job that raises this. Then complete another job with the same
-    worker."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        if job.args.n == 0:
-            raise error()
-
-    async with rig.working(slots=1) as client:
-        failed, completed = await rig.work(client, Task(n=0), Task(n=1))
-    assert (failed["state"], completed["state"]) == ("available", "completed")
-    (entry,) = errors_of(failed)
-    return entry
-
-
 async def test_entry(rig: Rig) -> None:
     """An entry has River's keys. Its time is the start of the attempt in UTC, in a form that Go
     reads."""
@@ -83,8 +67,8 @@ async def test_entry(rig: Rig) -> None:
     assert entry["attempt"] == 1
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z", entry["at"])
     assert before <= datetime.fromisoformat(entry["at"]) <= after
-    assert rig.last_event.job is not None
-    (read,) = rig.last_event.job.errors
+    assert rig.last.event.job is not None
+    (read,) = rig.last.event.job.errors
     assert (read.error, read.attempt, read.trace) == ("ValueError: <boom> é😀", 1, entry["trace"])
     assert read.at == datetime.fromisoformat(entry["at"])
 
@@ -118,54 +102,62 @@ def caused(error: BaseException, cause: BaseException) -> BaseException:
     return error
 
 
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (lambda: asyncio.CancelledError(), "CancelledError"),
-        (lambda: asyncio.CancelledError("by a library"), "CancelledError: by a library"),
-        (lambda: SystemExit(3), "SystemExit: 3"),
-        (lambda: {}["user_id"], "KeyError: 'user_id'"),
-        (
-            lambda: caused(RuntimeError(), OSError(28, "disk")),
-            "RuntimeError from OSError: [Errno 28] disk",
+ERRORS: list[tuple[Callable[[], BaseException], str]] = [
+    (lambda: asyncio.CancelledError(), "CancelledError"),
+    (lambda: asyncio.CancelledError("by a library"), "CancelledError: by a library"),
+    (lambda: SystemExit(3), "SystemExit: 3"),
+    (lambda: {}["user_id"], "KeyError: 'user_id'"),
+    (
+        lambda: caused(RuntimeError(), OSError(28, "disk")),
+        "RuntimeError from OSError: [Errno 28] disk",
+    ),
+    (lambda: KeyboardInterrupt(), "KeyboardInterrupt"),
+    (lambda: GeneratorExit(), "GeneratorExit"),
+    (lambda: BaseException("base"), "BaseException: base"),
+    (lambda: StopIteration("stop"), "RuntimeError: coroutine raised StopIteration"),
+    (lambda: TimeoutError("mine"), "TimeoutError: mine"),
+    (
+        lambda: ExceptionGroup(
+            "two", [ExceptionGroup("in", [ValueError("no such order")]), TimeoutError()]
         ),
-        (lambda: KeyboardInterrupt(), "KeyboardInterrupt"),
-        (lambda: GeneratorExit(), "GeneratorExit"),
-        (lambda: BaseException("base"), "BaseException: base"),
-        (lambda: StopIteration("stop"), "RuntimeError: coroutine raised StopIteration"),
-        (lambda: TimeoutError("mine"), "TimeoutError: mine"),
-        (
-            lambda: ExceptionGroup(
-                "two", [ExceptionGroup("in", [ValueError("no such order")]), TimeoutError()]
-            ),
-            "ValueError: no such order; TimeoutError",
-        ),
-        (
-            lambda: ExceptionGroup("many", [ValueError(n // 2) for n in range(30)]),
-            "; ".join(f"ValueError: {n}" for n in range(10)) + "; …",
-        ),
-        (
-            lambda: BaseExceptionGroup("one", [asyncio.CancelledError("inner")]),
-            "CancelledError: inner",
-        ),
-        (lambda: RaisingStr(), "<unprintable RaisingStr object>"),
-        (lambda: DeadlyStr(), "<unprintable DeadlyStr object>"),
-        (lambda: NoText(), "<unprintable NoText object>"),
-        (lambda: ValueError("nul \0 and \ud800 half"), "ValueError: nul \ufffd and \ufffd half"),
-        (lambda: ValueError(os.fsdecode(b"caf\xe9.txt")), "ValueError: caf\ufffd.txt"),
-        (lambda: ValueError(), "ValueError"),
-        (lambda: ValueError("\0"), "ValueError: \ufffd"),
-    ],
-)
-async def test_error_is_a_failed_attempt(
-    rig: Rig, error: Callable[[], BaseException], text: str
-) -> None:
+        "ValueError: no such order; TimeoutError",
+    ),
+    (
+        lambda: ExceptionGroup("many", [ValueError(n // 2) for n in range(30)]),
+        "; ".join(f"ValueError: {n}" for n in range(10)) + "; …",
+    ),
+    (
+        lambda: BaseExceptionGroup("one", [asyncio.CancelledError("inner")]),
+        "CancelledError: inner",
+    ),
+    (lambda: RaisingStr(), "<unprintable RaisingStr object>"),
+    (lambda: DeadlyStr(), "<unprintable DeadlyStr object>"),
+    (lambda: NoText(), "<unprintable NoText object>"),
+    (lambda: ValueError("nul \0 and \ud800 half"), "ValueError: nul \ufffd and \ufffd half"),
+    (lambda: ValueError(os.fsdecode(b"caf\xe9.txt")), "ValueError: caf\ufffd.txt"),
+    (lambda: ValueError(), "ValueError"),
+    (lambda: ValueError("\0"), "ValueError: \ufffd"),
+]
+"""What a job raises, and the text of its error entry."""
+
+
+async def test_errors_are_failed_attempts(rig: Rig) -> None:
     """Everything a job raises is a failed attempt with a storable entry. The slot is free again and
     the worker keeps running. The text has the type, or the leaves of a group (FR-07, SC-17,
     BI-04)."""
-    entry = await outcome_of(rig, error)
-    assert entry["error"] == text
-    assert "\0" not in entry["trace"]
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        if job.args.n < len(ERRORS):
+            raise ERRORS[job.args.n][0]()
+
+    async with rig.working(slots=1) as client:
+        *failed, completed = await rig.work(client, *map(Task, range(len(ERRORS) + 1)))
+    entries = [errors_of(row)[0] for row in failed]
+    assert [entry["error"] for entry in entries] == [text for _, text in ERRORS]
+    assert {row["state"] for row in failed} == {"available"}
+    assert not any("\0" in entry["trace"] for entry in entries)
+    assert completed["state"] == "completed"
 
 
 async def test_cancelled_future_of_other_code(rig: Rig) -> None:
@@ -180,7 +172,7 @@ async def test_cancelled_future_of_other_code(rig: Rig) -> None:
     row = await rig.run_one()
     assert row["state"] == "available"
     assert errors_of(row)[0]["error"] == "CancelledError"
-    assert rig.last_event.kind is EventKind.JOB_FAILED
+    assert rig.last.event.kind is EventKind.JOB_FAILED
 
 
 async def test_job_that_cancels_its_own_task(rig: Rig) -> None:
@@ -194,8 +186,7 @@ async def test_job_that_cancels_its_own_task(rig: Rig) -> None:
         if job.args.n == 0:
             await asyncio.sleep(0)
 
-    async with rig.working(slots=1) as client:
-        rows = await rig.work(client, Task(n=0), Task(n=1))
+    rows = await rig.work_in_order(Task(n=0), Task(n=1))
     assert [row["state"] for row in rows] == ["available", "completed"]
 
 
@@ -229,9 +220,8 @@ async def test_megabytes_of_text(rig: Rig) -> None:
     async def work(job: Job[Task]) -> None:
         raise ValueError("é" * 10_000_000)
 
-    async with rig.working() as client:
-        await client.insert(Task())
-        await rig.take(25)
+    await rig.insert_rows(1)
+    assert len(await rig.work_due_jobs()) == 25
     (row,) = await rig.schema.jobs()
     assert row["state"] == "discarded"
     entries = errors_of(row)
@@ -275,10 +265,10 @@ async def test_error_handler_is_called(rig: Rig) -> None:
             case 2:
                 raise JobSnooze(timedelta(hours=1))
 
-    await rig.insert_rows(1, kind="unknown_kind")
-    async with rig.working(error_handler=handler, slots=1, known_kinds_only=False) as client:
-        await rig.event()
-        rows = await rig.work(client, *(Task(n=n) for n in range(4)))
+    settings = {"error_handler": handler, "known_kinds_only": False}
+    _, *rows = await rig.work_in_order(
+        RawArgs("unknown_kind", "{}"), *map(Task, range(4)), **settings
+    )
     assert [str(error) for _, error in handler.told] == [
         "job kind is not registered in the client's Workers bundle: unknown_kind",
         "told",
@@ -297,7 +287,7 @@ async def test_error_handler_cancels(rig: Rig) -> None:
     assert row["state"] == "cancelled"
     assert row["finalized_at"] is not None
     assert errors_of(row)[0]["error"] == "ValueError: hopeless"
-    assert rig.last_event.kind is EventKind.JOB_CANCELLED
+    assert rig.last.event.kind is EventKind.JOB_CANCELLED
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), asyncio.CancelledError(), SystemExit(2)])
@@ -393,8 +383,7 @@ async def test_errors_are_bounded(rig: Rig) -> None:
         " array(SELECT jsonb_build_object('at', now(), 'attempt', i, 'error', i::text, 'trace', '')"
         " FROM generate_series(1, 97) AS i)"
     )
-    async with rig.working():
-        await rig.take(7)
+    assert len(await rig.work_due_jobs()) == 7
     (row,) = await rig.schema.jobs()
     assert row["state"] == "completed"
     attempts = [entry["attempt"] for entry in errors_of(row)]

@@ -57,7 +57,7 @@ async def test_thread(rig: Rig) -> None:
             assert run.value == (5,)
             assert job.complete_tx(connection).state == "completed"
 
-    row = await rig.run_one(hooks=[Wait()])
+    row = await rig.run_one_on_pool(hooks=[Wait()])
     assert row["state"] == "completed", row["errors"]
     await require_inserted(Task(2), queue="other", tx=rig.schema.connection)
     await require_not_inserted(Task(1), queue="other", tx=rig.schema.connection)

@@ -18,7 +18,7 @@ from riverpy._log_events import CANCELLED_JOB_COMPLETED
 from tests.work.rig import PATIENCE, Task, errors_of, metadata_of
 
 if TYPE_CHECKING:
-    from riverpy import Client
+    from riverpy import Client, JobRow
     from riverpy.middleware import WorkInner
     from tests.work.rig import Rig
 
@@ -88,8 +88,10 @@ async def test_returned_value(rig: Rig, middleware: list[Any]) -> None:
     rig.workers.blocking_job(executor="process")(run_in_process)
     rig.workers.add(OfClassWorker())
     args = [Task(0), Task(1), OfClass(), InThread(), InProcess(), Nothing()]
-    async with rig.working(middleware=middleware) as client:
-        found = [await client.insert_and_wait(one) for one in args]
+    found: list[JobRow] = []
+    for one in args:
+        await rig.run_one(one, middleware=middleware)
+        found.append(rig.last.job)
     assert [row.metadata.get("output", "none") for row in found] == [
         *("none", 1, {"number": found[2].id, "paid": False}, "sent"),
         *({"id": found[4].id}, "none"),

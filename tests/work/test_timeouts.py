@@ -46,7 +46,7 @@ async def test_timeout_of_the_client(rig: Rig) -> None:
     assert "in work" in entry["trace"]
     assert entry["trace"].rstrip().endswith(entry["error"])
     assert (row["state"], row["attempt"], cancelled) == ("available", 1, [True])
-    assert rig.last_event.kind is EventKind.JOB_FAILED
+    assert rig.last.event.kind is EventKind.JOB_FAILED
 
 
 class Once(msgspec.Struct):
@@ -80,8 +80,8 @@ async def test_precedence(rig: Rig) -> None:
         await asyncio.sleep(FOREVER)
 
     rig.workers.add(OnceWorker())
-    async with rig.working(job_timeout=timedelta(milliseconds=40)) as client:
-        rows = await rig.work(client, Task(), Once(30), Once(0), Once(-1), Once(77))
+    args = [Task(), Once(30), Once(0), Once(-1), Once(77)]
+    rows = await rig.work_in_order(*args, job_timeout=timedelta(milliseconds=40))
     texts = [errors_of(row)[0]["error"] if row["errors"] else row["state"] for row in rows]
     assert texts[0] == "TimeoutError: job exceeded its timeout of 0.02 s"
     assert texts[1] == "TimeoutError: job exceeded its timeout of 0.03 s"
@@ -146,8 +146,7 @@ async def test_swallowed_cancellation(rig: Rig) -> None:
             if job.args.n == 1:
                 raise ValueError("was cut") from None
 
-    async with rig.working(job_timeout=SHORT) as client:
-        rows = await rig.work(client, Task(n=0), Task(n=1))
+    rows = await rig.work_in_order(Task(n=0), Task(n=1), job_timeout=SHORT)
     assert [row["state"] for row in rows] == ["completed", "available"]
     assert errors_of(rows[1])[0]["error"] == "ValueError: was cut"
 
@@ -181,8 +180,7 @@ async def test_own_timeout_is_not_the_jobs(rig: Rig) -> None:
         await asyncio.sleep(0)
         raise OSError("of a child")
 
-    async with rig.working() as client:
-        rows = await rig.work(client, *(Task(n=n) for n in range(6)))
+    rows = await rig.work_in_order(*(Task(n=n) for n in range(6)))
     assert [row["state"] for row in rows] == ["available"] * 3 + ["completed"] + ["available"] * 2
     texts = [errors_of(row)[0]["error"] for row in rows if row["errors"]]
     assert not any("exceeded its timeout" in text for text in texts)
