@@ -43,7 +43,7 @@ from riverpy._postgres.indexes import (
     index_set_comment,
     index_set_timeouts,
 )
-from riverpy.schedules import cron, next_time
+from riverpy.schedules import next_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -56,8 +56,6 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 
-REINDEX_SCHEDULE_DEFAULT = cron("@daily")
-"""The schedule of runs if the config has none: at midnight, UTC."""
 STATEMENT_TIMEOUT = timedelta(seconds=5)
 LOCK_TIMEOUT = timedelta(seconds=1)
 IDLE_SESSION_TIMEOUT = timedelta(seconds=30)
@@ -83,6 +81,16 @@ consecutive one, and after each further one."""
 _POSTPONEMENT_PATTERN = re.compile(
     r"\n?riverpy: (\d{1,6}) rebuilds timed out, next after (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)Z\Z"
 )
+
+
+class DailySchedule:
+    """The schedule of runs if the config has none: at midnight, UTC. It is no cron schedule, since
+    the modules for cron expressions would be loaded into each worker."""
+
+    def next(self, after: datetime, /) -> datetime:
+        """Return the first midnight after `after`."""
+        midnight = after.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        return midnight + timedelta(days=1)
 
 
 class RebuildPostponement(NamedTuple):
@@ -141,7 +149,7 @@ class Reindexer(MaintenanceService):
         config = context.config
         self._index_names = tuple(dict.fromkeys(index_names))
         self._connect = connect
-        self._schedule: PeriodicSchedule = config.reindexer_schedule or REINDEX_SCHEDULE_DEFAULT
+        self._schedule: PeriodicSchedule = config.reindexer_schedule or DailySchedule()
         self._rebuild_timeout = config.reindexer_timeout
         self._next_run_at: datetime | None = None
         self._run_due_at: datetime

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from riverpy._postgres.driver import UndefinedTableError
@@ -205,6 +204,8 @@ async def _change_periodic_job(
 async def _make_not_found_error(
     connection: Transaction, schema: str | None, job_id: str
 ) -> NotFoundError:
+    from difflib import get_close_matches
+
     rows = await get_query(_SQL_FILE, "periodic_ids", schema).fetch(connection)
     near = get_close_matches(job_id, [row[0] for row in rows], n=3, cutoff=0.5)
     hint = (

@@ -25,14 +25,12 @@ from __future__ import annotations
 
 import re
 from functools import cache, lru_cache
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
-    from importlib.resources.abc import Traversable
 
     from asyncpg import Record
 
@@ -102,12 +100,11 @@ class Query(NamedTuple):
         await connection.execute(self.text, *self.order_arguments(values))
 
 
-def sql_directory() -> Traversable:
+def sql_directory() -> Path:
     """Return the directory of the SQL files: in the installed package, or in the source tree."""
-    packaged = files("riverpy").joinpath("sql")
-    if packaged.is_dir():
-        return packaged
-    return Path(__file__).resolve().parents[2] / "sql"
+    package = Path(__file__).resolve().parents[1]
+    packaged = package / "sql"
+    return packaged if packaged.is_dir() else package.with_name("sql")
 
 
 def quote_identifier(name: str) -> str:

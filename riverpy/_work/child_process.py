@@ -22,7 +22,6 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.spawn import get_executable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -88,6 +87,8 @@ class ChildProcess:
     """The worker's object for one child process."""
 
     def __init__(self) -> None:
+        from multiprocessing.spawn import get_executable  # most workers have no child processes
+
         self._process = subprocess.Popen(  # noqa: S603 (our own interpreter)
             [get_executable(), "-P", "-u", str(_CHILD_START_SCRIPT), str(os.getpid())],
             stdin=subprocess.PIPE,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures.thread
-import multiprocessing.spawn
 import traceback
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,8 +22,8 @@ TRACE_ENTRY_LENGTH_MAX = 1024
 exception."""
 TRACE_LENGTH_MAX = 32 * 1024
 """The maximum number of characters of a stored traceback. A longer traceback loses its start."""
+_STANDARD_LIBRARY = Path(traceback.__file__).parent
 FILES_THAT_CALL_JOB_CODE = {
-    concurrent.futures.thread.__file__,
     *(
         str(Path(__file__).with_name(name))
         for name in ("executor.py", "middleware.py", "blocking.py", "child_main.py", "steps.py")
@@ -36,7 +34,10 @@ FILES_THAT_CALL_JOB_CODE = {
         str(Path(__file__).parents[1] / "django" / name)
         for name in ("task_runs.py", "task_workers.py")
     ),
-    *(multiprocessing.spawn.__file__, "<frozen runpy>"),
+    # Not from the attribute `__file__`, because importing multiprocessing costs 1 MiB.
+    str(_STANDARD_LIBRARY / "concurrent" / "futures" / "thread.py"),
+    str(_STANDARD_LIBRARY / "multiprocessing" / "spawn.py"),
+    "<frozen runpy>",
 }
 """The files of riverpy and Python that call the code of a job. Stored tracebacks start after the
 frames of these files."""

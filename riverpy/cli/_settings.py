@@ -14,10 +14,8 @@ An unknown variable RIVERPY_* or key of the file is an error, because it may be 
 from __future__ import annotations
 
 import os
-import tomllib
 from dataclasses import dataclass
 from datetime import timedelta
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args
 
@@ -495,6 +493,8 @@ def _find_settings_file(directory: Path) -> tuple[Path | None, dict[str, object]
 
 
 def _parse_toml_file(path: Path) -> dict[str, object]:
+    import tomllib
+
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -510,6 +510,8 @@ def _reject_unknown_keys(path: Path, settings: dict[str, object]) -> dict[str, o
 
 
 def _make_spelling_hint(name: str, known_names: list[str], prefix: str = "") -> str:
+    from difflib import get_close_matches
+
     endings = [word.removeprefix(prefix) for word in known_names]
     near = get_close_matches(name.removeprefix(prefix), endings, n=1)
     return f"; did you mean {prefix}{near[0]}?" if near else f"; known are {', '.join(known_names)}"

@@ -7,7 +7,6 @@ import os
 import sys
 import traceback
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeGuard, cast
@@ -148,6 +147,8 @@ def _import_module(name: str) -> ModuleType:
         missing = error.name
     except (Exception, SystemExit) as error:
         _raise_user_code_error(f"importing {name}", error)
+    from difflib import get_close_matches  # its import takes long, and few programs need it
+
     near = get_close_matches(name, _find_local_module_names(), n=1)
     raise TargetError(
         f"there is no module {missing} in {directory} or on Python's path"
@@ -161,6 +162,8 @@ def _get_attribute(module: ModuleType, attribute_path: str) -> object:
         try:
             found = getattr(found, name)
         except AttributeError:
+            from difflib import get_close_matches
+
             near = get_close_matches(attribute_path, _public_names(module), n=1)
             raise TargetError(
                 f"module {module.__name__} has no {attribute_path!r}"

@@ -28,7 +28,7 @@ from riverpy._maintenance import reindexer as module
 from riverpy._maintenance.reindexer import (
     CLOCK_READ_INTERVAL,
     REINDEX_LOCK_RETRY_DELAY,
-    REINDEX_SCHEDULE_DEFAULT,
+    DailySchedule,
     RebuildPostponement,
     make_reindexers,
     remove_postponement,
@@ -255,9 +255,7 @@ async def test_next_time_is_by_the_servers_clock(
 )
 def test_midnight(after: str, expected: str) -> None:
     """The default schedule is the next midnight in UTC, at midnight that of the next day."""
-    assert REINDEX_SCHEDULE_DEFAULT.next(datetime.fromisoformat(after)) == datetime.fromisoformat(
-        expected
-    )
+    assert DailySchedule().next(datetime.fromisoformat(after)) == datetime.fromisoformat(expected)
 
 
 class Wrong:
