@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
@@ -87,6 +88,25 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["riverpy_run"] = node.config.stash[_RUN_NUMBER]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Name the fixture that gives the clients their workers, if one of them lacks a kind."""
+    try:
+        return (yield)
+    except Exception as error:
+        errors = sys.modules.get("riverpy.errors")
+        if (
+            errors is not None
+            and isinstance(error, errors.UnknownJobKindError)
+            and "riverpy_workers" in getattr(item, "fixturenames", ())
+        ):
+            error.add_note(
+                "The clients of this test have the workers that the fixture riverpy_workers "
+                "returns: register the function of this kind there"
+            )
+        raise
+
+
 # --- the server and its databases
 
 
@@ -103,19 +123,33 @@ def _riverpy_databases(request: pytest.FixtureRequest) -> Generator[RunDatabases
     config = request.config
     given: dict[str, Any] = getattr(config, "workerinput", {})
     run, worker = config.stash[_RUN_NUMBER], given.get("workerid", "main")
-    url = (
-        config.getoption("riverpy_url")
-        or os.environ.get(URL_ENV_VARIABLE)
-        or config.getini("riverpy_url")
-    )
+    sources = {
+        "--riverpy-url": config.getoption("riverpy_url"),
+        URL_ENV_VARIABLE: os.environ.get(URL_ENV_VARIABLE),
+        "the setting riverpy_url of pytest": config.getini("riverpy_url"),
+        "the embedded PostgreSQL": None,
+    }
+    name, url = next(((name, url) for name, url in sources.items() if url), [*sources.items()][-1])
 
     from riverpy.testing.run_databases import run_databases
 
     with (
         nullcontext(url) if url else _start_server() as server_url,
-        run_databases(server_url, run, worker) as databases,
+        _failing_without_server(),
+        run_databases(server_url, run, worker, name) as databases,
     ):
         yield databases
+
+
+@contextmanager
+def _failing_without_server() -> Generator[None]:
+    """Fail with one line if the server for the tests cannot be used."""
+    from riverpy.testing.run_databases import UnusableServerError
+
+    try:
+        yield
+    except UnusableServerError as error:
+        _fail(str(error))
 
 
 @contextmanager
@@ -141,7 +175,8 @@ def _start_server() -> Generator[str]:
 def riverpy_url(_riverpy_databases: RunDatabases, riverpy_prepare: Prepare) -> str:
     """The URL of the database of this process, with riverpy's tables and what `riverpy_prepare`
     adds. Each worker of pytest-xdist has its own."""
-    return _riverpy_databases.create(riverpy_prepare)
+    with _failing_without_server():
+        return _riverpy_databases.create(riverpy_prepare)
 
 
 @pytest.fixture
@@ -158,7 +193,36 @@ def riverpy_empty_tables(
         if riverpy_session_makers:
             _bind_to_database(request, stack, riverpy_session_makers)
         yield
-    _riverpy_databases.empty_tables()
+    _empty_tables(_riverpy_databases)
+
+
+def _empty_tables(databases: RunDatabases) -> None:
+    """Empty the tables after a test. Fail with a short text if a session had locked one."""
+    from riverpy.errors import RiverError
+
+    try:
+        databases.empty_tables()
+    except RiverError as error:
+        _fail(str(error))
+
+
+@contextmanager
+def _keeping_transaction(request: pytest.FixtureRequest) -> Generator[None]:
+    """Fail if the code of a test has ended the transaction of a fixture, and empty the tables. The
+    fixture is closed before the tables are emptied, because it may hold locks."""
+    if "riverpy_empty_tables" in request.fixturenames:  # this fixture has to be opened earlier
+        request.getfixturevalue("riverpy_empty_tables")
+    is_own_database = "_riverpy_databases" in request.fixturenames
+    databases = request.getfixturevalue("_riverpy_databases") if is_own_database else None
+
+    from riverpy.testing.async_fixtures import TransactionEndedError
+
+    try:
+        yield
+    except TransactionEndedError as error:
+        if databases is not None:
+            _empty_tables(databases)
+        _fail(str(error))
 
 
 def _bind_to_database(
@@ -245,7 +309,8 @@ def riverpy_connection(
     """An asyncpg connection in a transaction, which is rolled back after the test."""
     from riverpy.testing.async_fixtures import open_connection
 
-    yield from _open_in_loop(request, open_connection(riverpy_url))
+    with _keeping_transaction(request):
+        yield from _open_in_loop(request, open_connection(riverpy_url))
 
 
 @pytest.fixture(scope="session")
@@ -269,7 +334,8 @@ def riverpy_session(
     from riverpy.testing.async_fixtures import open_session
 
     manager = open_session(riverpy_engine, riverpy_session_makers)
-    yield from _open_in_loop(request, manager)
+    with _keeping_transaction(request):
+        yield from _open_in_loop(request, manager)
 
 
 @pytest.fixture
@@ -361,25 +427,19 @@ def riverpy_sync_engine(riverpy_url: str) -> sqlalchemy.Engine:
 
 @pytest.fixture
 def riverpy_sync_session(
-    riverpy_sync_engine: sqlalchemy.Engine, riverpy_session_makers: Sequence[SessionMaker]
+    request: pytest.FixtureRequest,
+    riverpy_sync_engine: sqlalchemy.Engine,
+    riverpy_session_makers: Sequence[SessionMaker],
 ) -> Generator[sqlalchemy.orm.Session]:
     """A session of SQLAlchemy for code that is not async, in a transaction, which is rolled back
     after the test. Its commits only release savepoints."""
-    from sqlalchemy.orm import Session
-
-    from riverpy.testing.async_fixtures import bind_session_makers, select_session_makers
+    from riverpy.testing.async_fixtures import open_sync_session
 
     with (
-        riverpy_sync_engine.connect() as connection,
-        connection.begin() as transaction,
-        bind_session_makers(
-            select_session_makers(riverpy_session_makers, is_async=False), connection
-        ),
-        Session(connection, join_transaction_mode="create_savepoint") as session,
+        _keeping_transaction(request),
+        open_sync_session(riverpy_sync_engine, riverpy_session_makers) as session,
     ):
         yield session
-        session.close()
-        transaction.rollback()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ to the database of the server's URL.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from riverpy._postgres.sql_files import get_query, load_statements, quote_identifier
 
@@ -102,6 +102,27 @@ async def find_kept_tables(connection: Transaction) -> None:
 async def empty_tables(connection: Transaction) -> None:
     """Delete the rows of all tables that had none at `find_kept_tables` in the same session."""
     await _execute(connection, "empty_tables")
+
+
+async def fetch_blocking_sessions(connection: Transaction, pid: int) -> list[Any]:
+    """Return the sessions that the session of `pid` waits for, as rows with `pid`,
+    `application_name`, `state` and `query`."""
+    return [*await _get("blocking_sessions").fetch(connection, pid=pid)]
+
+
+async def end_session(connection: Transaction, pid: int) -> None:
+    """End a session of the server."""
+    await _get("end_session").execute(connection, pid=pid)
+
+
+async def mark_transaction(connection: Transaction) -> None:
+    """Mark the transaction of a test, and limit its waits for locks to 10 seconds."""
+    await _get("mark_transaction").execute(connection)
+
+
+async def is_transaction_marked(connection: Transaction) -> bool:
+    """Whether the open transaction is the marked one."""
+    return bool(await _get("transaction_is_marked").fetchval(connection))
 
 
 async def _execute(connection: Transaction, block: str, **databases: str) -> None:

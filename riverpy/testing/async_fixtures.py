@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from riverpy._postgres.driver import close_connection, connect
+from riverpy._postgres.driver import DATABASE_ERRORS, close_connection, connect, is_in_transaction
+from riverpy._postgres.sessions.adapter import adapt_session
+from riverpy._postgres.test_databases import is_transaction_marked, mark_transaction
+from riverpy._without_loop import run_without_loop
+from riverpy.errors import TransactionError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Sequence
@@ -18,23 +22,50 @@ if TYPE_CHECKING:
         AsyncSession,
         async_sessionmaker,
     )
-    from sqlalchemy.orm import sessionmaker
+    from sqlalchemy.orm import Session, sessionmaker
 
-    from riverpy._postgres.driver import Connection
+    from riverpy._postgres.driver import Connection, Transaction
 
     SessionMaker: TypeAlias = async_sessionmaker[Any] | sessionmaker[Any]
     Bind: TypeAlias = AsyncConnection | AsyncEngine | SqlalchemyConnection | Engine
 
 
+class TransactionEndedError(TransactionError):
+    """The code under test has ended the transaction of a fixture."""
+
+    def __init__(self, fixture: str) -> None:
+        super().__init__(
+            f"the code under test has ended the transaction of {fixture}. What it wrote before a "
+            "commit was deleted now. Look for the text COMMIT or ROLLBACK, and for a commit or "
+            "rollback of the connection under a session: with this fixture, only sessions may "
+            "commit. Code that must commit is tested with riverpy_client"
+        )
+
+
+async def _is_ended(connection: Transaction) -> bool:
+    """Whether a connection is no longer in the transaction that was marked."""
+    try:
+        return not await is_transaction_marked(connection)
+    except DATABASE_ERRORS:  # the transaction is aborted, or the connection is lost
+        return False
+
+
 @asynccontextmanager
 async def open_connection(url: str) -> AsyncGenerator[Connection]:
-    """Open an asyncpg connection in a transaction. Roll it back at the end."""
+    """Open an asyncpg connection in a transaction. Roll it back at the end.
+
+    Raises:
+        TransactionEndedError: at the end: the transaction was ended.
+    """
     connection = await connect(url, application_name="riverpy_connection")
     try:
         transaction: Any = connection.transaction()
         await transaction.start()
+        await mark_transaction(connection)
         yield connection
-        if connection.is_in_transaction():
+        if await _is_ended(connection):
+            raise TransactionEndedError("riverpy_connection")
+        if is_in_transaction(connection):
             await transaction.rollback()
     finally:
         await close_connection(connection)
@@ -45,17 +76,64 @@ async def open_session(
     engine: AsyncEngine, session_makers: Sequence[SessionMaker]
 ) -> AsyncGenerator[AsyncSession]:
     """Open a session in a transaction. Its commits release a savepoint. During the block the
-    sessions of `session_makers` join the transaction. Roll all back at the end."""
+    sessions of `session_makers` join the transaction. Roll all back at the end.
+
+    Raises:
+        TransactionEndedError: at the end: the transaction was ended.
+    """
+    from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.ext.asyncio import AsyncSession
 
+    is_ended = False
     async with engine.connect() as connection:
         transaction = await connection.begin()
-        with bind_session_makers(select_session_makers(session_makers, is_async=True), connection):
-            async with AsyncSession(
-                connection, join_transaction_mode="create_savepoint", expire_on_commit=False
-            ) as session:
-                yield session
+        adapter = cast("Transaction", adapt_session(connection))
+        await mark_transaction(adapter)
+        makers = select_session_makers(session_makers, is_async=True)
+        try:
+            with bind_session_makers(makers, connection):
+                async with AsyncSession(
+                    connection, join_transaction_mode="create_savepoint", expire_on_commit=False
+                ) as session:
+                    yield session
+                    is_ended = await _is_ended(adapter)
+        except SQLAlchemyError:
+            if not is_ended:
+                raise
+        if is_ended:
+            raise TransactionEndedError("riverpy_session")
         await transaction.rollback()
+
+
+@contextmanager
+def open_sync_session(engine: Engine, session_makers: Sequence[SessionMaker]) -> Generator[Session]:
+    """The same as `open_session`, for code that is not async.
+
+    Raises:
+        TransactionEndedError: at the end: the transaction was ended.
+    """
+    from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.orm import Session
+
+    is_ended = False
+    with engine.connect() as connection:
+        transaction = connection.begin()
+        adapter = cast("Transaction", adapt_session(connection))
+        run_without_loop(mark_transaction(adapter))
+        makers = select_session_makers(session_makers, is_async=False)
+        try:
+            with (
+                bind_session_makers(makers, connection),
+                Session(connection, join_transaction_mode="create_savepoint") as session,
+            ):
+                yield session
+                is_ended = run_without_loop(_is_ended(adapter))
+        except SQLAlchemyError:
+            if not is_ended:
+                raise
+        if is_ended:
+            raise TransactionEndedError("riverpy_sync_session")
+        transaction.rollback()
 
 
 def select_session_makers(

@@ -17,6 +17,7 @@ from riverpy._insert.json_text import encode_args
 from riverpy.errors import ArgsError
 from riverpy.job import JobRow, JobState, RawArgs
 from riverpy.testing.made_job import MadeJob
+from riverpy.testing.rows import parse_state
 from riverpy.worker import make_args_decoder
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def expect_job(
         "priority": priority,
         "max_attempts": max_attempts,
         "scheduled_at": None if scheduled_at is None else _check_time(scheduled_at),
-        "state": None if state is None else _check_state(state),
+        "state": None if state is None else parse_state(state),
         "tags": None if tags is None else list(tags),
     }
     given = {name: value for name, value in columns.items() if value is not None}
@@ -266,13 +267,6 @@ def _check_time(time: object) -> object:
             "datetime.now(UTC)"
         )
     return time.astimezone(UTC)
-
-
-def _check_state(state: JobState | str) -> JobState:
-    try:
-        return JobState(state)
-    except ValueError:
-        raise ValueError(f"state is one of {', '.join(JobState)}, got {state!r}") from None
 
 
 def _get_field(args: object, name: str) -> object:

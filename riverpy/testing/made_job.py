@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import (
     TYPE_CHECKING,
     Any,
     NoReturn,
+    TypeAlias,
     TypedDict,
     TypeVar,
     Unpack,
@@ -28,7 +29,7 @@ from riverpy._work.steps import (
     AttemptStepRunner,
 )
 from riverpy.attempt_log import AttemptLog
-from riverpy.errors import ClientStateError
+from riverpy.errors import ClientStateError, ConfigError
 from riverpy.insert_opts import MAX_ATTEMPTS_DEFAULT, InsertOpts
 from riverpy.job import (
     OUTPUT_METADATA_KEY,
@@ -42,7 +43,7 @@ from riverpy.job import (
 )
 from riverpy.progress import PROGRESS_METADATA_KEY, JobProgress, decode_progress
 from riverpy.steps import is_in_event_loop, make_unavailable_error
-from riverpy.testing.rows import encode_time, make_inserted_row
+from riverpy.testing.rows import encode_time, make_inserted_row, parse_state
 from riverpy.worker import make_args_decoder
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ _OPTION_COLUMNS = ("max_attempts", "metadata", "priority", "queue", "scheduled_a
 """The columns that an insert sets from its options."""
 _WAITING_STATES = (JobState.AVAILABLE, JobState.PENDING, JobState.SCHEDULED)
 _FINAL_STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
+_JOB_ID_MAX = 2**63 - 1
 _next_job_id = itertools.count(1)
 
 
@@ -67,9 +69,10 @@ class JobColumns(TypedDict, total=False):
     """The columns of a job that `make_job` takes. Times have a time zone."""
 
     id: int
-    """Default: a number that counts up."""
+    """1 or more. Default: a number that counts up."""
     attempt: int
-    """Default: one more than there are errors."""
+    """1 to `max_attempts`; 0 for a job that waits for its first attempt. Default: one more than
+    there are errors."""
     attempted_at: datetime
     attempted_by: Sequence[str]
     created_at: datetime
@@ -145,7 +148,15 @@ class MadeJob(Job[ArgsT_co]):
 
         Args:
             error: the text of the error that is added to `errors`.
+
+        Raises:
+            ClientStateError: this attempt is the last one.
         """
+        if self.attempt >= self.max_attempts:
+            raise ClientStateError(
+                f"attempt {self.attempt} of {self.max_attempts} is the last one: a job that fails "
+                "in it is discarded"
+            )
         if self._step_runner is not None:
             self._step_runner.record_progress()
         texts = {
@@ -259,23 +270,28 @@ def make_job(
 
     Raises:
         InsertError: an insert would refuse the job.
-        TypeError: there is no such column.
-        ValueError: a column has a wrong value.
+        TypeError: there is no such column, or a value has the wrong type.
+        ConfigError: a number is too small or too large.
+        ValueError: a time has no time zone, or a state does not exist.
     """
     given = cast("dict[str, Any]", columns)
     if unknown := given.keys() - JobColumns.__annotations__.keys():
         raise TypeError(_describe_unknown_column(min(unknown), args))
     changes = {name: given.pop(name) for name in _OPTION_COLUMNS if name in given}
-    if "metadata" in changes:
+    if isinstance(changes.get("metadata"), Mapping):
         changes["metadata"] = dict(changes["metadata"])
+    for name, value in given.items():
+        _check_column(name, value)
     settings = InsertSettings(
         default_max_attempts=MAX_ATTEMPTS_DEFAULT, skip_job_kind_validation=True
     )
     now = datetime.now(UTC)
     opts = msgspec.structs.replace(opts or InsertOpts(), **changes)
     row = prepare_row(args, opts, settings=settings, now=now)
-    values = make_inserted_row(row, job_id=given.pop("id", None) or next(_next_job_id), now=now)
+    job_id = given["id"] if "id" in given else next(_next_job_id)
+    values = make_inserted_row(row, job_id=job_id, now=now)
     _set_columns(values, given, now)
+    _check_numbers(values)
     cls = Any if isinstance(args, RawArgs) else cast("type[Any]", type(args))
     return MadeJob(values, make_args_decoder(cls, "this job")(row.args))
 
@@ -287,9 +303,63 @@ def _describe_unknown_column(name: str, args: object) -> str:
     return f"a job has no column {name!r}: make_job takes {', '.join(JobColumns.__annotations__)}"
 
 
+def _check_column(name: str, value: object) -> None:
+    """Raise TypeError if a column that an insert does not set has a value of the wrong type."""
+    expected, is_expected = _COLUMN_CHECK_BY_NAME[name]
+    if not is_expected(value):
+        raise TypeError(f"make_job: {name} takes {expected}, got {value!r}")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_list_of(value: object, *types: type[object]) -> bool:
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, (str, bytes))
+        and all(isinstance(one, types) for one in cast("Sequence[object]", value))
+    )
+
+
+_Check: TypeAlias = tuple[str, Callable[[object], bool]]
+_INT_CHECK: _Check = ("an int", _is_int)
+_TIME_CHECK: _Check = ("a datetime", lambda value: isinstance(value, datetime))
+_COLUMN_CHECK_BY_NAME: Mapping[str, _Check] = {
+    "id": _INT_CHECK,
+    "attempt": _INT_CHECK,
+    "attempted_at": _TIME_CHECK,
+    "attempted_by": ("a list of str", lambda value: _is_list_of(value, str)),
+    "created_at": _TIME_CHECK,
+    "errors": (
+        "a list of AttemptError or str",
+        lambda value: _is_list_of(value, AttemptError, str),
+    ),
+    "finalized_at": _TIME_CHECK,
+    "kind": ("a str", lambda value: isinstance(value, str)),
+    "state": ("a JobState or its name", lambda value: isinstance(value, str)),
+}
+
+
+def _check_numbers(values: Sequence[Any]) -> None:
+    """Raise ConfigError if the id or the attempt of a row is too small or too large."""
+    job_id, attempt, max_attempts, state = (
+        values[column]
+        for column in (JobColumn.ID, JobColumn.ATTEMPT, JobColumn.MAX_ATTEMPTS, JobColumn.STATE)
+    )
+    if not 1 <= job_id <= _JOB_ID_MAX:
+        raise ConfigError(f"make_job: id is 1 to 2^63 - 1, got {job_id}")
+    attempt_min = 1 if state == JobState.RUNNING else 0
+    if not attempt_min <= attempt <= max_attempts:
+        raise ConfigError(
+            f"make_job: attempt is {attempt_min} to {max_attempts} (max_attempts) for a job that "
+            f"is {state}, got {attempt}"
+        )
+
+
 def _set_columns(values: list[Any], given: Mapping[str, Any], now: datetime) -> None:
     """Set the columns that an insert does not set."""
-    state = JobState(given.get("state", JobState.RUNNING))
+    state = parse_state(given.get("state", JobState.RUNNING))
     errors = [
         _encode_error(error, index, now) for index, error in enumerate(given.get("errors", ()), 1)
     ]

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from riverpy._timestamps import encode_timestamp
-from riverpy.job import JobColumn
+from riverpy.job import JobColumn, JobState
 
 if TYPE_CHECKING:
     from riverpy._postgres.inserts import InsertRow
@@ -37,6 +37,18 @@ def make_inserted_row(row: InsertRow, *, job_id: int, now: datetime) -> list[Any
     ):
         values[column] = value
     return values
+
+
+def parse_state(state: JobState | str) -> JobState:
+    """Return the state with this name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    try:
+        return JobState(state)
+    except ValueError:
+        raise ValueError(f"state is one of {', '.join(JobState)}, got {state!r}") from None
 
 
 def encode_time(time: datetime) -> int:

@@ -9,7 +9,7 @@ of its own run free at its end drops the template.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -18,7 +18,14 @@ import anyio.to_thread
 from anyio.from_thread import start_blocking_portal
 
 from riverpy._postgres import test_databases as statements
-from riverpy._postgres.driver import close_connection, connect
+from riverpy._postgres.driver import (
+    DATABASE_ERRORS,
+    InsufficientPrivilegeError,
+    close_connection,
+    connect,
+    describe_error,
+)
+from riverpy.errors import ConfigError, DatabaseError, RiverError, TransactionError
 from riverpy.migrate import migrate_all
 
 if TYPE_CHECKING:
@@ -31,14 +38,33 @@ if TYPE_CHECKING:
 DATABASE_NAME_PREFIX: Final = "riverpy_pytest_"
 RUN_NUMBER_MAX: Final = 0x7FFFFFFF
 """The number of a run is the second part of its advisory locks, an `integer` of PostgreSQL."""
-STATEMENT_TIMEOUT: Final = 60.0
-"""The timeout of one statement, in seconds."""
-TEMPLATE_TIMEOUT: Final = 600.0
-"""The longest wait for another process that makes the template, in seconds."""
+LOCK_TIMEOUT: Final = 2.0
+"""The longest wait for a lock of a session that a test has left open, in seconds."""
+
+
+class UnusableServerError(DatabaseError):
+    """The server for the tests does not answer, or does not allow what the tests need."""
 
 
 @contextmanager
-def run_databases(server_url: str, run: int, worker: str) -> Generator[RunDatabases]:
+def _explaining_errors(url_setting_name: str) -> Generator[None]:
+    """Turn errors of the server in the `with` block into an UnusableServerError."""
+    try:
+        yield
+    except (RiverError, *DATABASE_ERRORS) as error:
+        hint = ""
+        if isinstance(error, InsufficientPrivilegeError):
+            hint = ". The role must be allowed to create databases: alter role … createdb"
+        raise UnusableServerError(
+            f"riverpy's fixtures cannot use the server of {url_setting_name}: "
+            f"{describe_error(error)}{hint}"
+        ) from error
+
+
+@contextmanager
+def run_databases(
+    server_url: str, run: int, worker: str, url_setting_name: str = "the URL"
+) -> Generator[RunDatabases]:
     """Connect to the server for one process of a run. At the end drop the databases that no other
     process of the run needs.
 
@@ -47,16 +73,23 @@ def run_databases(server_url: str, run: int, worker: str) -> Generator[RunDataba
             databases. The database itself is not changed.
         run: the number of the run, the same for all its processes, at most `RUN_NUMBER_MAX`.
         worker: a name for this process, which no other process of the run has.
+        url_setting_name: where the URL comes from, for error texts.
+
+    Raises:
+        UnusableServerError: the server does not answer, or refuses something.
     """
     with start_blocking_portal() as portal:
-        connection = portal.call(_connect, server_url)
+        with _explaining_errors(url_setting_name):
+            connection = portal.call(_connect, server_url)
         try:
-            databases = RunDatabases(portal, connection, server_url, run, worker)
-            portal.call(databases.begin)
+            databases = RunDatabases(portal, connection, server_url, run, worker, url_setting_name)
+            with _explaining_errors(url_setting_name):
+                portal.call(databases.begin)
             try:
                 yield databases
             finally:
-                portal.call(databases.end)
+                with _explaining_errors(url_setting_name):
+                    portal.call(databases.end)
         finally:
             portal.call(close_connection, connection)
 
@@ -66,13 +99,20 @@ class RunDatabases:
     block, and may be called in any thread but the portal's."""
 
     def __init__(
-        self, portal: BlockingPortal, connection: Connection, server_url: str, run: int, worker: str
+        self,
+        portal: BlockingPortal,
+        connection: Connection,
+        server_url: str,
+        run: int,
+        worker: str,
+        url_setting_name: str,
     ) -> None:
         self._portal = portal
         self._connection = connection
         self._server_url = server_url
         self._run = run
         self._worker = worker
+        self._url_setting_name = url_setting_name
         self._prefix = DATABASE_NAME_PREFIX
         self._database: Connection | None = None
         """A connection to the database of this process, which empties its tables."""
@@ -102,7 +142,8 @@ class RunDatabases:
             return
         prefix = f"{self._prefix}{run:08x}_"
         for name in await statements.fetch_database_names(self._connection, prefix):
-            await statements.drop_database(self._connection, name)
+            with suppress(InsufficientPrivilegeError):  # the run of another role was killed
+                await statements.drop_database(self._connection, name)
         await statements.unlock_ended_run(self._connection, run)
 
     def _name(self, use: str) -> str:
@@ -114,6 +155,9 @@ class RunDatabases:
         Args:
             prepare: the user's function that prepares the template, async or not. It is called
                 with the URL of the template, after the migrations, by one process of the run.
+
+        Raises:
+            UnusableServerError: the server does not answer, or refuses something.
         """
         return self._portal.call(self._create, prepare)
 
@@ -124,11 +168,12 @@ class RunDatabases:
         finally:
             await statements.unlock_template(self._connection, self._run)
         name = self._name(self._worker)
-        await statements.copy_database(self._connection, self._name("template"), name)
         url = _with_database(self._server_url, name)
-        self._database = await _connect(url)
-        await statements.stay_connected(self._database)
-        await statements.find_kept_tables(self._database)
+        with _explaining_errors(self._url_setting_name):
+            await statements.copy_database(self._connection, self._name("template"), name)
+            self._database = await _connect(url)
+            await statements.stay_connected(self._database)
+            await statements.find_kept_tables(self._database)
         return url
 
     async def _make_template_once(
@@ -138,19 +183,64 @@ class RunDatabases:
         if template in await statements.fetch_database_names(self._connection, template):
             return
         unready = self._name("unready")
-        await statements.drop_database(self._connection, unready)
-        await statements.make_database(self._connection, unready)
         url = _with_database(self._server_url, unready)
-        await migrate_all(url)
+        with _explaining_errors(self._url_setting_name):
+            await statements.drop_database(self._connection, unready)
+            await statements.make_database(self._connection, unready)
+            await migrate_all(url)
         await anyio.to_thread.run_sync(_call_in_new_loop, prepare, url)
         await statements.refuse_connections(self._connection, unready)
         await statements.rename_database(self._connection, unready, template)
 
     def empty_tables(self) -> None:
         """Empty the tables of this process's database, except those that the template has rows in.
-        Wait at most 10 seconds for each table that a session has locked."""
-        assert self._database is not None  # noqa: S101 (create was called)
-        self._portal.call(statements.empty_tables, self._database)
+        End sessions that hold a lock on them for longer than 2 seconds.
+
+        Raises:
+            TransactionError: a session had to be ended, or cannot be ended. The text describes it.
+        """
+        self._portal.call(self._empty_tables)
+
+    async def _empty_tables(self) -> None:
+        if self._database is None:
+            raise ConfigError(
+                "the fixture riverpy_url is overridden, and riverpy's fixtures empty no database "
+                "but their own: set the URL of the server with --riverpy-url"
+            )
+        blocking: list[str] = []
+        error: Exception | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._end_blocking_sessions, self._database, blocking)
+            try:
+                await statements.empty_tables(self._database)
+            except DATABASE_ERRORS as raised:  # it must not leave this block, which would group it
+                error = raised
+            tasks.cancel_scope.cancel()
+        if blocking:
+            was_ended = "could not be ended" if error is not None else "was ended"
+            raise TransactionError(
+                f"a session has locked a table that riverpy's fixtures empty, and {was_ended}: "
+                f"{'; '.join(blocking)}. End its transaction in the test, or close its connection"
+            ) from error
+        if error is not None:
+            raise error
+
+    async def _end_blocking_sessions(self, database: Connection, blocking: list[str]) -> None:
+        """End the sessions that a session waits for, until this task is cancelled. Append their
+        descriptions to `blocking`."""
+        while True:
+            await anyio.sleep(LOCK_TIMEOUT)
+            rows = await statements.fetch_blocking_sessions(
+                self._connection, database.get_server_pid()
+            )
+            blocking += [
+                f"pid {row['pid']}, application_name {row['application_name']!r}, {row['state']}, "
+                f"last statement {row['query']!r}"
+                for row in rows
+            ]
+            with suppress(*DATABASE_ERRORS):  # the session may belong to a superuser
+                for row in rows:
+                    await statements.end_session(self._connection, row["pid"])
 
 
 def _call_in_new_loop(function: Callable[[str], Awaitable[object] | object], url: str) -> None:

@@ -132,3 +132,22 @@ begin
     end loop;
 end
 $$;
+
+
+-- name: test_database_blocking_sessions
+-- The sessions that another session waits for.
+select pid, application_name, state, left(query, 300) as query from pg_stat_activity
+where pid = any (pg_blocking_pids(@pid)) and backend_type = 'client backend';
+
+
+-- name: test_database_end_session
+select pg_terminate_backend(@pid);
+
+
+-- name: test_database_mark_transaction
+-- The mark ends with the transaction. A test that waits for a lock, which another session has forgotten, fails at some time.
+select set_config('riverpy.test_transaction', 'open', true), set_config('lock_timeout', '10s', true);
+
+
+-- name: test_database_transaction_is_marked
+select current_setting('riverpy.test_transaction', true) = 'open';

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy import ArgsError, ClientStateError, InsertOpts, RawArgs
+from riverpy import ArgsError, ClientStateError, ConfigError, InsertOpts, RawArgs
 from riverpy.testing import make_job, resumable_after, resumable_at
 from tests.testing.args import Invoice, Model, Payload, Welcome
 
@@ -89,6 +89,27 @@ async def test_steps_run_in_memory_and_continue() -> None:
     assert await copy(after) == ["fetch"]
 
 
+@pytest.mark.parametrize(
+    ("columns", "error", "text"),
+    [
+        ({"attempt": "2"}, TypeError, "attempt takes an int, got '2'"),
+        ({"id": True}, TypeError, "id takes an int, got True"),
+        ({"id": 0}, ConfigError, r"id is 1 to 2\^63 - 1, got 0"),
+        ({"attempt": 0}, ConfigError, r"attempt is 1 to 7 \(max_attempts\) for .* running, got 0"),
+        ({"attempt": 8, "state": "retryable"}, ConfigError, "attempt is 0 to 7 .* got 8"),
+        ({"errors": "boom"}, TypeError, "errors takes a list of AttemptError or str, got 'boom'"),
+        ({"attempted_by": [1]}, TypeError, r"attempted_by takes a list of str, got \[1\]"),
+        ({"created_at": "now"}, TypeError, "created_at takes a datetime, got 'now'"),
+        ({"state": "done"}, ValueError, "state is one of available, .* got 'done'"),
+        ({"metadata": "x"}, ArgsError, "metadata: must be a JSON object"),
+    ],
+)
+def test_wrong_columns(columns: dict[str, Any], error: type[Exception], text: str) -> None:
+    """A column with a wrong type, a number out of its range or an unknown state is refused."""
+    with pytest.raises(error, match=text):
+        make_job(Welcome(1), **columns)
+
+
 async def test_what_needs_a_database_says_so() -> None:
     """Calls with a transaction and wrong arguments are refused, and a test can cancel a job."""
     job = make_job(Welcome(1), errors=["first"], state="retryable")  # type: ignore
@@ -96,6 +117,8 @@ async def test_what_needs_a_database_says_so() -> None:
     for call in (job.complete_tx, job.checkpoint):
         with pytest.raises(ClientStateError, match=r"use riverpy.testing.TestWorker"):
             await call(object())  # type: ignore
+    with pytest.raises(ClientStateError, match="attempt 7 of 7 is the last one"):
+        make_job(Welcome(1), attempt=7).make_next_attempt()
     job.cancel()
     assert job.cancelled.is_set()
     with pytest.raises(TypeError, match=r"user_id is a field of the args"):

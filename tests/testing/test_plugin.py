@@ -116,6 +116,71 @@ def test_killed(riverpy_url):
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
+MISTAKES = """
+import asyncpg
+import pytest
+import riverpy
+from conftest import Welcome
+from sqlalchemy import text
+
+workers = riverpy.Workers()
+INSERT = "insert into users default values"
+left_open = []
+
+
+@workers.job(kind="other")
+async def work(job: riverpy.Job[riverpy.RawArgs]) -> None: ...
+
+
+@pytest.fixture
+def riverpy_workers():
+    return workers
+
+
+@pytest.fixture(autouse=True)
+def _tables_are_empty(riverpy_sync_engine):
+    with riverpy_sync_engine.connect() as connection:
+        assert connection.scalar(text("select count(*) from users")) == 0
+
+
+async def test_unknown_kind(riverpy_client):
+    await riverpy_client.insert(Welcome(user_id=1))
+
+
+async def test_commit_of_connection(riverpy_connection):
+    await riverpy_connection.execute(f"{INSERT}; commit")
+
+
+async def test_commit_text(riverpy_session):
+    for statement in (INSERT, "commit", "select 1"):
+        await riverpy_session.execute(text(statement))
+
+
+async def test_commit_under_session(riverpy_session):
+    await riverpy_session.execute(text(INSERT))
+    await (await riverpy_session.connection()).commit()
+
+
+def test_commit_under_sync_session(riverpy_sync_session):
+    for statement in (INSERT, "commit", "select 1"):
+        riverpy_sync_session.execute(text(statement))
+
+
+async def test_lock(riverpy_client, riverpy_url):
+    connection = await asyncpg.connect(riverpy_url, server_settings={"application_name": "left"})
+    await connection.execute("begin; lock table river_job in access exclusive mode")
+    left_open.append(connection)
+
+
+async def test_close(riverpy_connection):
+    await riverpy_connection.close()
+
+
+async def test_locks_of_the_own_connection(riverpy_connection, riverpy_client):
+    await riverpy_client.insert(riverpy.RawArgs("other", "{}"))
+    await riverpy_connection.execute("update river_job set priority = 2")
+"""
+
 WRONG = """
 import pytest
 
@@ -202,6 +267,32 @@ def test_errors_teach(run: Run) -> None:
     ):
         assert text in output, output
     assert "1 failed, 4 errors" in output, output
+
+
+def test_transactions_that_tests_end(run: Run) -> None:
+    """A test whose code ends the transaction of a fixture, or leaves a lock behind, gets an error,
+    and the next test finds empty tables. A missing kind names the fixture."""
+    output = run({"conftest": CONFTEST, "test_mistakes": MISTAKES}, "-o", "asyncio_mode=auto")
+    for text in (
+        "the workers that the fixture riverpy_workers returns",
+        "has ended the transaction of riverpy_connection",
+        "has ended the transaction of riverpy_session",
+        "has ended the transaction of riverpy_sync_session",
+        "ERROR at teardown of test_lock",
+        "application_name 'left', idle in transaction, last statement 'begin; lock table",
+    ):
+        assert text in output, output
+    assert "1 failed, 7 passed, 5 errors" in output, output
+
+
+def test_server_is_missing(run: Run) -> None:
+    """A server that cannot be used is an error of one line that names the option."""
+    url = "postgres://nobody:secret@127.0.0.1:9/x"
+    output = run({"test_url": "def test_url(riverpy_url): ..."}, f"--riverpy-url={url}")
+    text = "of --riverpy-url: cannot connect to 127.0.0.1:9: connection refused\n"
+    assert text in output, output
+    assert "Traceback" not in output
+    assert "secret" not in output
 
 
 def test_run_without_fixtures_does_not_import_riverpy(run: Run) -> None:
