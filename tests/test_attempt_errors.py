@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -113,10 +113,8 @@ async def test_row_of_odd_entries(rig: Rig, schema: Schema) -> None:
     report = await run_doctor(*where)
     assert not [one for one in report.findings if "this check failed" in one["text"]]
     before = await schema.fetchval("SELECT errors::text[] FROM river_job")
-    async with rig.working(fetch_poll_interval=timedelta(milliseconds=100)):
-        event = await rig.event()
-    assert event.job is not None
-    assert [error.error for error in event.job.errors[-2:]] == ["", "ValueError: one more"]
+    (result,) = await rig.work_due_jobs()
+    assert [error.error for error in result.job.errors[-2:]] == ["", "ValueError: one more"]
     stored = await schema.fetchval("SELECT errors::text[] FROM river_job")
     assert stored[:-1] == before
     assert json.loads(stored[-1])["error"] == "ValueError: one more"

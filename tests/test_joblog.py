@@ -71,9 +71,8 @@ async def test_each_attempt(rig: Rig, logger: logging.Logger) -> None:
     logger.info("outside of a job")
     before = {"attempt": 9, "log": "of River\n", "more": 1.50}
     opts = InsertOpts(metadata={LOG: [before], "mine": 1})
-    async with rig.working(middleware=[JobLog(), JobLog(level="ERROR")]) as client:
-        job_id = (await client.insert(Task(), opts)).job.id
-        await rig.take(3)
+    job_id = (await rig.insert(Task(), opts)).job.id
+    await rig.work_due_jobs(middleware=[JobLog(), JobLog(level="ERROR")])
     found = metadata_of(await rig.row(job_id))
     entries = [
         {
@@ -133,9 +132,7 @@ async def test_jobs_beside_each_other(rig: Rig, logger: logging.Logger) -> None:
             f"ERROR said {n}",
             f"{n}",
         ]
-    async with rig.working() as client:
-        await client.insert(Quiet(1))
-        assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+    assert (await rig.run_one(Quiet(1)))["state"] == "completed"
 
 
 async def test_completed_in_a_transaction(rig: Rig) -> None:
@@ -149,10 +146,7 @@ async def test_completed_in_a_transaction(rig: Rig) -> None:
             await job.complete_tx(connection)
         job.log.info("after")
 
-    async with rig.working(middleware=[JobLog()]) as client:
-        job_id = (await client.insert(Task())).job.id
-        await rig.take(1)
-    found = metadata_of(await rig.row(job_id))
+    found = metadata_of(await rig.run_one_on_pool(middleware=[JobLog()]))
     assert found["riverpy:progress"]["done"] == 1
     assert [line.split()[-1] for line in found[LOG][0]["log"].splitlines()] == ["before", "after"]
 

@@ -80,10 +80,10 @@ async def test_from_insert_to_work(rig: Rig, telemetry: Telemetry) -> None:
         with telemetry.tracer.start_as_current_span("inside"):
             pass
 
-    async with rig.working(plugins=[telemetry.plugin()]) as client:
-        with telemetry.tracer.start_as_current_span("request"):
-            job = (await client.insert(Task())).job
-        await rig.event()
+    plugin = telemetry.plugin()
+    with telemetry.tracer.start_as_current_span("request"):
+        job = (await rig.insert(client=rig.client(plugins=[plugin]))).job
+    await rig.work_due_jobs(plugins=[plugin])
     (request,), (insert,) = telemetry.spans("request"), telemetry.spans("insert default")
     (attempt,), (inside,) = telemetry.spans("work default"), telemetry.spans("inside")
     assert insert.parent == request.context
@@ -126,8 +126,7 @@ async def test_parent(rig: Rig, telemetry: Telemetry) -> None:
 
     trace, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     metadata = {"traceparent": f"00-{trace}-{span}-01", "tracestate": "vendor=x"}
-    async with rig.working(plugins=[telemetry.plugin(parent=True)]) as client:
-        await rig.work(client, Task(), opts=InsertOpts(metadata=metadata))
+    await rig.run_one(opts=InsertOpts(metadata=metadata), plugins=[telemetry.plugin(parent=True)])
     (attempt,) = telemetry.spans("work default")
     assert attempt.parent is not None
     assert f"{attempt.parent.span_id:016x}" == span
@@ -143,8 +142,7 @@ async def test_no_context(rig: Rig, telemetry: Telemetry, metadata: dict[str, An
     async def work(job: Job[Task]) -> None: ...
 
     await rig.insert_rows(1, metadata=json.dumps(metadata))
-    async with rig.working(plugins=[telemetry.plugin(parent=True)]):
-        await rig.event()
+    await rig.work_due_jobs(plugins=[telemetry.plugin(parent=True)])
     (attempt,) = telemetry.spans("work default")
     assert (attempt.parent, attempt.links) == (None, ())
 
@@ -166,9 +164,7 @@ async def test_outcomes(rig: Rig, telemetry: Telemetry) -> None:
                 await anyio.sleep_forever()
 
     args = [*map(Task, range(5)), RawArgs("nobody", "{}"), RawArgs("task", '{"n":"x"}')]
-    async with rig.working(plugins=[telemetry.plugin()], known_kinds_only=False) as client:
-        for one in args:
-            await rig.work(client, one)
+    await rig.work_in_order(*args, plugins=[telemetry.plugin()], known_kinds_only=False)
     spans = telemetry.spans("work default")
     assert [(span.attributes or {})["river.job.outcome"] for span in spans] == [
         "completed",
@@ -317,8 +313,8 @@ async def test_kinds_are_bounded(
     @rig.job
     async def work(job: Job[Task]) -> None: ...
 
-    async with rig.working(plugins=[telemetry.plugin()], known_kinds_only=False) as client:
-        await rig.work(client, *(RawArgs(f"kind{n}", "{}") for n in range(5)))
+    args = [RawArgs(f"kind{n}", "{}") for n in range(5)]
+    await rig.work_in_order(*args, plugins=[telemetry.plugin()], known_kinds_only=False)
     points = telemetry.points("messaging.process.duration")
     kinds = {point.attributes["river.job.kind"]: point.count for point in points}
     assert kinds == {"kind0": 1, "kind1": 1, "_OTHER": 3}

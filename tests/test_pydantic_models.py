@@ -177,11 +177,10 @@ async def test_args_and_output(rig: Rig) -> None:
     the computed fields too. Marked fields are unique, by their aliases."""
     rig.job(args=Order, executor="process")(record_order)
     unique = InsertOpts(unique_opts=UniqueOpts(by_args=True))
-    async with rig.working() as client:
-        first = await client.insert(ORDER, unique)
-        again = await client.insert(ORDER.model_copy(update={"ratio": 3.0}), unique)
-        assert again.job.id == first.job.id
-        await rig.take(1)
+    first = await rig.insert(ORDER, unique)
+    again = await rig.insert(ORDER.model_copy(update={"ratio": 3.0}), unique)
+    assert again.job.id == first.job.id
+    await rig.work_due_jobs()
     (row,) = await rig.schema.jobs()
     assert row["state"] == "completed", row["errors"]
     args = json.loads(row["args"]) if isinstance(row["args"], str) else row["args"]

@@ -78,9 +78,7 @@ async def test_failure(rig: Rig, sent: Memory) -> None:
             sentry_sdk.set_tag("mine", "yes")
         raise ValueError("bad")
 
-    async with rig.working(plugins=[SentryPlugin()]) as client:
-        await rig.work(client, Task(SECRET))
-        await rig.work(client, Task(2))
+    await rig.work_in_order(Task(SECRET), Task(2), plugins=[SentryPlugin()])
     first, second = sent.events
     tags = {"river.kind": "task", "river.queue": "default", "river.attempt": 1}
     assert tags_of(first) == tags_of(second) == tags
@@ -116,9 +114,8 @@ async def test_final_only(rig: Rig, sent: Memory) -> None:
     async def work(job: Job[Task]) -> None:
         raise ValueError(str(job.args.n))
 
-    async with rig.working(plugins=[SentryPlugin(final_only=True)]) as client:
-        await rig.work(client, Task(1))
-        await rig.work(client, Task(2), opts=InsertOpts(max_attempts=1))
+    await rig.run_one(Task(1), plugins=[SentryPlugin(final_only=True)])
+    await rig.run_one(Task(2), InsertOpts(max_attempts=1), plugins=[SentryPlugin(final_only=True)])
     assert [event["exception"]["values"][0]["value"] for event in sent.events] == ["2"]
 
 
@@ -129,12 +126,10 @@ async def test_no_failures(rig: Rig, sent: Memory) -> None:
     async def work(job: Job[Task]) -> None:
         raise JobSnooze(timedelta(hours=1)) if job.args.n else JobCancel("enough")
 
-    async with rig.working(plugins=[SentryPlugin()], known_kinds_only=False) as client:
-        await rig.work(client, Task(0))
-        await rig.work(client, Task(1))
-        assert sent.events == []
-        await rig.work(client, RawArgs("nobody", "{}"))
-        await rig.work(client, RawArgs("task", '{"n":"x"}'))
+    await rig.work_in_order(Task(0), Task(1), plugins=[SentryPlugin()])
+    assert sent.events == []
+    args = [RawArgs("nobody", "{}"), RawArgs("task", '{"n":"x"}')]
+    await rig.work_in_order(*args, plugins=[SentryPlugin()], known_kinds_only=False)
     types = [event["exception"]["values"][-1]["type"] for event in sent.events]
     assert types == ["LookupError", "ValidationError"]
     statuses = [one["contexts"]["trace"]["status"] for one in sent.transactions]
@@ -147,10 +142,9 @@ async def test_trace(rig: Rig, sent: Memory) -> None:
     @rig.job
     async def work(job: Job[Task]) -> None: ...
 
-    async with rig.working(plugins=[SentryPlugin()]) as client:
-        with sentry_sdk.start_transaction(op="test", name="request") as request:
-            job = (await client.insert(Task())).job
-        await rig.event()
+    with sentry_sdk.start_transaction(op="test", name="request") as request:
+        job = (await rig.insert(client=rig.client(plugins=[SentryPlugin()]))).job
+    await rig.work_due_jobs(plugins=[SentryPlugin()])
     first, second = sorted(sent.transactions, key=lambda one: one["transaction"])
     assert (first["transaction"], second["transaction"]) == ("request", "task")
     (publish,) = first["spans"]
@@ -202,6 +196,5 @@ async def test_without_sdk(rig: Rig) -> None:
         if job.args.n:
             raise ValueError("bad")
 
-    async with rig.working(plugins=[SentryPlugin()]) as client:
-        good, bad = await rig.work(client, Task(0), Task(1))
+    good, bad = await rig.work_in_order(Task(0), Task(1), plugins=[SentryPlugin()])
     assert (good["state"], bad["state"]) == ("completed", "available")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from riverpy import Event, JobRow, StopReport, Subscription
+    from riverpy import Event, InsertResult, JobRow, StopReport, Subscription
     from riverpy.testing import WorkResult
     from tests._database import Schema
 
@@ -154,6 +154,14 @@ class Rig:
         await self.take(len(ids))
         return [await self.row(job_id) for job_id in ids]
 
+    async def insert(
+        self, args: Any = None, opts: Any = None, *, client: Client | None = None
+    ) -> InsertResult:
+        """Insert one job with a client that is not open, and commit."""
+        connection = self.schema.connection
+        async with connection.transaction():
+            return await (client or self.client()).insert(args or Task(), opts, tx=connection)
+
     async def run_one(self, args: Any = None, opts: Any = None, **settings: Any) -> asyncpg.Record:
         """Insert one job, work it once with the test kit, and return its row."""
         connection = self.schema.connection
@@ -177,11 +185,13 @@ class Rig:
         """Insert jobs, work each one once with the test kit, and return their rows."""
         return [await self.run_one(one, **settings) for one in args]
 
-    async def work_due_jobs(self, **settings: Any) -> list[WorkResult]:
+    async def work_due_jobs(
+        self, *, with_scheduled: bool = False, **settings: Any
+    ) -> list[WorkResult]:
         """Work all due jobs with the test kit."""
         connection, client = self.schema.connection, self.client(**settings)
         async with connection.transaction():
-            return await drain(client, tx=connection)
+            return await drain(client, with_scheduled=with_scheduled, tx=connection)
 
     async def run_one_in_client(self, **settings: Any) -> asyncpg.Record:
         """Insert one job, work it in a running client until its first event, and return its row."""

@@ -190,8 +190,7 @@ async def test_thread_raises_stop_iteration(rig: Rig) -> None:
     def work(job: Job[Task]) -> None:
         next(iter(()))
 
-    async with rig.working(slots=1) as client:
-        (row,) = await rig.work(client, Task())
+    row = await rig.run_one()
     assert row["state"] == "available"
     (entry,) = errors_of(row)
     assert "StopIteration" in entry["error"]

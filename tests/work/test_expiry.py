@@ -54,23 +54,18 @@ async def test_expired_jobs_do_not_run(rig: Rig, earlier_attempts: int) -> None:
         ran.append(job.args.n)
 
     opts = InsertOpts(expires_in=HOUR)
-    client = rig.client(middleware=[Middleware()])
-    async with rig.client() as inserting:
-        expired = (await inserting.insert(Task(1), opts)).job.id
-        await inserting.insert(Task(2), opts)
+    expired = (await rig.insert(Task(1), opts)).job.id
+    await rig.insert(Task(2), opts)
     await rig.schema.execute(
         f"UPDATE river_job SET metadata = {PAST}, attempt = $2 WHERE id = $1",
         expired,
         earlier_attempts,
     )
-    async with rig.running(client):
-        events = await rig.take(2)
+    results = await rig.work_due_jobs(middleware=[Middleware()])
     assert ran == [-1, 2]
-    by_id = {event.job.id: event for event in events if event.job is not None}
-    event = by_id.pop(expired)
-    assert event.kind is EventKind.JOB_CANCELLED
-    assert [one.kind for one in by_id.values()] == [EventKind.JOB_COMPLETED]
-    (row,) = [row for row in await rig.schema.jobs() if row["id"] == expired]
+    kinds = [result.event.kind for result in results]
+    assert kinds == [EventKind.JOB_CANCELLED, EventKind.JOB_COMPLETED]
+    row = await rig.row(expired)
     assert (row["state"], row["attempt"]) == (JobState.CANCELLED, earlier_attempts + 1)
     assert row["finalized_at"] is not None
     (error,) = errors_of(row)
@@ -101,8 +96,7 @@ async def test_damaged_expiries(rig: Rig) -> None:
         for job_id in ids[1:5]:
             await client.job_retry(job_id)
         await client.job_retry_many(ids=ids[5:])
-    async with rig.running(rig.client()):
-        await rig.take(len(ids))
+    assert len(await rig.work_due_jobs()) == len(ids)
     states = {row["id"]: row["state"] for row in await rig.schema.jobs()}
     assert states == {ids[0]: "cancelled"} | dict.fromkeys(ids[1:], "completed")
 
@@ -122,7 +116,6 @@ async def test_retry_of_an_expired_job(rig: Rig) -> None:
         )
         await client.job_retry(one)
         await client.job_retry_many(ids=[two])
-    async with rig.running(rig.client()):
-        events = await rig.take(2)
-    assert [event.kind for event in events] == [EventKind.JOB_COMPLETED] * 2
+    for result in await rig.work_due_jobs():
+        result.require_completed()
     assert sorted(ran) == [1, 2]

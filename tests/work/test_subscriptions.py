@@ -35,40 +35,37 @@ async def test_kinds_and_jobs(rig: Rig) -> None:
     """Each outcome has its kind of event. The event's job is the row after its result was
     stored."""
     ends(rig)
-    async with rig.working(slots=1) as client:
-        for n in range(4):
-            await client.insert(Task(n=n))
-        events = await rig.take(4)
-        assert [event.kind for event in events] == [
+    for n, kind in enumerate(
+        [
             EventKind.JOB_COMPLETED,
             EventKind.JOB_FAILED,
             EventKind.JOB_SNOOZED,
             EventKind.JOB_CANCELLED,
         ]
-        for event in events:
-            told = event.job
-            assert told is not None
-            stored = await client.job_get(told.id)
-            for column in (
-                "state",
-                "attempt",
-                "metadata",
-                "errors",
-                "attempted_by",
-                "encoded_args",
-                "attempted_at",
-                "tags",
-                "max_attempts",
-                "queue",
-                "kind",
-                "created_at",
-            ):
-                assert getattr(told, column) == getattr(stored, column), column
-            assert (told.finalized_at is None) == (stored.finalized_at is None)
-            near = abs(told.scheduled_at - stored.scheduled_at)
-            assert near < timedelta(seconds=5)
-            assert event.queue is None
-            assert repr(event)
+    ):
+        await rig.run_one(Task(n))
+        event, told, stored = rig.last.event, rig.last.event.job, rig.last.job
+        assert event.kind is kind
+        assert told is not None
+        for column in (
+            "state",
+            "attempt",
+            "metadata",
+            "errors",
+            "attempted_by",
+            "encoded_args",
+            "attempted_at",
+            "tags",
+            "max_attempts",
+            "queue",
+            "kind",
+            "created_at",
+        ):
+            assert getattr(told, column) == getattr(stored, column), column
+        assert (told.finalized_at is None) == (stored.finalized_at is None)
+        assert abs(told.scheduled_at - stored.scheduled_at) < timedelta(seconds=5)
+        assert event.queue is None
+        assert repr(event)
 
 
 async def test_only_the_kinds_asked_for(rig: Rig) -> None:
