@@ -201,7 +201,7 @@ def describe_error(error: BaseException) -> str:
     return mask_passwords(" ".join(text.split()))
 
 
-class _Connection(asyncpg.Connection):
+class ArrayTypeConnection(asyncpg.Connection):
     """A connection that knows the array types in riverpy's statements. asyncpg would query each
     type in every session, which takes longer than the statement itself."""
 
@@ -297,7 +297,7 @@ async def connect(
                 target,
                 timeout=timeout,
                 **login,
-                connection_class=_Connection,
+                connection_class=ArrayTypeConnection,
                 statement_cache_size=0 if through_pooler else 512,
                 server_settings=None if through_pooler else own_settings,
             )
@@ -458,7 +458,7 @@ async def close_connection(connection: Connection) -> None:
     connection.terminate()
 
 
-class _ConnectionWithoutReset(_Connection):
+class _ConnectionWithoutReset(ArrayTypeConnection):
     """A connection of a pool. Its release to the pool sends nothing to the server, because riverpy
     changes no settings of the session. Only a transaction that a cancelled call left open is rolled
     back. asyncpg's own reset would also report such a transaction to the event loop as an error."""
