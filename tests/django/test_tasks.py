@@ -34,6 +34,7 @@ from riverpy.django.tasks_api import (
     task_started,
 )
 from riverpy.django.worker import make_client
+from riverpy.testing import drain
 from tests.django.shop import tasks
 from tests.django.shop.models import Order
 
@@ -62,13 +63,14 @@ class HourlyRetry:
 
 
 def work_all() -> None:
-    """Work all jobs, in a client as that of `manage.py riverpy worker`."""
+    """Work all due jobs, with a client as that of `manage.py riverpy worker`."""
 
     async def work() -> None:
         with override_settings(RIVERPY={"CONFIG": Config(retry_policy=HourlyRetry())}):
             client = await make_client()
         client.configure(database=make_database_url("default"))
-        await client.run(drain=True)
+        async with client:
+            await drain(client)
 
     asyncio.run(work())
 

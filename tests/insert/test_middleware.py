@@ -201,17 +201,13 @@ async def test_periodic_error(
         assert (len(await one.slots("bad")), len(await one.slots("good"))) == (1, 1)
 
 
-async def test_order(schema: Schema) -> None:
+async def test_order() -> None:
     """Plugins run before the other hooks and middleware. Those of each args class run once per
     batch, inside the client's. Hooks run for each job."""
     batch = [InsertManyParams(one) for one in (Traced(1), Plain(), Traced(2))]
-    settings = {
-        "plugins": [Recorder("p")],
-        "hooks": [Recorder("h")],
-        "middleware": [Recorder("m")],
-    }
-    async with client_on(schema, **settings) as client:
-        results = await client.insert_many(batch)
+    config = Config(plugins=[Recorder("p")], hooks=[Recorder("h")], middleware=[Recorder("m")])
+    with recording():
+        results = await Client(config=config).insert_many(batch)
     assert [result.job.kind for result in results] == ["traced", "plain", "traced"]
     of_traced = [f"{name} begin traced" for name in ("p", "h", "args plugin", "args hook")]
     assert calls == [
@@ -228,10 +224,11 @@ async def test_order(schema: Schema) -> None:
     ]
 
 
-async def test_hooks_of_an_args_class(schema: Schema) -> None:
+async def test_hooks_of_an_args_class() -> None:
     """Hooks of an args class work without hooks in the settings, and do not run for other
     classes."""
-    async with client_on(schema) as client:
+    client = Client()
+    with recording():
         await client.insert(Plain())
         await client.insert(RawArgs("traced", "{}"))
         assert calls == []
@@ -322,30 +319,29 @@ async def _twice(params: Sequence[JobInsertParams], do_inner: InsertInner) -> No
     ("function", "text", "stored"),
     [(_never, "_never returned without", 0), (_twice, "_twice called do_inner twice", 1)],
 )
-async def test_rules_for_do_inner(
-    schema: Schema, function: Callable[..., Any], text: str, stored: int
-) -> None:
+async def test_rules_for_do_inner(function: Callable[..., Any], text: str, stored: int) -> None:
     """An insert fails if a middleware calls do_inner twice or never. With two calls, the jobs are
     inserted once."""
-    async with client_on(schema, middleware=[JobInsertMiddlewareFunc(function)]) as client:
-        with pytest.raises(RuntimeError, match=text):
-            await client.insert(Plain())
-    assert len(await schema.jobs()) == stored
+    client = Client(config=Config(middleware=[JobInsertMiddlewareFunc(function)]))
+    with recording() as recorded, pytest.raises(RuntimeError, match=text):
+        await client.insert(Plain())
+    assert len(recorded.jobs) == stored
 
 
-async def test_do_inner_after_the_insert(schema: Schema) -> None:
+async def test_do_inner_after_the_insert() -> None:
     """A task that a middleware left running cannot insert after the insert has ended."""
     tasks: list[asyncio.Task[object]] = []
 
     async def leave(params: Sequence[JobInsertParams], do_inner: InsertInner) -> None:
         tasks.append(asyncio.create_task(do_inner()))  # type: ignore[arg-type]
 
-    async with client_on(schema, middleware=[JobInsertMiddlewareFunc(leave)]) as client:
+    client = Client(config=Config(middleware=[JobInsertMiddlewareFunc(leave)]))
+    with recording() as recorded:
         with pytest.raises(RuntimeError, match="leave returned without calling do_inner"):
             await client.insert(Plain())
         with pytest.raises(RuntimeError, match="leave called do_inner after it returned"):
             await tasks[0]
-    assert await schema.jobs() == []
+    assert recorded.jobs == []
 
 
 async def test_database_errors_cannot_be_caught(schema: Schema) -> None:
