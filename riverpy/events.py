@@ -122,33 +122,39 @@ class Event(msgspec.Struct, frozen=True):
     """In an event of the fleet: the id of the client that sent it. None in other events."""
     progress: JobProgress | None = None
     """The progress of JOB_PROGRESS. Its text is cut to 500 characters."""
+    at: datetime | None = None
+    """In an event of the fleet: its time, by the clock of the client that sent it. None in other
+    events."""
 
 
 class JobChangeKind(StrEnum):
-    """What a change of a watched job is."""
+    """What has changed in the row of a watched job. If several things have changed since the last
+    item, the kind is the first of STATE, ATTEMPT, OUTPUT and PROGRESS."""
 
     PRESENT = "present"
     """The first item of a watch: the job as it was when the watch began."""
-    PROGRESS = "progress"
-    """The job has reported progress."""
-    OUTPUT = "output"
-    """The output was stored or has changed."""
-    ATTEMPT = "attempt"
-    """Another attempt began or was taken back, and the state is the same as before."""
     STATE = "state"
     """The state has changed."""
+    ATTEMPT = "attempt"
+    """Another attempt began or was taken back, and the state is the same as before."""
+    OUTPUT = "output"
+    """The output was stored or has changed."""
+    PROGRESS = "progress"
+    """The job has reported progress."""
 
 
 class JobChange(msgspec.Struct, frozen=True):
     """A change of a job that `client.watch` has found."""
 
     kind: JobChangeKind
+    """The most important change."""
     job: JobRow
     """The whole row after the change."""
     progress: JobProgress | None
-    """The last progress of the job; None: it has reported none."""
+    """The last progress of the job, with each kind of change; None: it has reported none."""
     output: Any
-    """The output of the job so far, as decoded JSON; None: it has none."""
+    """The output of the job so far, as decoded JSON, with each kind of change; None: it has
+    none."""
 
 
 class LeadershipChange(msgspec.Struct, frozen=True):

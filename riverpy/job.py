@@ -378,15 +378,22 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
         a second with one statement, and stores the last progress with the result of the attempt.
         May be called in any thread, and in a job with `executor="process"`.
 
+        A report never fails the job because of a computed value. Numbers below 0 count as 0, and
+        numbers above 2^63 - 1 as this. `done` may be more than `total`. If `done` is infinite or
+        NaN, nothing is reported; if `total` is, it counts as unknown. A text of more than 1,000
+        characters is cut and ends with "…". Characters that PostgreSQL cannot store are replaced.
+
         Args:
-            done: how much is done, in any unit. A number from 0.
+            done: how much is done, in any unit.
             total: how much there is to do, in the same unit. Default None: unknown.
-            text: what the job does now, at most 1,000 characters. Default None.
+            text: what the job does now. Default None.
 
         Raises:
-            ArgsError: a value cannot be stored.
+            ArgsError: a value has a wrong type.
         """
-        self._report_progress(make_progress(done, total, text))
+        progress = make_progress(done, total, text)
+        if progress is not None:
+            self._report_progress(progress)
 
     def _report_progress(self, progress: JobProgress) -> None:
         raise ClientStateError("job.progress is for a job that a client runs")

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, datetime
-from numbers import Integral
+from decimal import Decimal
+from numbers import Integral, Real
 
 import msgspec
 
-from riverpy import _json
 from riverpy.errors import ArgsError
 
 PROGRESS_METADATA_KEY = "riverpy:progress"
 """The metadata key of the progress of a job."""
 PROGRESS_TEXT_LENGTH_MAX = 1_000
-"""The maximum number of characters of the text of a progress."""
+"""The maximum number of characters of the text of a progress. A longer one is cut."""
 PROGRESS_NUMBER_MAX = 2**63 - 1
 """The maximum of the numbers of a progress."""
+_CHARACTERS_NOT_STORED = re.compile("[\0\ud800-\udfff]")
+"""NUL and lone surrogates, which PostgreSQL refuses."""
 
 
 class JobProgress(msgspec.Struct, frozen=True):
@@ -36,41 +39,43 @@ class JobProgress(msgspec.Struct, frozen=True):
         line = f"{self.done:,}"
         if self.total is not None:
             line += f" of {self.total:,}"
-            if self.total > 0:
-                line += f" ({math.floor(100 * self.done / self.total)} %)"
+            percentage = 100 * self.done / self.total if self.total > 0 else math.inf
+            if math.isfinite(percentage):
+                line += f" ({math.floor(percentage)} %)"
         return f"{line}: {self.text}" if self.text else line
 
 
-def make_progress(done: object, total: object, text: object) -> JobProgress:
-    """Check the values of a progress, and return it with the time now.
+def make_progress(done: object, total: object, text: object) -> JobProgress | None:
+    """Return a progress with the time now. Values that a job may have computed never raise, because
+    a report must not fail its job: see `Job.progress`. None: `done` is not finite.
 
     Raises:
-        ArgsError: a value cannot be stored.
+        ArgsError: a value has a wrong type.
     """
     if text is not None:
         if not isinstance(text, str):
             raise ArgsError(f"progress: text must be a str or None, got {type(text).__name__}")
         if len(text) > PROGRESS_TEXT_LENGTH_MAX:
-            raise ArgsError(
-                f"progress: text may have at most {PROGRESS_TEXT_LENGTH_MAX:,} characters, "
-                f"got {len(text):,}"
-            )
-        _json.encode({"text": text})  # refuses characters that PostgreSQL cannot store
-    return JobProgress(
-        done=_check_number("done", done),
-        total=None if total is None else _check_number("total", total),
-        text=text,
-        at=datetime.now(UTC),
-    )
+            text = text[: PROGRESS_TEXT_LENGTH_MAX - 1] + "…"
+        text = _CHARACTERS_NOT_STORED.sub("\N{REPLACEMENT CHARACTER}", text)
+    done_number = _convert_number("done", done)
+    total_number = None if total is None else _convert_number("total", total)
+    if done_number is None:
+        return None
+    return JobProgress(done=done_number, total=total_number, text=text, at=datetime.now(UTC))
 
 
-def _check_number(name: str, value: object) -> int | float:
-    if isinstance(value, bool) or not isinstance(value, Integral | float):
-        raise ArgsError(f"progress: {name} must be an int or a float, got {type(value).__name__}")
-    number = float(value) if isinstance(value, float) else int(value)
-    if not 0 <= number <= PROGRESS_NUMBER_MAX:  # this is also true for NaN
-        raise ArgsError(f"progress: {name} must be from 0 to 2^63 - 1, got {value}")
-    return number
+def _convert_number(name: str, value: object) -> int | float | None:
+    """Return a number from 0 to `PROGRESS_NUMBER_MAX`; None: the value is not finite."""
+    if isinstance(value, bool) or not isinstance(value, Real | Decimal):
+        raise ArgsError(f"progress: {name} must be a number, got {type(value).__name__}")
+    if isinstance(value, Integral):
+        return min(max(int(value), 0), PROGRESS_NUMBER_MAX)
+    try:
+        number = float(value)
+    except (OverflowError, ValueError):  # a fraction that is too large, or a signaling NaN
+        return None
+    return min(max(number, 0.0), PROGRESS_NUMBER_MAX) if math.isfinite(number) else None
 
 
 def decode_progress(metadata_text: str) -> JobProgress | None:

@@ -9,7 +9,8 @@ from riverpy._calls.job_page import check_job_id
 from riverpy._calls.listening import POOL_SIZE_MIN, ListeningMethods
 from riverpy._fleet.filters import make_follow_filter
 from riverpy._fleet.follower import FleetFollower
-from riverpy._fleet.subscription import FleetSubscription
+from riverpy._fleet.row_reader import RowReader
+from riverpy._fleet.subscription import FleetStream, FleetSubscription
 from riverpy._fleet.watch import JobWatch
 from riverpy._leading.subscriptions import LeadershipPublisher, LeadershipSubscription
 from riverpy._postgres.driver import is_pool
@@ -85,7 +86,8 @@ class EventMethods(ListeningMethods):
         check_stream_size(size)
         follow_filter = make_follow_filter(kinds, job_kinds, queues, job_ids)
         follower = self._follower
-        return FleetSubscription(follower, follow_filter, size, follower.wait_until_announced)
+        stream = FleetStream(follower, follow_filter, size)
+        return FleetSubscription(stream, follower.wait_until_announced)
 
     def _expect_listening_possible(self) -> None:
         """Raise ConfigError if the settings of the client allow no notifications."""
@@ -110,12 +112,13 @@ class EventMethods(ListeningMethods):
     def watch(self, job_id: int) -> JobWatch:
         """Watch one job until it ends: `async for change in client.watch(job_id): …`.
 
-        The first item is the job as it is now. Then each change of its state, attempt, progress and
-        output follows. The iteration ends after the job is completed, cancelled or discarded. A
-        slow reader gets the newest state, and no states between. Changes by a worker of riverpy
-        arrive within milliseconds. All others, for instance by River in Go, arrive within a second.
+        The first item is the job as it is now. Then an item follows when its state, attempt,
+        progress or output has changed. The iteration ends after the job is completed, cancelled or
+        discarded. A slow reader gets only the newest row. Changes by a worker of riverpy arrive
+        within milliseconds. All others, for instance by River in Go, arrive within a second.
 
-        `asyncio.timeout` limits the time. All watches of a client share one connection.
+        `asyncio.timeout` limits the time. All watches of a client share one connection. One task
+        reads a watch: call `watch` once for each reader.
 
         Args:
             job_id: the id of the job.
@@ -124,11 +127,12 @@ class EventMethods(ListeningMethods):
             ConfigError: the id is no whole number of 64 bits.
 
         The iteration raises `NotFoundError` if the job does not exist or was deleted, and
-        `ClientStateError` if the client is not open or closes. While the database cannot be
+        `ClientStateError` if the client is not open or closes, or if another task reads the
+        watch. While the database cannot be
         reached, it waits.
         """
         check_job_id(job_id)
-        return JobWatch(self._follower, job_id)
+        return JobWatch(RowReader(self._follower, job_id))
 
     @cached_property
     def _follower(self) -> FleetFollower:

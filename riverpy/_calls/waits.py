@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import abstractmethod
+from collections.abc import Iterable
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -20,8 +21,6 @@ from riverpy.errors import ConfigError
 from riverpy.insert_opts import InsertOpts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from riverpy.insert_opts import InsertResult
     from riverpy.job import JobArgs, JobRow, RawArgs
 
@@ -146,7 +145,9 @@ def with_notified_end(opts: InsertOpts | None) -> InsertOpts | None:
 
 
 def check_job_ids(job_ids: Iterable[int]) -> list[int]:
-    """Return the ids as a list. Raise ConfigError if one is no whole number of 64 bits."""
+    """Return the ids as a list. Raise ConfigError unless they are whole numbers of 64 bits."""
+    if not isinstance(job_ids, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"job_ids is a list of ids of jobs, got {job_ids!r}")
     ids = list(job_ids)
     for job_id in ids:
         check_job_id(job_id)

@@ -6,6 +6,7 @@ data of jobs.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,7 +28,9 @@ class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """An event as a JSON object."""
 
     event: str
-    """The kind of event, or `dropped` if events were dropped because the reader was too slow."""
+    """The kind of event, or `dropped` if events were dropped because there were too many."""
+    at: datetime
+    """The time of the event, by the clock of the client that sent it."""
     queue: str = ""
     job_id: int = 0
     kind: str = ""
@@ -52,18 +55,21 @@ class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     client: str = ""
     """The id of the client that sent the event. Only events of the fleet have it."""
     progress: JobProgress | None = None
-    """How far the job has come. Only events of the fleet have it."""
+    """How far the job has come. Only the event `job_progress` has it."""
 
 
 def build_event_line(event: Event) -> EventLine:
     """Return the line that describes an event."""
     job, times = event.job, event.statistics
+    at, client = event.at or datetime.now(UTC), event.client_id or ""
     if event.lease is not None:
-        return _build_lease_line(event.kind, event.lease)
+        return _build_lease_line(event.kind, event.lease, at, client)
     if job is None:
-        return EventLine(event=event.kind.value, queue=event.queue or "")
+        return EventLine(event=event.kind.value, at=at, client=client, queue=event.queue or "")
     return EventLine(
         event=event.kind.value,
+        at=at,
+        client=client,
         queue=job.queue,
         job_id=job.id,
         kind=job.kind,
@@ -73,13 +79,21 @@ def build_event_line(event: Event) -> EventLine:
         wait=None if times is None else round(times.queue_wait.total_seconds(), 6),
         run=None if times is None else round(times.run.total_seconds(), 6),
         error=_job_error_text(event.kind, job),
+        progress=event.progress,
     )
 
 
-def _build_lease_line(kind: StrEnum, lease: LeaseChange) -> EventLine:
+def build_dropped_line(count: int) -> EventLine:
+    """Return the line that reports dropped events."""
+    return EventLine(event="dropped", at=datetime.now(UTC), dropped=count)
+
+
+def _build_lease_line(kind: StrEnum, lease: LeaseChange, at: datetime, client: str) -> EventLine:
     error = "" if lease.error is None else describe_error(lease.error)
     return EventLine(
         event=kind.value,
+        at=at,
+        client=client,
         lease=lease.name,
         use=lease.use.value,
         epoch=lease.epoch,

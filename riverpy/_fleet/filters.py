@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Collection
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 
@@ -11,7 +12,7 @@ from riverpy.errors import ConfigError
 from riverpy.events import EventKind, FleetEventKind, LeaseEventKind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable
 
 ValueT = TypeVar("ValueT", str, int)
 ALL_EVENT_KINDS = frozenset[str]((*EventKind, *LeaseEventKind, *FleetEventKind))
@@ -52,13 +53,14 @@ def make_follow_filter(
     Raises:
         ConfigError: a value has a wrong type, a kind of events is unknown, or a list is empty.
     """
-    events = frozenset(kinds)
+    events = list(kinds)
     if not events:
         raise ConfigError("name the kinds of events to subscribe to")
-    if unknown := events - ALL_EVENT_KINDS:
+    unknown = [one for one in events if not isinstance(one, str) or one not in ALL_EVENT_KINDS]  # pyright: ignore[reportUnnecessaryIsInstance]
+    if unknown:
         known = ", ".join(sorted(ALL_EVENT_KINDS))
         raise ConfigError(
-            f"{min(unknown, key=str)!r} is not a kind of events; the kinds of events are {known}"
+            f"{unknown[0]!r} is not a kind of events; the kinds of events are {known}"
         )
     return FollowFilter(
         frozenset(map(str, events)),
@@ -73,10 +75,18 @@ def _make_values(
 ) -> frozenset[ValueT] | None:
     if values is None:
         return None
-    is_text = isinstance(values, str)  # a single name would be read as a list of letters
-    if is_text or not values or any(type(value) is not expected for value in values):
+    if not _is_list_of(values, expected):
         raise ConfigError(f"{name} is a list of at least one {expected.__name__}, got {values!r}")
     return frozenset(values)
+
+
+def _is_list_of(values: object, expected: type) -> bool:
+    """Whether these are several values of one type. A single text is a list of letters for Python,
+    and so is refused."""
+    if isinstance(values, str) or not isinstance(values, Collection):
+        return False
+    items = cast("Collection[object]", values)
+    return bool(items) and all(type(item) is expected for item in items)
 
 
 FOLLOW_ALL = FollowFilter()

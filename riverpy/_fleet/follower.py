@@ -26,7 +26,7 @@ from riverpy._fleet.messages import (
     encode_announcements,
     encode_line,
 )
-from riverpy._fleet.watch import WatchClosedError
+from riverpy._fleet.row_reader import WatchClosedError
 from riverpy._log import get_logger
 from riverpy._log_events import FLEET_FOLLOWING_FAILED
 from riverpy._postgres.driver import (
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
 
     from riverpy._fleet.messages import EventMessage, MessageHeader
-    from riverpy._fleet.subscription import FleetSubscription
-    from riverpy._fleet.watch import JobWatch
+    from riverpy._fleet.row_reader import RowReader
+    from riverpy._fleet.subscription import FleetStream
     from riverpy._postgres.driver import Pool, Transaction
     from riverpy._waiting.listener import SharedListener
     from riverpy._waiting.pool_connection import PoolConnection
@@ -71,7 +71,7 @@ UNUSED_TIMEOUT = 2.0
 """Seconds for which the client follows after its last subscription or watch has ended."""
 
 
-class FleetFollower(StreamGroup["FleetSubscription"]):
+class FleetFollower(StreamGroup["FleetStream"]):
     """The subscriptions to events of the fleet, and the watches of one client."""
 
     def __init__(
@@ -98,8 +98,8 @@ class FleetFollower(StreamGroup["FleetSubscription"]):
         self._schema, self._trace_internal = schema, trace_internal
         self._id = secrets.token_hex(8)
         """The id under which the client announces what it follows."""
-        self._watches_by_id: dict[int, WeakSet[JobWatch]] = {}
-        """The open watches by job. A watch that its reader has forgotten disappears."""
+        self._readers_by_id: dict[int, WeakSet[RowReader]] = {}
+        """The open readers by job. A reader whose watch is no longer used disappears."""
         self._version_by_id: dict[int, str] = {}
         """For each watched job the version of its row that was read last."""
         self._ids_to_read: set[int] = set()
@@ -117,27 +117,27 @@ class FleetFollower(StreamGroup["FleetSubscription"]):
 
     # -- subscriptions and watches
 
-    def add_stream(self, stream: FleetSubscription) -> None:
+    def add_stream(self, stream: FleetStream) -> None:
         self._expect_open()
         super().add_stream(stream)
         self._follow_changes()
 
-    def remove_stream(self, stream: FleetSubscription) -> None:
+    def remove_stream(self, stream: FleetStream) -> None:
         super().remove_stream(stream)
         self._follow_changes()
 
-    def add_watch(self, watch: JobWatch) -> None:
-        """Watch a job. The watch receives its row soon."""
+    def add_reader(self, reader: RowReader) -> None:
+        """Watch a job. The reader receives its row soon."""
         self._expect_open()
-        self._watches_by_id.setdefault(watch.job_id, WeakSet()).add(watch)
-        self._version_by_id[watch.job_id] = ""  # the new watch needs the row
-        self._ids_to_read.add(watch.job_id)
+        self._readers_by_id.setdefault(reader.job_id, WeakSet()).add(reader)
+        self._version_by_id[reader.job_id] = ""  # the new reader needs the row
+        self._ids_to_read.add(reader.job_id)
         self._follow_changes()
 
-    def remove_watch(self, watch: JobWatch) -> None:
+    def remove_reader(self, reader: RowReader) -> None:
         """Watch no longer."""
-        if (watches := self._watches_by_id.get(watch.job_id)) is not None:
-            watches.discard(watch)
+        if (readers := self._readers_by_id.get(reader.job_id)) is not None:
+            readers.discard(reader)
         self._follow_changes()
 
     def _expect_open(self) -> None:
@@ -156,13 +156,13 @@ class FleetFollower(StreamGroup["FleetSubscription"]):
 
     @property
     def _is_used(self) -> bool:
-        self._forget_unused_watches()
-        return bool(self._open_streams or self._watches_by_id)
+        self._forget_unused_readers()
+        return bool(self._open_streams or self._readers_by_id)
 
-    def _forget_unused_watches(self) -> None:
-        unused = [job_id for job_id, watches in self._watches_by_id.items() if not watches]
+    def _forget_unused_readers(self) -> None:
+        unused = [job_id for job_id, readers in self._readers_by_id.items() if not readers]
         for job_id in unused:
-            del self._watches_by_id[job_id]
+            del self._readers_by_id[job_id]
             self._version_by_id.pop(job_id, None)
             self._ids_to_read.discard(job_id)
 
@@ -179,10 +179,10 @@ class FleetFollower(StreamGroup["FleetSubscription"]):
         """End all subscriptions and watches for good, because the client closes."""
         self._is_stopped = True
         self.close()
-        for watches in self._watches_by_id.values():
-            for watch in list(watches):
-                watch.fail(WatchClosedError())
-        self._watches_by_id.clear()
+        for readers in self._readers_by_id.values():
+            for reader in list(readers):
+                reader.fail(WatchClosedError())
+        self._readers_by_id.clear()
         self._version_by_id.clear()
         self._ids_to_read.clear()
         await self._task.close()
@@ -194,9 +194,9 @@ class FleetFollower(StreamGroup["FleetSubscription"]):
         if decoded is None:
             return
         header, messages = decoded
-        if self._watches_by_id:
+        if self._readers_by_id:
             for message in messages:
-                if message.job_id in self._watches_by_id:
+                if message.job_id in self._readers_by_id:
                     self._ids_to_read.add(message.job_id)
             if self._ids_to_read:
                 self._woken.set()
@@ -218,7 +218,7 @@ class FleetFollower(StreamGroup["FleetSubscription"]):
     def _resync(self) -> None:
         """Announce, and read all watched jobs, because the connection listens only since now."""
         self._announce_at = 0.0
-        self._ids_to_read.update(self._watches_by_id)
+        self._ids_to_read.update(self._readers_by_id)
         self._woken.set()
 
     # -- the task
@@ -233,7 +233,7 @@ class FleetFollower(StreamGroup["FleetSubscription"]):
                     await self._read_watched_jobs()
         except Exception as error:  # a fault of riverpy: no reader may wait forever
             self._log.exception(FLEET_FOLLOWING_FAILED)
-            self._fail_watches(error)
+            self._fail_readers(error)
             raise
 
     async def _has_been_unused(self) -> bool:
@@ -261,7 +261,7 @@ class FleetFollower(StreamGroup["FleetSubscription"]):
         if not self._is_used:
             return 0.0 if self._unused_since is None else self._unused_since + UNUSED_TIMEOUT
         due_at = self._announce_at if self._is_listening else math.inf
-        if self._watches_by_id:
+        if self._readers_by_id:
             due_at = min(due_at, self._poll_at)
         if self._ids_to_read:
             due_at = min(due_at, self._read_at + READ_INTERVAL_MIN)
@@ -276,8 +276,8 @@ class FleetFollower(StreamGroup["FleetSubscription"]):
             return
         number = self._change_number
         filters = [stream.follow_filter for stream in self._open_streams]
-        if self._watches_by_id:
-            filters.append(FollowFilter(job_ids=frozenset(self._watches_by_id)))
+        if self._readers_by_id:
+            filters.append(FollowFilter(job_ids=frozenset(self._readers_by_id)))
         payloads = encode_announcements(self._id, merge_filters(filters))
         self._announce_at = time.monotonic() + ANNOUNCEMENT_INTERVAL
         if await self._send_announcements(payloads):
@@ -304,13 +304,13 @@ class FleetFollower(StreamGroup["FleetSubscription"]):
         """Read the jobs of which an event came. If the poll is due, read all watched jobs."""
         now = time.monotonic()
         if now >= self._poll_at:
-            self._forget_unused_watches()
-            self._ids_to_read.update(self._watches_by_id)
+            self._forget_unused_readers()
+            self._ids_to_read.update(self._readers_by_id)
             self._poll_at = now + POLL_INTERVAL
         versions = {
             job_id: self._version_by_id.get(job_id, "")
             for job_id in self._ids_to_read
-            if job_id in self._watches_by_id
+            if job_id in self._readers_by_id
         }
         self._ids_to_read.clear()
         if not versions:
@@ -326,27 +326,27 @@ class FleetFollower(StreamGroup["FleetSubscription"]):
             self._read_at = time.monotonic()
 
     async def _read_rows(self, version_by_id: dict[int, str]) -> None:
-        """Read the jobs whose rows have other versions, and pass them to their watches."""
+        """Read the jobs whose rows have other versions, and pass them to their readers."""
         async with self._acquire_connection("reading watched jobs") as connection:
             changed = await fleet_read_changed_jobs(connection, self._schema, version_by_id)
         for job in changed:
             row = None if job.row is None else JobRow(job.row)
-            if self._version_by_id.get(job.id) == version_by_id[job.id]:  # else a watch was added
+            if self._version_by_id.get(job.id) == version_by_id[job.id]:  # else a reader was added
                 self._version_by_id[job.id] = job.version
-            for watch in list(self._watches_by_id.get(job.id, ())):
-                watch.set_row(job.version, row)
+            for reader in list(self._readers_by_id.get(job.id, ())):
+                reader.set_row(job.version, row)
 
     async def _read_rows_one_by_one(self, version_by_id: dict[int, str]) -> None:
-        """Read jobs of which the server cannot read one, so that only its watches fail."""
+        """Read jobs of which the server cannot read one, so that only its readers fail."""
         for job_id, version in version_by_id.items():
             try:
                 await self._read_rows({job_id: version})
             except DATABASE_ERRORS as error:
                 if is_permanent_statement_error(error):
-                    for watch in list(self._watches_by_id.get(job_id, ())):
-                        watch.fail(error)
+                    for reader in list(self._readers_by_id.get(job_id, ())):
+                        reader.fail(error)
 
-    def _fail_watches(self, error: Exception) -> None:
-        for watches in list(self._watches_by_id.values()):
-            for watch in list(watches):
-                watch.fail(error)
+    def _fail_readers(self, error: Exception) -> None:
+        for readers in list(self._readers_by_id.values()):
+            for reader in list(readers):
+                reader.fail(error)

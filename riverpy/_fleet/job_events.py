@@ -115,10 +115,11 @@ def make_event(message: EventMessage, client_id: str) -> Event | None:
     kind = _KIND_BY_VALUE.get(message.event)
     if kind is None:
         return None
+    at = decode_timestamp(message.at)
     if message.lease:
-        return Event(kind, lease=_make_lease_change(message), client_id=client_id)
+        return Event(kind, lease=_make_lease_change(message), client_id=client_id, at=at)
     if not message.job_id:
-        return Event(kind, queue=message.queue, client_id=client_id)
+        return Event(kind, queue=message.queue, client_id=client_id, at=at)
     statistics = None
     if message.run is not None:
         statistics = JobStatistics(
@@ -140,6 +141,7 @@ def make_event(message: EventMessage, client_id: str) -> Event | None:
         statistics=statistics,
         client_id=client_id,
         progress=progress,
+        at=at,
     )
 
 

@@ -56,6 +56,8 @@ class EventMessage(msgspec.Struct, omit_defaults=True, kw_only=True):
     """An event of a job, a queue or a lease. Times are in microseconds since 2000."""
 
     event: str
+    at: int = 0
+    """The time of the event, by the clock of its sender."""
     job_id: int = 0
     kind: str = ""
     queue: str = ""

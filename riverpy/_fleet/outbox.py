@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from riverpy._fleet.messages import encode_line
 from riverpy._log import get_logger
 from riverpy._log_events import EVENT_DROPPED
+from riverpy._timestamps import encode_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +31,8 @@ class FleetOutbox:
     def __init__(self, wake_sender: Callable[[], None]) -> None:
         """`wake_sender` is called with the first event."""
         self._wake_sender = wake_sender
-        self._waiting: deque[Callable[[], EventMessage]] = deque()
+        self._waiting: deque[tuple[datetime, Callable[[], EventMessage]]] = deque()
+        """The time of each event, and the function that makes its message."""
         self.filters: list[FollowFilter] = []
         """What the followers follow."""
         self.dropped_count = 0
@@ -58,7 +61,7 @@ class FleetOutbox:
         if len(self._waiting) >= OUTBOX_SIZE_MAX:
             self._waiting.popleft()
             self.dropped_count += 1
-        self._waiting.append(make_message)
+        self._waiting.append((datetime.now(UTC), make_message))
         if len(self._waiting) == 1:
             self._wake_sender()
 
@@ -78,9 +81,10 @@ class FleetOutbox:
         than `length_max`, or that cannot be encoded, is dropped."""
         lines: list[str] = []
         for _ in range(min(count, len(self._waiting))):
-            make_message = self._waiting.popleft()
+            at, make_message = self._waiting.popleft()
             try:
                 message = make_message()
+                message.at = encode_timestamp(at)
                 line = encode_line(message)
                 if len(line) > length_max:
                     message.error = message.text = message.reason = ""

@@ -15,43 +15,15 @@ if TYPE_CHECKING:
     from riverpy._stream import StreamGroup
 
 
-class FleetSubscription(Stream[Event]):
-    """An async iterator over the events of all workers of the database: `async with` opens it, and
-    `async for` reads the events.
-
-    Events may be missed: read the row of a job to know its state. The iteration ends when the
-    client closes. Events that arrive while the subscription is full are dropped.
-    """
+class FleetStream(Stream[Event]):
+    """The events that one subscription has received."""
 
     def __init__(
-        self,
-        owner: StreamGroup[FleetSubscription],
-        follow_filter: FollowFilter,
-        size: int,
-        wait_until_announced: Callable[[], Awaitable[None]],
+        self, owner: StreamGroup[FleetStream], follow_filter: FollowFilter, size: int
     ) -> None:
-        """`wait_until_announced` waits until the workers know what the owner follows."""
         super().__init__(owner, size)
-        self._wait_until_announced = wait_until_announced
         self.follow_filter = follow_filter
         self.dropped_by_workers = 0
-        """The number of events that workers have dropped, because there were more than they may
-        send. It counts events of all followers, and also those that this subscription would not
-        have matched. They are part of `dropped`."""
-
-    async def __aenter__(self) -> Self:
-        """Start to follow. Workers that listen now send all events after this.
-
-        Raises:
-            ClientStateError: the client is not open.
-        """
-        await super().__aenter__()
-        try:
-            await self._wait_until_announced()
-        except BaseException:
-            await super().__aexit__()
-            raise
-        return self
 
     def put(self, event: Event) -> None:
         """Add an event, or drop it if there is no room."""
@@ -64,3 +36,59 @@ class FleetSubscription(Stream[Event]):
         """Count events that a worker has dropped."""
         self.dropped_by_workers += count
         self.dropped += count
+
+
+class FleetSubscription:
+    """An async iterator over the events of all workers of the database: `async with` opens it, and
+    `async for` reads the events.
+
+    Events may be missed: read the row of a job to know its state. The iteration ends when the
+    client closes. Events that arrive while the subscription is full are dropped.
+    """
+
+    def __init__(
+        self, stream: FleetStream, wait_until_announced: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`wait_until_announced` waits until the workers know what the client follows."""
+        self._stream, self._wait_until_announced = stream, wait_until_announced
+
+    @property
+    def dropped(self) -> int:
+        """The number of events that this subscription has missed: those that arrived while it was
+        full, and `dropped_by_workers`."""
+        return self._stream.dropped
+
+    @property
+    def dropped_by_workers(self) -> int:
+        """The number of events that workers have dropped, because there were more than they may
+        send. It counts events of all followers, and also those that this subscription would not
+        have matched."""
+        return self._stream.dropped_by_workers
+
+    async def __aenter__(self) -> Self:
+        """Start to follow. Workers that listen now send all events after this.
+
+        Raises:
+            ClientStateError: the client is not open.
+        """
+        await self._stream.__aenter__()
+        try:
+            await self._wait_until_announced()
+        except BaseException:
+            await self._stream.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stream.__aexit__(*error)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        """Return the next event.
+
+        Raises:
+            ClientStateError: the subscription was not opened.
+        """
+        return await anext(self._stream)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from riverpy._clock import Backoff
 from riverpy._dsn import url_for_display
-from riverpy._fleet.event_line import EventLine, build_event_line
+from riverpy._fleet.event_line import EventLine, build_dropped_line, build_event_line
 from riverpy._tools.health.event_stream import KEEPALIVE_INTERVAL
 from riverpy._tools.health.http_client import (
     HEALTH_PORT_DEFAULT,
@@ -34,7 +34,7 @@ from riverpy.config import Config
 from riverpy.events import EventKind, FleetEventKind, LeaseEventKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from typing import Any
 
     from riverpy._tools.health.http import Address
@@ -117,15 +117,13 @@ def events(
     poll-only, and River in Go, send none. A worker that has just started sends events within 10
     seconds.
     """
+    kinds = _choose_event_kinds(events, {**filters, "jobs": job_ids})
     if fleet:
         if context.get_parameter_source("address") is ParameterSource.COMMANDLINE:
             raise click.UsageError("--fleet follows all workers of a database: omit --url")
-        follow = partial(_follow_fleet, database, events, job_ids, filters)
+        follow = partial(_follow_fleet, database, kinds, job_ids, filters)
     else:
-        if needing := [kind for kind in events if kind in list(FleetEventKind)]:
-            raise click.UsageError(f"--event {needing[0]} needs --fleet")
-        if job_ids:
-            raise click.UsageError("--job needs --fleet")
+        _refuse_fleet_options(database, events, job_ids)
         params = [*(("event", one) for one in events), *_iterate_filters(filters)]
         target = f"/events?{urlencode(params)}" if params else "/events"
         follow = partial(_follow_events, address, target)
@@ -138,6 +136,44 @@ def events(
         sys.exit(0)
 
 
+def _choose_event_kinds(
+    events: tuple[str, ...], filters: Mapping[str, tuple[object, ...]]
+) -> list[EventKind | LeaseEventKind | FleetEventKind]:
+    """Return the kinds of events that can match the options. The filters have the names of the
+    options, in the plural."""
+    kinds = [kind for kind in ALL_EVENT_KINDS if not events or kind.value in events]
+    for name, values in filters.items():
+        matching = [kind for kind in kinds if name in _get_filters_of_event(kind)]
+        if values and not matching:
+            option = name.removesuffix("s")
+            others = "the other filters" if not events else f"--event {', --event '.join(events)}"
+            raise click.UsageError(f"no event matches --{option} and {others}")
+        kinds = matching if values else kinds
+    return kinds
+
+
+def _get_filters_of_event(kind: EventKind | LeaseEventKind | FleetEventKind) -> Collection[str]:
+    """Return the filters that events of a kind can match."""
+    if isinstance(kind, LeaseEventKind):
+        return {"leases"}
+    if kind in {EventKind.QUEUE_PAUSED, EventKind.QUEUE_RESUMED}:
+        return {"queues"}
+    return {"jobs", "kinds", "queues", "states"}
+
+
+def _refuse_fleet_options(
+    database: DatabaseSettings, events: tuple[str, ...], job_ids: tuple[int, ...]
+) -> None:
+    """Refuse the options that need --fleet."""
+    needing = [f"--event {kind}" for kind in events if kind in list(FleetEventKind)]
+    if job_ids:
+        needing.append("--job")
+    sources = (database.url_source, database.schema_source)
+    needing += [source for source in sources if source.startswith("--")]
+    if needing:
+        raise click.UsageError(f"{needing[0]} needs --fleet")
+
+
 def _iterate_filters(filters: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, str]]:
     """Yield the name and one value of each filter. The options have the names in the plural."""
     for name, values in filters.items():
@@ -147,7 +183,7 @@ def _iterate_filters(filters: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[s
 
 async def _follow_fleet(
     database: DatabaseSettings,
-    events: tuple[str, ...],
+    kinds: list[EventKind | LeaseEventKind | FleetEventKind],
     job_ids: tuple[int, ...],
     filters: Mapping[str, tuple[str, ...]],
     print_line: Callable[[bytes], Any],
@@ -155,7 +191,6 @@ async def _follow_fleet(
     """Print the events of all workers until interrupted."""
     async with open_connection(database) as checked:
         url, schema = checked.database_url, checked.schema
-    kinds = [kind for kind in ALL_EVENT_KINDS if not events or kind.value in events]
     client = Client(url, config=Config(schema=schema, pool_size=1))
     dropped = 0
     async with (
@@ -173,7 +208,7 @@ async def _follow_fleet(
         async for event in subscription:
             if subscription.dropped > dropped:
                 dropped, count = subscription.dropped, subscription.dropped - dropped
-                print_line(msgspec.json.encode(EventLine(event="dropped", dropped=count)))
+                print_line(msgspec.json.encode(build_dropped_line(count)))
             line = build_event_line(event)
             if (not filters["states"] or line.state in filters["states"]) and (
                 not filters["leases"] or line.lease in filters["leases"]
@@ -220,11 +255,11 @@ def _print_as_json(line: bytes) -> None:
 
 def _print_as_text(line: bytes) -> None:
     event = msgspec.json.decode(line, type=EventLine)
-    now = datetime.now().astimezone().strftime("%H:%M:%S")
+    at = event.at.astimezone().strftime("%H:%M:%S")
     if event.event == "dropped":
-        click.echo(f"{now} … {event.dropped} events were dropped: there were too many")
+        click.echo(f"{at} … {event.dropped} events were dropped: there were too many")
         return
-    parts = [now, event.event]
+    parts = [at, event.event]
     if event.job_id:
         parts += [
             f"{event.kind} id={event.job_id} queue={event.queue} state={event.state}",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import anyio
+
 try:
     # FastAPI reads the annotations when the program starts, so these imports are needed then.
     from starlette.requests import Request  # noqa: TC002
@@ -12,6 +14,8 @@ try:
 except ImportError as error:
     raise ImportError("riverpy.web.events needs Starlette: pip install starlette") from error
 
+from riverpy._calls.job_page import check_job_id
+from riverpy._fleet.watch import get_row_reader
 from riverpy._postgres.jobs import FINAL_STATES
 from riverpy.client import Client
 from riverpy.errors import ConfigError, NotFoundError
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
 
 STREAMS_MAX_DEFAULT = 200
 """The default of the maximum number of open streams of an endpoint in one process."""
+FIRST_READ_TIMEOUT = 5.0
+"""Seconds for which an answer waits for the row of its job. A browser does not connect again after
+an answer with an error, so then the stream begins without the row."""
 _NO_JOB_TEXT = "there is no such job"
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """Headers for browsers and proxies: keep nothing, and pass each event on at once (nginx)."""
@@ -59,16 +66,22 @@ def events(
 
     Raises:
         ConfigError: a value is not allowed.
+
+    The endpoint raises `ClientStateError` if the client is not open.
     """
     if not isinstance(client, Client):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"the client is a riverpy.Client, got {type(client).__name__}")
-    if max_streams < 1:
-        raise ConfigError(f"max_streams is 1 or more, got {max_streams}")
+    if type(max_streams) is not int or max_streams < 1:
+        raise ConfigError(f"max_streams is a whole number from 1, got {max_streams!r}")
     if job_id is None:
         # This checks the values now. A generator that was not started needs no end.
         event_stream(client, event_kinds=event_kinds, kinds=kinds, queues=queues)
     elif event_kinds is not None or kinds is not None or queues is not None:
         raise ConfigError("job_id follows one job: leave out event_kinds, kinds and queues")
+    elif not isinstance(job_id, str):
+        check_job_id(job_id)
+    elif not job_id.isidentifier():
+        raise ConfigError(f"job_id is an id, or the name of a path parameter, got {job_id!r}")
     filters = partial(event_stream, client, event_kinds=event_kinds, kinds=kinds, queues=queues)
     return _EventEndpoint(client, filters, job_id, max_streams).send_events
 
@@ -85,40 +98,52 @@ class _EventEndpoint:
     ) -> None:
         self._client, self._job_id, self._streams_max = client, job_id, streams_max
         self._open_fleet_stream = open_fleet_stream
-        self._open_stream_count = 0
+        self._stream_count = 0
+        """The number of open streams, and of those that are being opened."""
 
     async def send_events(self, request: Request) -> Response:
         """Send events until the reader disconnects, the job ends or the server stops."""
-        if self._open_stream_count >= self._streams_max:
+        if self._stream_count >= self._streams_max:
             return PlainTextResponse("too many streams", 503, headers={"Retry-After": "5"})
-        if self._job_id is None:
-            return self._make_response(self._open_fleet_stream())
-        found_id = _find_job_id(request, self._job_id)
+        self._stream_count += 1
+        try:
+            if self._job_id is None:
+                return await self._open_stream(self._open_fleet_stream())
+            return await self._send_job(request, self._job_id)
+        finally:
+            self._stream_count -= 1
+
+    async def _send_job(self, request: Request, job_id: int | str) -> Response:
+        found_id = _find_job_id(request, job_id)
         if found_id is None:
             return PlainTextResponse(_NO_JOB_TEXT, 404)
         last_event_id = request.headers.get("last-event-id")
-        watch = self._client.watch(found_id)
+        rows, row = get_row_reader(self._client.watch(found_id)), None
         try:
-            row = await watch.read_row()
+            with anyio.move_on_after(FIRST_READ_TIMEOUT):
+                row = await rows.read_row()
         except NotFoundError:
             return PlainTextResponse(_NO_JOB_TEXT, 404)
-        if row.state in FINAL_STATES and watch.read_version == last_event_id:
+        if row is not None and row.state in FINAL_STATES and rows.read_version == last_event_id:
             return Response(status_code=204)  # the browser has the end, and must not connect again
-        return self._make_response(stream_job(watch, last_event_id, row))
+        return await self._open_stream(stream_job(rows, last_event_id, row))
 
-    def _make_response(self, stream: AsyncGenerator[bytes, None]) -> Response:
-        counted = self._count_while_open(stream)
-        return StreamingResponse(counted, media_type="text/event-stream", headers=_HEADERS)
+    async def _open_stream(self, stream: AsyncGenerator[bytes, None]) -> Response:
+        """Return the response that sends a stream. Its first part is read before, so that an error
+        there is an answer with an error."""
+        parts = self._count_while_open(await anext(stream), stream)
+        return StreamingResponse(parts, media_type="text/event-stream", headers=_HEADERS)
 
     async def _count_while_open(
-        self, stream: AsyncGenerator[bytes, None]
+        self, first: bytes, stream: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[bytes, None]:
-        self._open_stream_count += 1
+        self._stream_count += 1
         try:
+            yield first
             async for part in stream:
                 yield part
         finally:
-            self._open_stream_count -= 1
+            self._stream_count -= 1
             await stream.aclose()
 
 

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Collection
+from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 import msgspec
 
 from riverpy._dsn import mask_passwords
-from riverpy._fleet.event_line import build_event_line
+from riverpy._fleet.event_line import build_dropped_line, build_event_line
 from riverpy._fleet.messages import ERROR_LENGTH_MAX
-from riverpy._fleet.watch import WatchClosedError
+from riverpy._fleet.row_reader import WatchClosedError
+from riverpy._fleet.watch import get_row_reader
 from riverpy._postgres.jobs import FINAL_STATES
 from riverpy.errors import ConfigError, NotFoundError
 from riverpy.events import EventKind, FleetEventKind, LeaseEventKind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+    from collections.abc import AsyncGenerator, Awaitable, Callable
     from typing import Any
 
+    from riverpy._fleet.row_reader import RowReader
     from riverpy._fleet.subscription import FleetSubscription
-    from riverpy._fleet.watch import JobWatch
     from riverpy.client import Client
     from riverpy.job import JobRow
 
@@ -72,9 +75,13 @@ def event_stream(
     if job_id is not None:
         if event_kinds is not None or kinds is not None or queues is not None:
             raise ConfigError("job_id follows one job: leave out event_kinds, kinds and queues")
-        return stream_job(client.watch(job_id), last_event_id)
+        return stream_job(get_row_reader(client.watch(job_id)), last_event_id)
+    if event_kinds is None:
+        event_kinds = (*EventKind, *LeaseEventKind, *FleetEventKind)
+    elif isinstance(event_kinds, str) or not isinstance(event_kinds, Collection):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"event_kinds is a list of kinds of events, got {event_kinds!r}")
     subscription = client.subscribe(
-        *(event_kinds or (*EventKind, *LeaseEventKind, *FleetEventKind)),
+        *event_kinds,
         size=EVENTS_BUFFERED_MAX,
         fleet=True,
         job_kinds=kinds,
@@ -98,34 +105,33 @@ async def _stream_fleet(subscription: FleetSubscription) -> AsyncGenerator[bytes
                 continue
             if subscription.dropped > dropped:
                 dropped, count = subscription.dropped, subscription.dropped - dropped
-                yield encode_event("dropped", msgspec.json.encode({"dropped": count}))
+                yield encode_event("dropped", msgspec.json.encode(build_dropped_line(count)))
             line = build_event_line(event)
             yield encode_event(line.event, msgspec.json.encode(line))
 
 
 async def stream_job(
-    watch: JobWatch, last_event_id: str | None, first_row: JobRow | None = None
+    rows: RowReader, last_event_id: str | None, first_row: JobRow | None = None
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the versions of the row of a job until its end. `first_row` is a row that was read from
-    the watch already."""
+    """Yield the versions of the row of a job until its end. `first_row` was read already."""
     reader, messages = _StreamReader(), _JobMessages(last_event_id)
-    async with watch:
+    with closing(rows):
         yield _STARTED
         if first_row is not None:
-            for message in messages.encode_row(first_row, watch.read_version):
+            for message in messages.encode_row(first_row, rows.read_version):
                 yield message
         while True:
             try:
-                row = await reader.read_item(watch.read_row)
+                row = await reader.read_item(rows.read_row)
             except NotFoundError:
-                yield encode_event("deleted", msgspec.json.encode({"id": watch.job_id}))
+                yield encode_event("deleted", msgspec.json.encode({"id": rows.job_id}))
                 return
             except (_StreamEndedError, WatchClosedError):  # the job has ended, or the client closes
                 return
             if row is None:
                 yield _HEARTBEAT
                 continue
-            for message in messages.encode_row(row, watch.read_version):
+            for message in messages.encode_row(row, rows.read_version):
                 yield message
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from riverpy import (
@@ -23,6 +24,7 @@ from riverpy import (
     LeaseEventKind,
 )
 from riverpy._fleet import outbox, publisher
+from riverpy._fleet.event_line import build_event_line
 from riverpy._fleet.filters import FILTERS_MAX, FOLLOW_ALL, FollowFilter, merge_filters
 from riverpy._fleet.messages import (
     ANNOUNCEMENTS_MAX,
@@ -79,9 +81,16 @@ async def test_events_of_jobs_queues_and_leases(rig: Rig, follower: Client) -> N
         follower.subscribe(*EventKind, fleet=True, job_kinds=["other"]) as other_events,
         follower.subscribe(*ALL, fleet=True, queues=["q"]) as queue_events,
     ):
+        began = datetime.now(UTC)
         running = (await client.insert(Task())).job
         first = await take(events, 3)
         assert {event.kind for event in first} == set(FleetEventKind)
+        lines = [msgspec.to_builtins(build_event_line(event)) for event in first]
+        [shown] = [line["progress"] for line in lines if "progress" in line]
+        assert (shown["done"], shown["total"], shown["text"]) == (1, 4, "a quarter")
+        assert {line["client"] for line in lines} == {client.id}
+        assert all(began <= event.at <= datetime.now(UTC) for event in first if event.at)
+        assert all("at" in line for line in lines)
         [progress] = [one.progress for one in first if one.progress is not None]
         assert (progress.done, progress.total, progress.text) == (1, 4, "a quarter")
         rig.release.set()
@@ -99,8 +108,8 @@ async def test_events_of_jobs_queues_and_leases(rig: Rig, follower: Client) -> N
             EventKind.JOB_FAILED,
             EventKind.QUEUE_PAUSED,
         }
-        assert not own_events._waiting_items
-        assert not other_events._waiting_items
+        assert not own_events._stream._waiting_items
+        assert not other_events._stream._waiting_items
         stored = await client.job_get(running.id)
     assert completed.kind is EventKind.JOB_COMPLETED
     assert completed.client_id == failure.client_id == client.id
@@ -224,10 +233,10 @@ async def test_drops(rig: Rig, follower: Client, monkeypatch: pytest.MonkeyPatch
             await client.insert(Task())
         await rig.take(20)
         refuse = False
-        while events.dropped_by_workers + len(events._waiting_items) + events.dropped < 20:
+        while events.dropped_by_workers + len(events._stream._waiting_items) + events.dropped < 20:
             await asyncio.sleep(0.01)
         assert events.dropped_by_workers >= 10  # up to 5 events were on their way
-        assert len(events._waiting_items) <= 3
+        assert len(events._stream._waiting_items) <= 3
         before = events.dropped
         await client.insert(Task())
         await rig.event()
@@ -298,6 +307,8 @@ def test_announcements() -> None:
         (("job_failed",), {"job_kinds": "welcome"}, "job_kinds is a list"),
         (("job_failed",), {"queues": []}, "queues is a list"),
         (("job_failed",), {"job_ids": ["1"]}, "job_ids is a list of at least one int"),
+        (("job_failed",), {"job_ids": 1}, "job_ids is a list of at least one int, got 1"),
+        ((["job_failed"],), {}, "is not a kind of events"),
         (("job_failed",), {"fleet": False, "queues": ["a"]}, "only with fleet=True"),
         (("job_started",), {"fleet": False}, "need fleet=True"),
     ],

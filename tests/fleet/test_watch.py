@@ -82,11 +82,16 @@ async def test_states_progress_and_output(
 
 async def test_polling(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without notifications, as for a worker of River in Go, the row is read each second: a snooze,
-    a new attempt in the same state, and the end. A deleted row raises."""
+    a new attempt in the same state, and the end. What one read finds is one item: the end of this
+    job, with its last progress and output. A deleted row raises."""
     monkeypatch.setattr(follower, "POLL_INTERVAL", 0.02)
     await rig.insert_rows(2)
     update = "UPDATE river_job SET state = $1::text::river_job_state, attempt = $2 WHERE id = 1"
-    final = "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = 1"
+    metadata = '{"output": [1], "riverpy:progress": {"done": 2, "total": 4}}'
+    final = (
+        "UPDATE river_job SET state = 'discarded', finalized_at = now(), metadata = $1::jsonb"
+        " WHERE id = 1"
+    )
     async with (
         asyncio.timeout(PATIENCE),
         Client(rig.url, config=Config(schema=rig.schema.name, poll_only=True)) as client,
@@ -98,8 +103,10 @@ async def test_polling(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
             await rig.schema.execute(update, state, attempt)
             kinds.append((await anext(changes)).kind)
         assert kinds == ["state", "attempt", "state"]
-        await rig.schema.execute(final)
-        assert [one.job.state async for one in changes] == ["discarded"]
+        await rig.schema.execute(final, metadata)
+        [end] = [one async for one in changes]
+        assert (end.kind, end.job.state, end.output) == ("state", "discarded", [1])
+        assert str(end.progress) == "2 of 4 (50 %)"
         await rig.schema.execute("DELETE FROM river_job WHERE id = 2")
         with pytest.raises(NotFoundError, match="there is no job 2"):
             await anext(deleted)
@@ -130,7 +137,7 @@ async def test_many_watches(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         ]
         async for _ in client.watch(50):
             break
-        while len(client._follower._watches_by_id) < 50:
+        while len(client._follower._readers_by_id) < 50:
             await asyncio.sleep(0)
         await client._follower.wait_until_announced()
         before = len(sent)
@@ -148,7 +155,7 @@ async def test_many_watches(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         while client._follower._task.is_running:
             gc.collect()
             await asyncio.sleep(0.01)
-        assert not client._follower._watches_by_id
+        assert not client._follower._readers_by_id
 
 
 async def collect(changes: JobWatch) -> list[JobChange]:

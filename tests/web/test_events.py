@@ -13,10 +13,12 @@ from litestar import Litestar, get
 from litestar.params import FromPath
 from litestar.response import Stream
 from litestar.testing import TestClient
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
 
 import riverpy.web
 from riverpy import Client, ClientStateError, Config, ConfigError
-from riverpy.web import _event_stream
+from riverpy.web import _event_endpoint, _event_stream
 from riverpy.web._event_stream import encode_event
 from tests.web.test_servers import JOB_LOCK, PATIENCE, UVICORN, start
 
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from tests.web.test_servers import Start
 
 __all__ = ["start"]  # the fixture
+
+
+REQUEST = Request({"type": "http", "headers": [], "path_params": {}})
 
 
 class ReceivedEvent(NamedTuple):
@@ -110,7 +115,8 @@ async def test_real_server(start: Start) -> None:
 
 async def test_litestar(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes of a stream are a response of Litestar. A heartbeat comes while nothing happens. A
-    job that is deleted ends its stream."""
+    job that is deleted ends its stream. A stream begins before the row if the database is slow."""
+    monkeypatch.setattr(_event_endpoint, "FIRST_READ_TIMEOUT", 0.0)
     monkeypatch.setattr(_event_stream, "HEARTBEAT_INTERVAL", 0.05)
     monkeypatch.setattr(_event_stream, "STOP_CHECK_INTERVAL", 0.01)
     await schema.execute(
@@ -143,6 +149,10 @@ async def test_litestar(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None
                 parts.append(await anext(watching))
             [first] = [one for one in parts if not one.startswith(b":")]
             assert first.startswith(b"event: job\nid: ")
+            response = await riverpy.web.events(client, job_id=1)(REQUEST)
+            assert isinstance(response, StreamingResponse)
+            body = aiter(response.body_iterator)
+            assert [await anext(body), await anext(body)] == [b": riverpy\n\n", first]
             await schema.execute("DELETE FROM river_job")
             rest = [part async for part in watching if not part.startswith(b":")]
             assert rest == [b'event: deleted\ndata: {"id":1}\n\n']
@@ -158,16 +168,24 @@ def test_text_of_events() -> None:
     )
 
 
-def test_refused_values() -> None:
-    """Wrong values are refused when the endpoint is made."""
+async def test_refused_values() -> None:
+    """Wrong values are refused when the endpoint is made. Each endpoint raises if the client is not
+    open."""
     client = Client("postgres://nobody@127.0.0.1:1/none")
     for options, text in (
         ({"job_id": 1, "kinds": ["a"]}, "job_id follows one job"),
         ({"kinds": "a"}, "job_kinds is a list"),
-        ({"max_streams": 0}, "1 or more"),
+        ({"max_streams": 0}, "whole number from 1"),
+        ({"max_streams": "x"}, "whole number from 1, got 'x'"),
         ({"event_kinds": ["x"]}, "not a kind of events"),
+        ({"event_kinds": []}, "name the kinds"),
+        ({"event_kinds": "job_failed"}, "event_kinds is a list"),
+        *(({"job_id": wrong}, "job_id") for wrong in (True, 1.5, "", "{id}", 2**63, [1])),
     ):
         with pytest.raises(ConfigError, match=text):
             riverpy.web.events(client, **options)  # type: ignore[arg-type]
+    for job_id in (None, 1):
+        with pytest.raises(ClientStateError, match="not open"):
+            await riverpy.web.events(client, job_id=job_id)(REQUEST)
     with pytest.raises(ConfigError, match=r"is a riverpy\.Client"):
         riverpy.web.events(object())  # type: ignore[arg-type]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -132,22 +134,31 @@ def report(job: Job[Reporting]) -> None:
         job.progress(1002)
 
 
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        ((float("nan"),), "done must be from 0"),
-        ((-1,), "done must be from 0"),
-        ((2**63,), "done must be from 0"),
-        (("5",), "done must be an int or a float, got str"),
-        ((True,), "done must be an int or a float, got bool"),
-        ((1, float("inf")), "total must be from 0"),
-        ((1, -5), "total must be from 0"),
-        ((1, 2, "x" * 1001), "at most 1,000 characters, got 1,001"),
+def make(done: object, total: object = None, text: object = None) -> tuple[object, ...] | None:
+    """Return the values and the line of a progress."""
+    progress = make_progress(done, total, text)
+    return progress and (progress.done, progress.total, progress.text, str(progress))
+
+
+def test_odd_values() -> None:
+    """A value that a job may have computed never fails the job: it is stored as the nearest value
+    that has a meaning, or the report is ignored. A value of a wrong type is refused."""
+    nan, inf, most = float("nan"), float("inf"), 2**63 - 1
+    assert make(nan) is make(-inf, 2) is make(Decimal("sNaN")) is make(Fraction(10**400)) is None
+    assert make(-1, -5) == (0, 0, None, "0 of 0")
+    assert make(2**63, 1e300) == (most, most, None, f"{most:,} of {most:,} (100 %)")
+    assert make(1, inf) == make(1, nan) == (1, None, None, "1")
+    assert make(3, 2) == (3, 2, None, "3 of 2 (150 %)")
+    assert make(Decimal("0.5"), Fraction(1, 2)) == (0.5, 0.5, None, "0.5 of 0.5 (100 %)")
+    assert make(1, 5e-324) == (1, 5e-324, None, "1 of 5e-324")
+    assert make(1, 2, "x" * 1000) == (1, 2, "x" * 1000, "1 of 2 (50 %): " + "x" * 1000)
+    assert make(1, 2, "x" * 1001) == (1, 2, "x" * 999 + "…", "1 of 2 (50 %): " + "x" * 999 + "…")
+    assert make(1, 2, "a\0\udc80b") == (1, 2, "a��b", "1 of 2 (50 %): a��b")
+    for wrong, message in (
+        (("5",), "done must be a number, got str"),
+        ((True,), "done must be a number, got bool"),
+        ((1, 1j), "total must be a number, got complex"),
         ((1, 2, b"x"), "text must be a str or None, got bytes"),
-        ((1, 2, "a\0"), "NUL"),
-    ],
-)
-def test_refused_values(values: tuple[Any, ...], text: str) -> None:
-    """A value that cannot be stored, or has no meaning, is refused with a reason."""
-    with pytest.raises(ArgsError, match=text):
-        make_progress(*values, *(None,) * (3 - len(values)))
+    ):
+        with pytest.raises(ArgsError, match=message):
+            make(*wrong)

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import structlog
+from click.testing import CliRunner
 
 from riverpy import Client, Event, EventKind, LeaseChange, LeaseEventKind, LeaseUse
 from riverpy._tools.health import event_stream
 from riverpy._tools.health.event_stream import stream_events
 from riverpy._tools.health.http import Address, HttpError, Request
 from riverpy._tools.health.worker_health import EVENT_STREAMS_MAX, HealthRequestHandler
+from riverpy.cli.events import events
 
 
 async def next_lines(lines: AsyncGenerator[bytes, None], count: int) -> list[dict[str, Any]]:
@@ -38,7 +40,7 @@ async def test_slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:
         for n in range(5):
             client._subscriptions.publish_queue_event(EventKind.QUEUE_PAUSED, f"q{n}")
     dropped, *events = await next_lines(lines, 3)
-    assert dropped == {"event": "dropped", "dropped": 3}
+    assert (dropped["event"], dropped["dropped"]) == ("dropped", 3)
     assert [event["queue"] for event in events] == ["q0", "q1"]
     client._subscriptions.close()
     assert [line async for line in lines] == []
@@ -92,6 +94,7 @@ async def test_lease_lines() -> None:
     client._subscriptions.close()
     (line,) = [json.loads(line) async for line in of_lease]
     assert "secret" not in line.pop("error")
+    assert datetime.fromisoformat(line.pop("at")) > now
     assert line == {
         "event": "lease_failed",
         "lease": "s",
@@ -119,3 +122,24 @@ def test_wrong_parameters(params: dict[str, list[str]]) -> None:
     """An unknown name is refused with the list of known names."""
     with pytest.raises(ValueError, match=r"the parameters are event|kinds of events are"):
         stream_events(Client(), params)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ("--schema a", "--schema needs --fleet"),
+        ("--database-url postgres://a/b", "--database-url needs --fleet"),
+        ("--job 1", "--job needs --fleet"),
+        ("--event job_started", "--event job_started needs --fleet"),
+        ("--fleet --url :1", "omit --url"),
+        ("--lease a --kind b", "no event matches --kind and the other filters"),
+        ("--fleet --event lease_lost --state completed", "--state and --event lease_lost"),
+        ("--fleet --event queue_paused --job 1", "--job and --event queue_paused"),
+    ],
+)
+def test_refused_options_of_command(options: str, text: str) -> None:
+    """`riverpy events` refuses options that would have no effect, and filters that together match
+    no event."""
+    result = CliRunner().invoke(events, options.split())
+    assert result.exit_code == 2
+    assert text in result.output

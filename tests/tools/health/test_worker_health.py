@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -210,6 +211,7 @@ async def test_events_and_health_commands(schema: Schema, tmp_path: Path) -> Non
             event = json.loads(await follower.stdout.readline())
         assert event.pop("wait") >= 0
         assert event.pop("run") >= 0
+        assert datetime.fromisoformat(event.pop("at")).tzinfo is not None
         del event["job_id"]
         assert event == {
             "event": "job_failed",

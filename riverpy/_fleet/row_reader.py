@@ -1,0 +1,110 @@
+"""RowReader: reads the versions of the row of one watched job, for one reader."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from riverpy._postgres.jobs import FINAL_STATES
+from riverpy.errors import ClientStateError, NotFoundError
+
+if TYPE_CHECKING:
+    from riverpy.job import JobRow
+
+
+class RowReaderOwner(Protocol):
+    """Reads the rows of watched jobs."""
+
+    def add_reader(self, reader: RowReader) -> None:
+        """Read the row of a job for this reader from now on."""
+
+    def remove_reader(self, reader: RowReader) -> None:
+        """Read it no longer."""
+
+
+class WatchClosedError(ClientStateError):
+    """The client of a watch was closed."""
+
+    def __init__(self) -> None:
+        super().__init__("the client was closed while a job was watched")
+
+
+class RowReader:
+    """The newest row of one job, until its final state. A slow reader gets only the newest one."""
+
+    def __init__(self, owner: RowReaderOwner, job_id: int) -> None:
+        self.job_id = job_id
+        self._owner = owner
+        self._is_open = self._is_ended = self._is_being_read = False
+        self._unread_row: JobRow | None = None
+        """The newest row, if the reader has not read it."""
+        self._version = ""
+        """The version of the newest row."""
+        self.read_version = ""
+        """The version of the row that the reader has read last."""
+        self._error: Exception | None = None
+        self._ready = asyncio.Event()
+
+    # -- called by the owner
+
+    def set_row(self, version: str, row: JobRow | None) -> None:
+        """Receive the newest row; None: the job does not exist."""
+        if row is None:
+            self.fail(NotFoundError(f"there is no job {self.job_id}"))
+        elif version != self._version:
+            self._version, self._unread_row = version, row
+            self._ready.set()
+
+    def fail(self, error: Exception) -> None:
+        """Let the next read raise an error."""
+        self._error = error
+        self._ready.set()
+
+    # -- called by the reader
+
+    async def read_row(self) -> JobRow:
+        """Return the next version of the row.
+
+        Raises:
+            StopAsyncIteration: the last row had a final state, or the reader was closed.
+            NotFoundError: the job does not exist.
+            ClientStateError: the client is not open, or was closed, or another task reads.
+            Exception: the database refuses to read the row.
+        """
+        if self._is_being_read:  # each of two tasks would miss what the other reads
+            raise ClientStateError(
+                "another task reads this watch: call client.watch(job_id) once for each reader"
+            )
+        self._is_being_read = True
+        try:
+            return await self._wait_for_row()
+        finally:
+            self._is_being_read = False
+
+    async def _wait_for_row(self) -> JobRow:
+        if self._is_ended:
+            raise StopAsyncIteration
+        if not self._is_open:
+            self._owner.add_reader(self)
+            self._is_open = True
+        while self._unread_row is None:
+            if self._error is not None:
+                self.close()
+                raise self._error
+            if self._is_ended:
+                raise StopAsyncIteration
+            self._ready.clear()
+            await self._ready.wait()
+        row, self._unread_row = self._unread_row, None
+        self.read_version = self._version
+        if row.state in FINAL_STATES:
+            self.close()
+        return row
+
+    def close(self) -> None:
+        """End the reads. A task that waits for a row gets no more."""
+        self._is_ended = True
+        if self._is_open:
+            self._is_open = False
+            self._owner.remove_reader(self)
+        self._ready.set()
