@@ -2,8 +2,8 @@
 
 The leader of another domain maintains orphaned queues. A queue is orphaned if no leader of its
 domain has written a heartbeat for `DOMAIN_ORPHANED_AFTER_SECONDS`. This process measures the time
-with its own clock. If the server's clock says that the heartbeat is so old, `dead_after` is enough
-by the own clock. The server's clock alone does not decide, because it may be set to another time.
+with its own clock. If the heartbeat is also that old by the server's clock, this process measures
+only `dead_after`. The server's clock alone does not decide, because it may be set to another time.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class DomainQueueReader:
             return self._queue_scope
 
     def forget_queue_owners(self) -> None:
-        """Read the owners again at the next call, because they have changed."""
+        """Forget the cached owners of queues, so that the next call reads them again."""
         self._next_read_at = 0.0
         self._forget_count += 1
 

@@ -76,7 +76,7 @@ class Election:
         return self._lease if self._lease is not None and self._lease.is_held else None
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Take part in the election until stopped."""
+        """Take part in the election until the service is stopped."""
         task_status.started()
         while True:
             lease = await self._engine.acquire(self._lease_name, scope=scope, use=LeaseUse.LEADER)
@@ -153,7 +153,7 @@ class Election:
     # -- maintenance
 
     def forget_failed_terms(self) -> None:
-        """Forget earlier failures, because maintenance runs now."""
+        """Forget the terms that failed, because maintenance has started."""
         self._failed_term_count = 0
 
     def resign_after_failure(self, lease: Lease, error: BaseException) -> bool:

@@ -57,7 +57,7 @@ class LeaderRowStore(LeaseStore):
     async def renew(
         self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
     ) -> dict[str, bool]:
-        ((name, epoch),) = terms  # the table has one row
+        ((name, epoch),) = terms  # the table has one row, so there is one term
         async with self._connection.acquire("renewing the leader lease", timeout) as connection:
             is_held = await leader_renew(
                 connection,

@@ -99,7 +99,7 @@ class LeaderWatch:
             await self._timer.sleep(self._check_interval)
 
     async def _check_election(self) -> None:
-        if self._domain is None and self._is_leader():  # a riverpy leader is no problem
+        if self._domain is None and self._is_leader():  # this client itself is the leader
             return
         try:
             async with self._connection.acquire("checking the leader", CHECK_TIMEOUT) as opened:
@@ -152,8 +152,8 @@ class LeaderWatch:
             )
 
     def _check_candidates(self, status: ElectionStatus) -> None:
-        """Log that no client can become leader, and log it again each hour. Only clients with
-        `candidate=False` do this, since any other client could become leader itself."""
+        """Log that no client can become leader, and repeat the log line each hour. Only clients
+        with `candidate=False` do this, because any other client could become leader itself."""
         now = self._timer.seconds_since_boot()
         if status.has_riverpy_candidate or (self._domain is None and status.leader_id is not None):
             self._no_candidate_since, self._no_candidate_logged_at = None, -math.inf

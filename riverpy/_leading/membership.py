@@ -91,11 +91,11 @@ class DomainMembership:
         self._heartbeat_interval = config.dead_after / HEARTBEATS_WITHIN_DEAD_AFTER
         self._claimed_queues: Sequence[str] = ()
         self._owner_by_moved_queue: dict[str, str] = {}
-        """For each queue that was moved from this client's domain, the new domain that was logged
-        last."""
+        """For each queue that an operator moved from this client's domain, the new domain that was
+        logged last."""
         self._log = get_logger(domain=config.domain)
         self._last_heartbeat_at = self._timer.seconds_since_boot()
-        """When the last heartbeat was written."""
+        """The time of the last heartbeat of the domain, by `Timer.seconds_since_boot`."""
         self._failure_log = RepeatedFailureLog(self._log)
         self.heartbeat_written = TestSignal("DomainMembership.heartbeat_written")
 
@@ -120,14 +120,14 @@ class DomainMembership:
             await self._join_domain_with([queue])
 
     def forget_removed_queue(self, queue: str) -> None:
-        """Check the owner of a queue no more, because the client does not work it any more. The
+        """Stop checking the owner of a queue, because the client does not work it any more. The
         domain still owns the queue, because other clients may work it."""
         if not self._config.domain_queues:
             self._claimed_queues = [one for one in self._claimed_queues if one != queue]
             self._owner_by_moved_queue.pop(queue, None)
 
     async def _join_domain_with(self, queues: Iterable[str]) -> None:
-        """Claim these queues."""
+        """Claim these queues. First wait until the live clients of their owners are known."""
         wanted = sorted(set(queues))
         observer = HeartbeatObserver(self._timer)
         dead_after = self._config.dead_after.total_seconds()
@@ -152,8 +152,8 @@ class DomainMembership:
     async def _try_to_join_domain(
         self, wanted: Sequence[str], dead_clients: Mapping[str, bytes]
     ) -> set[str] | None:
-        """Claim the queues. If another domain owns one of them, some clients of that domain may be
-        alive. Then claim nothing, and return the ids of these clients."""
+        """Claim the queues `wanted`, and return None. If clients with an old heartbeat may still be
+        alive in the domain of an owner, claim nothing and return the ids of these clients."""
         schema = self._config.schema
         async with (
             self._reserved.acquire("joining the leader domain", JOIN_TIMEOUT) as connection,

@@ -34,14 +34,14 @@ class TermContext:
     open_direct_connection: Callable[[], Awaitable[Connection]] | None
     """Opens a connection that bypasses a pooler in transaction mode. None: that is not possible."""
     read_queue_scope: Callable[[], Awaitable[QueueScope]]
-    """Returns the queues to maintain. Each pass of a service calls this function, because the
-    queues may have changed.
+    """Returns the queues to maintain. Each run of a service calls this function, because the queues
+    may have changed.
 
     Raises:
-        Exception: one of DATABASE_ERRORS; the service retries the pass soon.
+        Exception: one of DATABASE_ERRORS; the service soon repeats the run.
     """
     all_services_started: asyncio.Event = field(default_factory=asyncio.Event)
-    """An event that is set when all services of the term have started. No service makes a pass
+    """An event that is set when all services of the term have started. No service does its work
     before that."""
 
     @property

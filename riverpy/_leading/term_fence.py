@@ -1,5 +1,5 @@
 """LeaderTerm and TermFence: one term (the time of a client as leader), and transactions that commit
-only until the term ends. The user's functions get a LeaderTerm, and the maintenance services a
+only while the term lasts. The user's functions get a LeaderTerm, and the maintenance services a
 TermFence."""
 
 from __future__ import annotations

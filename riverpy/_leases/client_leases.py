@@ -21,8 +21,8 @@ class ClientLeaseEngine:
     """The lease engine of a client, from the first use until the client is closed."""
 
     def __init__(self, make_engine: Callable[[list[Lease]], LeaseEngine]) -> None:
-        """Start without an engine. `make_engine(unfinished)` creates it. `unfinished` are the
-        leases of earlier engines whose work may still run."""
+        """Create the object without an engine. At the first use, `make_engine` creates the engine.
+        Its argument is the list of leases of earlier engines whose work may still run."""
         self._make_engine = make_engine
         self._unfinished_leases: list[Lease] = []
         self._engine: LeaseEngine | None = None
@@ -56,7 +56,7 @@ class ClientLeaseEngine:
                 self._unfinished_leases = engine.unfinished_leases
 
     def handle_notification(self, payload: str) -> None:
-        """Handle a notification on the topic of leases."""
+        """Handle a notification on the topic `riverpy_lease`."""
         if self._engine is not None:
             self._engine.handle_notification(payload)
 
@@ -68,15 +68,15 @@ class ClientLeaseEngine:
 
     @property
     def standby_names(self) -> list[str]:
-        """As `LeaseEngine.standby_names`."""
+        """`LeaseEngine.standby_names`; empty if there is no engine."""
         return [] if self._engine is None else self._engine.standby_names
 
     @property
     def reported_lags(self) -> dict[str, ReportedLag]:
-        """As `LeaseEngine.reported_lags`."""
+        """`LeaseEngine.reported_lags`; empty if there is no engine."""
         return {} if self._engine is None else self._engine.reported_lags
 
     @property
     def stats(self) -> LeaseStats:
-        """The number of held leases, the counts of renewals, and the duration of the last one."""
+        """The counts of held leases and of renewals, and the duration of the last renewal."""
         return LeaseStats() if self._engine is None else self._engine.renewer.stats

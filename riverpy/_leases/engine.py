@@ -1,14 +1,14 @@
 """LeaseEngine: acquires, renews, ends and releases the leases of one process in one store.
 
-Leader elections, user leases and singletons run on it. A lease goes through these steps:
+Leader elections, user leases and singletons use it. A lease goes through these steps:
 
 1. `acquire` waits for the lease. The engine tries to acquire it at each interval, when another
 holder's lease expires, and when the holder releases it. 2. The engine holds the lease. One
 statement renews all leases. If a lease is not renewed in time, the engine ends it early enough for
 the work to stop before the local deadline. 3. The lease ends, because it was lost, another process
-requested it, or the work under it ended. The work is stopped. 4. `release`, called after the work,
-frees the row. Until then this process does not try to acquire the lease again, and logs work that
-does not stop.
+requested it, or the work under it ended. The work is stopped. 4. After the work, `release` lets
+other processes acquire the lease. Before that, this process does not try to acquire the lease
+again. It logs work that does not stop.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ ACQUIRE_DELAY_PER_HELD_LEASE, ACQUIRE_DELAY_MAX = 0.02, 0.5
 that this process holds, but at most by `ACQUIRE_DELAY_MAX` seconds. So each process gets some of
 the leases."""
 SPREADING_ACQUIRE_DELAY_PER_HELD_LEASE, SPREADING_ACQUIRE_DELAY_MAX = 0.1, 1.0
-"""The same with `Config.spread_leases`. The delay for one lease is longer than
-`ACQUIRE_JITTER_MAX`, so a handed over lease goes to the process that holds the fewest."""
+"""With `Config.spread_leases`, these two values replace `ACQUIRE_DELAY_PER_HELD_LEASE` and
+`ACQUIRE_DELAY_MAX`. They are longer than `ACQUIRE_JITTER_MAX`, so the process that holds the fewest
+leases acquires a lease that is handed over."""
 BUSY_LEASE_RETRY_DELAY = 0.25
 """Seconds until the next attempt to acquire a lease, if another attempt or a fenced transaction was
 in progress."""
@@ -100,11 +101,10 @@ class LeaseEngine:
         should_spread: bool = False,
     ) -> None:
         """Create the engine of the process that the store knows as `holder`. The engine holds at
-        most `max_held` leases; None: no limit. It does not try to acquire the leases in
-        `unfinished`, which an earlier engine has ended and whose work may still run.
+        most `max_held` leases; None: no limit. `unfinished_leases` are leases that an earlier
+        engine has ended, and whose work may still run. The engine does not try to acquire these.
         `publish_event` sends the events of leases to subscribers, without waiting for them.
-        `should_spread`: whether an attempt to acquire a lease is delayed longer for each held
-        lease."""
+        `should_spread`: whether the longer delays of `Config.spread_leases` apply."""
         self._unfinished_leases = list(unfinished_leases)
         self._store, self.holder, self._max_held = store, holder, max_held
         self.timing, self.timer = timing, timer
@@ -117,7 +117,7 @@ class LeaseEngine:
         self.events = LeaseEventPublisher(publish_event)
         self._should_spread = should_spread
         self._wake_events: dict[str, set[asyncio.Event]] = {}
-        """The events that wake callers, by the name of the lease for which they wait."""
+        """For each lease name, the events that wake the callers which wait for the lease."""
         self._acquire_paused_until: dict[str, float] = {}
         """For each lease name, the time (by `Timer.seconds_since_boot`) before which this engine
         does not try to acquire it."""
@@ -126,7 +126,7 @@ class LeaseEngine:
         self._acquire_attempts: set[AcquireAttempt] = set()
         self._failing_lease_names: set[str] = set()
         """The names of leases that the last attempt could not acquire because of an error. While
-        there are any, failures are logged only at level debug."""
+        the set is not empty, failures are logged only at level debug."""
         self._state_change_event = asyncio.Event()
         """An event that is set and replaced when a lease is released, when a caller stops waiting,
         and when an attempt ends."""
@@ -153,14 +153,15 @@ class LeaseEngine:
 
     @property
     def standby_names(self) -> list[str]:
-        """The names in the table of the leases for which this process stands by."""
+        """The names of the leases for which this process stands by, as the table `riverpy_lease`
+        has them."""
         prefix = self._store.lease_name_prefix
         return [prefix + name for name in self._wake_events if self.stands_by(name)]
 
     @property
     def reported_lags(self) -> dict[str, ReportedLag]:
-        """The lags that the holders of the held leases have reported, by the name of the lease in
-        the table."""
+        """The last report of `Lease.report_lag` for each held lease, by the lease's name in the
+        table."""
         prefix = self._store.lease_name_prefix
         return {
             prefix + lease.name: ReportedLag(lease.epoch, lag.count, lag.age, lag.reported_ago)
@@ -202,7 +203,7 @@ class LeaseEngine:
                 epoch=lease.epoch,
                 effect="the lease is not released but expires",
             )
-            lease.may_be_held = False  # the store closes now, so no later release can free the row
+            lease.may_be_held = False  # the store is closed next
             self.events.publish_end(lease, is_released=False)
         self._unfinished_leases += self.renewer.leases
         await self.renewer.close(ENGINE_CLOSE_TIMEOUT)
@@ -455,8 +456,8 @@ class LeaseEngine:
 
     @property
     def hand_over_pause(self) -> float:
-        """The seconds after the release of a handed over lease in which this process does not try
-        to acquire it. A process that gets no notifications tries once in this time."""
+        """The number of seconds after a hand-over in which this process does not try to acquire the
+        lease again. In this time, a process without notifications tries at least once."""
         polled = self.timing.attempt_interval * (1 + ELECT_JITTER_FRACTION)
         return polled + SPREADING_ACQUIRE_DELAY_MAX
 
@@ -525,7 +526,7 @@ class AcquireAttempt:
         self._end_event = asyncio.Event()
 
     async def execute_statement(self) -> None:
-        """Execute the statement to its end. `start_timeout` limits the remaining time.
+        """Execute the statement to its end. After a call of `start_timeout`, the time is limited.
 
         Raises:
             Exception: one of DATABASE_ERRORS; the result is unknown.
@@ -548,7 +549,7 @@ class AcquireAttempt:
         with self._cancel_scope:
             try:
                 self.answer = await self._statement()
-            except Exception as error:  # raised by `execute_statement`
+            except Exception as error:  # `execute_statement` raises it
                 self._error = error
         if self._cancel_scope.cancelled_caught:
             self._error = TimeoutError("the leases were closed before the answer came")

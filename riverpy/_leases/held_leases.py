@@ -2,7 +2,7 @@
 
 One statement renews all leases. If a lease is not renewed in time, a second task ends it. The work
 then has time to stop before the local deadline (see `LeaseTiming`). This task also logs work that
-does not stop. The code that uses a lease removes it after the work.
+does not stop. After the work, the code that uses the lease calls `remove_lease`.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ UNKNOWN_RESULT_ERRORS = (*DATABASE_ERRORS, TransactionError)
 
 
 class LeaseRenewer:
-    """The leases of one process in one store. Some may have ended, but are not released yet."""
+    """Renews the leases of one process in one store, and keeps each lease until its release."""
 
     def __init__(
         self, store: LeaseStore, *, holder: str, timing: LeaseTiming, timer: Timer
     ) -> None:
-        """Start without leases. The arguments are those of `LeaseEngine`."""
+        """Create a renewer without leases. The arguments are as for `LeaseEngine`."""
         self._store, self._holder = store, holder
         self._timing, self._timer = timing, timer
         self._leases: dict[str, Lease] = {}
@@ -85,12 +85,12 @@ class LeaseRenewer:
 
     @property
     def leases(self) -> list[Lease]:
-        """All leases, also those that have ended but are not released yet."""
+        """All leases. This includes leases that have ended but are not released yet."""
         return list(self._leases.values())
 
     @property
     def stats(self) -> LeaseStats:
-        """The number of held leases, the counts of renewals, and the duration of the last one."""
+        """The counts of held leases and of renewals, and the duration of the last renewal."""
         held = [lease for lease in self._leases.values() if lease.is_held]
         return LeaseStats(
             len(held),
@@ -146,8 +146,8 @@ class LeaseRenewer:
         return lease.is_held
 
     async def close(self, timeout: float) -> None:
-        """Forget all leases. The caller has ended them. Wait for at most `timeout` seconds until a
-        running renewal stops."""
+        """Forget all leases, which the caller must have ended before. Wait for at most `timeout`
+        seconds until a running renewal stops."""
         self._leases.clear()
         if self._renewal_task is not None:
             self._renewal_task.cancel()
@@ -162,7 +162,7 @@ class LeaseRenewer:
     def _handle_lease_end(self, lease: Lease) -> None:
         self._work_log_due_at[lease] = lease.ended_at + self._timing.grace_seconds
         if (scope := self._scope_by_lease.pop(lease, None)) is not None:
-            scope.expect_no_progress()  # the work may take any time to stop
+            scope.expect_no_progress()  # the time that the work needs to stop has no limit
         keys = {"lease": lease.name, "epoch": lease.epoch, "reason": lease.end_reason}
         if lease.is_lost and self._store.should_log_terms:
             self._log.warning(LEASE_LOST, **keys)
@@ -175,7 +175,7 @@ class LeaseRenewer:
 
     @property
     def _seconds_until_first_stop(self) -> float:
-        """Seconds until the first work under a held lease must be stopped."""
+        """The number of seconds until work under one of the held leases must be stopped."""
         return min((lease.seconds_until_stop for lease in self._active_leases), default=math.inf)
 
     async def _watch_and_renew_leases(self) -> None:
@@ -189,7 +189,7 @@ class LeaseRenewer:
         except Exception:
             self._log.exception(LEASE_ENGINE_FAILED, effect="all leases of this process end")
         finally:
-            for lease in self._active_leases:  # active leases remain only after a failure
+            for lease in self._active_leases:  # only a failure leaves active leases here
                 lease.end("a fault ended the renewal of leases")
             self._signal_lease_change()
 
@@ -269,7 +269,7 @@ class LeaseRenewer:
 
     def _renewal_timeout(self, leases: list[Lease], locked_names: frozenset[str]) -> float:
         """Return the timeout of a renewal: half of the time until the work must stop, so that a
-        second renewal is possible. Leases in `locked` do not shorten the timeout of the others."""
+        second renewal is possible. Leases in `locked_names` count only if there are no others."""
         free = [lease for lease in leases if lease.name not in locked_names]
         return min(
             LEASE_STORE_TIMEOUT, min(lease.seconds_until_stop for lease in free or leases) / 2
@@ -292,7 +292,7 @@ class LeaseRenewer:
 
 
 def attempt_interval_max(timing: LeaseTiming) -> float:
-    """Return the longest time from one attempt to acquire, or renewal, to the next, in seconds."""
+    """Return the longest time between two acquire attempts, or two renewals, in seconds."""
     return 3 * timing.attempt_interval + LEASE_STORE_TIMEOUT
 
 

@@ -34,7 +34,7 @@ RELEASE_REQUESTED_REASON = "another process requested it"
 FENCE_REFUSED_REASON = "the database refused its fence"
 LAG_COUNT_MAX = 2**63 - 1
 LAG_SECONDS_MAX = timedelta.max // timedelta(seconds=1)
-"""The largest values of `Lease.report_lag`."""
+"""The largest count, and the largest age in seconds, that `Lease.report_lag` accepts."""
 _SERIALIZATION_FAILURE = "40001"
 
 
@@ -69,14 +69,14 @@ class Lease:
         self.ended_at = 0.0
         """The time at which the lease ended, by `Timer.seconds_since_boot`."""
         self.may_be_held = True
-        """Whether the row in the store may still belong to this term."""
+        """Whether the lease's row in the store may still belong to this term."""
         self.is_used = True
         """Whether work under the lease may still run, even after the end of the lease. Any thread
         may set this."""
         self.waited = 0.0
         """Seconds that this process waited for the lease."""
         self._reported_lag: tuple[float, int | None, float | None] | None = None
-        """The time of the last report by `Timer.seconds_since_boot`, the count and the age."""
+        """The last report: its time (`Timer.seconds_since_boot`), its count, its age in seconds."""
         self._pid = os.getpid()
         self._store, self._timing, self._timer = store, timing, timer
         self._valid_until = attempted_at + timing.validity_seconds
@@ -193,16 +193,16 @@ class Lease:
             if getattr(error, "sqlstate", None) != _SERIALIZATION_FAILURE:
                 raise
             if await self.confirm_or_end(FENCE_REFUSED_REASON):
-                raise  # the lease is held, only the snapshot is too old
+                raise  # the server confirmed the lease, so only the snapshot is too old
         else:
             if not is_held and await self.confirm_or_end(FENCE_REFUSED_REASON):
                 raise await self._store.wrong_database_error(connection, self.name)
         self.expect_held()
 
     async def confirm_or_end(self, reason: str) -> bool:
-        """Return whether the server confirms that the lease is held. Otherwise end the lease, after
-        a transaction did not find its row. This may be called in any thread, as by the fence of a
-        blocking session."""
+        """Ask the server whether the lease is held, after a transaction did not find its row.
+        Unless the server confirms it, end the lease and return False. Any thread may call this, for
+        example the fence of a blocking session."""
         if not is_without_loop():
             return await self._confirm_or_end(reason)
         if get_running_loop() is self._loop:
@@ -258,14 +258,14 @@ class Lease:
         )
 
     async def renew_in_store(self) -> bool:
-        """Renew the lease. Returns whether the server confirmed that the lease is held. If the
-        server does not answer, the result is False."""
+        """Renew the lease. Returns whether the server confirmed that the lease is held. Without an
+        answer from the server, the result is False."""
         attempted_at = self._timer.seconds_since_boot()
         try:
             held = await self._store.renew(
                 self.holder, [(self.name, self.epoch)], timeout=LEASE_STORE_TIMEOUT
             )
-        except Exception as error:  # the caller raises a better error
+        except Exception as error:  # the caller raises an error that says more
             get_logger().debug(
                 LEASE_CHECK_FAILED,
                 lease=self.name,
@@ -381,7 +381,7 @@ class CancelAtLeaseEnd:
         if task is not None and self._is_cancel_sent:
             is_ours = (
                 task.uncancel() <= self._earlier_cancel_count
-            )  # False: other code cancelled it too
+            )  # False: other code has also cancelled the task
             if is_ours and isinstance(exc, asyncio.CancelledError):
                 raise self._lease.lost_error() from exc
         if exc is None and self._lease.cause is not None:

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class _Term(msgspec.Struct):
-    """A term whose end is not published yet."""
+    """A term whose end has not been published yet."""
 
     use: LeaseUse
     has_failed: bool = False
-    """Whether FAILED is published."""
+    """Whether the event FAILED has been published."""
 
 
 class LeaseEventPublisher:
@@ -36,7 +36,7 @@ class LeaseEventPublisher:
         self._terms: dict[Lease, _Term] = {}
 
     def publish_acquired(self, lease: Lease, use: LeaseUse) -> None:
-        """Publish that a term began. If the lease is lost later, this is published at once."""
+        """Publish that a term began. If the lease is lost later, the loss is published at once."""
         if self._publish is None:
             return
         self._terms[lease] = _Term(use)
@@ -44,8 +44,8 @@ class LeaseEventPublisher:
         lease.call_at_end(lambda: self._handle_lease_end(lease))
 
     def publish_failed(self, lease: Lease, error: BaseException) -> None:
-        """Publish that the code under a lease raised an error. Ignore the error if the end of the
-        term is published, or if the error only says that the term has ended."""
+        """Publish that the code under a lease raised an error. Nothing is published if the end of
+        the term was published before, or if the error only reports this end."""
         term = self._terms.get(lease)
         is_consequence = lease.cause is not None and isinstance(error, FencedOutError)
         if term is None or term.has_failed or is_consequence:
@@ -54,15 +54,15 @@ class LeaseEventPublisher:
         self._publish_event(LeaseEventKind.FAILED, lease, term.use, error=error)
 
     def publish_end(self, lease: Lease, *, is_released: bool, has_work_ended: bool = False) -> None:
-        """Publish the end of a term, unless it is published. `has_work_ended`: the term ended
-        because the code under the lease has ended, so its end has no other cause."""
+        """Publish the end of a term, if this has not been done yet. `has_work_ended`: the end of
+        the code under the lease is the only reason for the end of the term."""
         term = self._terms.pop(lease, None)
         if term is not None:
             kind = LeaseEventKind.RELEASED if is_released else LeaseEventKind.LOST
             self._publish_event(kind, lease, term.use, has_work_ended=has_work_ended)
 
     def _handle_lease_end(self, lease: Lease) -> None:
-        if lease.is_lost:  # other leases are released when the code under them has ended
+        if lease.is_lost:  # the end of any other lease is published after its work
             self.publish_end(lease, is_released=False)
 
     def _publish_event(

@@ -69,7 +69,7 @@ class LeaseTask:
         with anyio.CancelScope(shield=True):
             if not await engine.timer.wait_for_event(self.work_ended, engine.timing.grace_seconds):
                 return False
-            await self.lease_released.wait()  # ends soon: the release has a timeout
+            await self.lease_released.wait()  # does not take long: the release has a timeout
         return True
 
     def _handle_lease_end(self) -> None:
@@ -97,8 +97,8 @@ class LeaseTask:
 
 
 def error_log_keys(error: BaseException) -> dict[str, Any]:
-    """Return the keys of a log line about an error of work under a lease. The traceback is left out
-    for an outage and for a lost lease."""
+    """Return the keys to log for an error that work under a lease raised. An outage or a lost lease
+    is logged without a traceback."""
     keys: dict[str, Any] = {"error": describe_error(error)}
     if not isinstance(error, (*DATABASE_ERRORS, FencedOutError)):
         keys["exc_info"] = error

@@ -144,7 +144,7 @@ class MemoryLeases(LeaseStore):
     async def renew(
         self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
     ) -> dict[str, bool]:
-        renewed: dict[str, bool] = {}  # no value is False: a row in memory is never locked
+        renewed: dict[str, bool] = {}  # never False: no row in memory is locked
         with self._lock:
             for name, epoch in terms:
                 row = self._find_held_row(name, epoch)

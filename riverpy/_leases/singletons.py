@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 FUNCTION_RETRY_DELAY_MIN = timedelta(seconds=1)
 FUNCTION_RETRY_DELAY_MAX = timedelta(seconds=30)
-"""The first and the longest delay after a failure. Another process may run the function during the
-delay."""
+"""The longest delay after a failure. The first delay is `FUNCTION_RETRY_DELAY_MIN`. During the
+delay, another process may run the function."""
 FAILURE_COUNT_RESET_AFTER = 60.0
 """If the function ran for this number of seconds, the next failure counts as the first one."""
 
@@ -94,7 +94,7 @@ class SingletonRunner:
         return task.lease
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Wait for the lease, and run the function under it. Start over until the service is
+        """Wait for the lease, and run the function under it. Repeat this until the service is
         stopped, or until the function must not run again."""
         task_status.started()
         while True:
@@ -108,7 +108,7 @@ class SingletonRunner:
             try:
                 await task.lease_released.wait()
             except BaseException:
-                if task.error is not None and not task.was_stopped:  # `fn` failed before the stop
+                if task.error is not None and not task.was_stopped:  # it failed before the stop
                     self._log_failure_at_stop(task.error)
                 await task.stop_and_wait(scope.cause or StopCause.CLIENT_STOP)
                 raise
@@ -143,8 +143,8 @@ class SingletonRunner:
             self._log.error(SINGLETON_FAILED_WHILE_STOPPING, **error_log_keys(error))
 
     async def _handle_function_end(self, task: LeaseTask) -> bool:
-        """Log how the function ended, and wait after a failure. Returns whether this process waits
-        for the lease again."""
+        """Log how the function ended, and wait after a failure. Returns whether this process must
+        wait for the lease again."""
         error, lease = task.error, task.lease
         if task.was_stopped and lease.cause is StopCause.LEASE_HANDED_OVER:
             self._log.info(SINGLETON_HANDED_OVER, epoch=lease.epoch)
@@ -244,7 +244,7 @@ async def _run_in_thread(name: str, function: Callable[[], object], lease: Lease
                 results.append(context.run(function))
         except Exception as error:
             errors.append(error)
-        lease.is_used = False  # works also after the event loop has ended
+        lease.is_used = False  # needs no event loop, which may have ended
         with suppress(RuntimeError):  # the event loop has ended
             loop.call_soon_threadsafe(ended.set)
 

@@ -37,28 +37,29 @@ CHECK_INTERVAL_SHARE_OF_TTL = 1.0
 """The time between two checks, as a fraction of the time to live of a lease. A check hands over at
 most one singleton."""
 CHECK_JITTER_FRACTION = 0.1
-"""The largest random time that is added to this time, as a fraction of it, so that clients do not
-check at the same time."""
+"""The largest random delay of a check, as a fraction of the time between two checks. Because of it,
+clients do not check at the same time."""
 CHECK_INTERVAL_MAX = 3600.0
-"""The time between two checks doubles after each hand-over that no client took, up to this number
-of seconds."""
+"""The time between two checks doubles each time that no other client acquires a lease which is
+handed over. This is its maximum, in seconds."""
 CHECK_TIMEOUT = 5.0
 HEARTBEAT_AGE_MAX_SHARE_OF_DEAD_AFTER = 0.5
-"""A client whose last heartbeat is older may have ended. No lease is handed over to it."""
+"""The largest age of a client's last heartbeat, as a fraction of `dead_after`. A client with an
+older heartbeat may have ended, so no lease is handed over to it."""
 SINGLETONS_MIN = 2
-"""A client that runs fewer singletons hands none over, and sends no statement."""
+"""A client that runs fewer singletons than this number hands none over, and sends no statement."""
 COUNT_DIFFERENCE_MIN = 2
-"""A client gets a singleton only if it runs fewer by this number. With a smaller difference, the
-two clients would only change places."""
+"""A singleton is handed over only to a client that runs at least this many singletons fewer. With a
+smaller difference, the two clients would only change places."""
 
 
 class HandOver(NamedTuple):
     """A singleton that is handed over."""
 
     name: str
-    """The name of its lease in the table."""
+    """The name of the singleton's lease in the table `riverpy_lease`."""
     client_id: str
-    """The client that runs the fewest singletons of those that wait for the lease."""
+    """The client that should acquire the lease, because it runs the fewest singletons."""
 
 
 def choose_hand_over(
@@ -76,7 +77,8 @@ def choose_hand_over(
     Args:
         own_id: the id of this client.
         own_names: the leases that this client could hand over, the preferred one first.
-        holders: the holder of each held lease. A client that holds several is there several times.
+        holders: the holder of each held lease. A client that holds several leases is listed once
+            for each.
         standby_by_client: the leases for which each other client waits, by its id.
     """
     counts = Counter(holders)
@@ -117,7 +119,7 @@ class LeaseSpreader:
         Args:
             runners: the runners of the client's singletons.
             engine: the engine that holds their leases.
-            connection: the connection for the statements, which other services use too.
+            connection: the connection for the statements. Other services use it too.
             schema: the schema of River's tables; None: the search path decides.
             heartbeat_age_max: the largest age of the last heartbeat of a client that gets a
                 singleton, in seconds.
@@ -129,7 +131,7 @@ class LeaseSpreader:
         """The last hand-over and the epoch of the term that it ended, until some client has
         acquired the lease."""
         self._failed_count = 0
-        """The number of consecutive hand-overs that no client took."""
+        """The number of consecutive hand-overs after which no other client acquired the lease."""
         self._log = get_logger(holder=engine.holder)
         self.checked = TestSignal("LeaseSpreader.checked")
 
@@ -141,7 +143,7 @@ class LeaseSpreader:
         return min(interval * 2.0 ** min(self._failed_count, 30), longest)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Check and hand over until the service is stopped."""
+        """Check repeatedly whether to hand a singleton over, until the service is stopped."""
         task_status.started()
         while True:
             jitter = random.uniform(0, CHECK_JITTER_FRACTION)  # noqa: S311 (no secret)
@@ -150,7 +152,7 @@ class LeaseSpreader:
             await self._engine.timer.sleep(interval)
             try:
                 await self._check()
-            except DATABASE_ERRORS as error:  # the next check is soon enough
+            except DATABASE_ERRORS as error:  # the next check is the retry
                 self._log.debug(LEASE_SPREADING_FAILED, error=describe_error(error))
             self.checked.emit()
 
@@ -184,8 +186,8 @@ class LeaseSpreader:
     def _find_standbys(
         self, clients: Sequence[ReportingClient], names: frozenset[str]
     ) -> dict[str, frozenset[str]]:
-        """Return for which of these leases each other live client waits. Leave out clients that
-        wait for none."""
+        """Return, for each other live client, the leases of these names that it waits for. A client
+        that waits for none is left out."""
         standby_by_client = {
             client.client_id: names.intersection(client.report.standby)
             for client in clients
@@ -197,8 +199,9 @@ class LeaseSpreader:
         return {client_id: waits for client_id, waits in standby_by_client.items() if waits}
 
     def _is_last_hand_over_settled(self, terms: Sequence[HeldTerm]) -> bool:
-        """Whether some client has acquired the lease that was handed over last. If it was this
-        client, wait longer before the next hand-over, because each one interrupts a function."""
+        """Whether some client has acquired the lease that was handed over last. If this client has
+        acquired it again, the result is False and the next check comes later, because each
+        hand-over interrupts a function."""
         if self._open_hand_over is None:
             return True
         (name, client_id), epoch = self._open_hand_over

@@ -51,7 +51,7 @@ ACQUIRE_LOCK_TIMEOUT = timedelta(milliseconds=500)
 """The longest time for which an attempt to acquire a lease waits for a transaction that the last
 holder has bound to it. The limit is short because other statements wait for the same connection."""
 TABLE_CHECK_TIMEOUT = 15.0
-"""The timeout of the check for the table, in seconds."""
+"""The timeout of the check whether the table `riverpy_lease` exists, in seconds."""
 OUTAGE_EFFECT = "leases that cannot be renewed end in time, and the process keeps connecting"
 
 
@@ -90,8 +90,8 @@ class LeaseStore(ABC):
         return self.outage is not None and self.outage.is_outage_logged
 
     def mark_connections_idle(self, *, acquiring: bool = False, renewing: bool = False) -> None:  # noqa: B027
-        """Mark connections as idle. `acquiring`: no caller waits for a lease. `renewing`: no lease
-        is renewed. The loss of an idle connection does not count as an outage."""
+        """Mark connections as idle. `acquiring`: no caller waits for a lease now. `renewing`: there
+        is no lease to renew now. The loss of an idle connection does not count as an outage."""
 
     @abstractmethod
     async def acquire(

@@ -41,7 +41,7 @@ class LeaseTiming(msgspec.Struct, frozen=True):
     ttl: float
     """The time to live of a lease: how long it lasts without a renewal."""
     attempt_interval: float
-    """The time from one renewal, or attempt to acquire, to the next."""
+    """The time between two renewals, or between two attempts to acquire the lease."""
 
     @classmethod
     def from_config(cls, config: Config) -> LeaseTiming:
@@ -75,8 +75,8 @@ class LeaseTiming(msgspec.Struct, frozen=True):
         )
 
     def seconds_until_next_attempt(self, remaining: float | None) -> float:
-        """Return the time from a denied attempt to acquire a lease to the next attempt. `remaining`
-        is the time until the holder's lease expires; None: unknown."""
+        """Return the time between an attempt that did not acquire the lease and the next attempt.
+        `remaining` is the time until the holder's lease expires; None: unknown."""
         usual = self.attempt_interval * (1 + random.uniform(0, ELECT_JITTER_FRACTION))  # noqa: S311 (no secret)
         if remaining is None:
             return usual

@@ -32,8 +32,8 @@ READ_STATEMENT_TIMEOUT = 5.0
 """The timeout of a statement that only reads, in seconds."""
 SERVICE_RETRY_DELAY_MIN = timedelta(seconds=1)
 SERVICE_RETRY_DELAY_MAX = timedelta(seconds=8)
-"""The shortest and the longest delay after a failed run. The delay doubles with each failure. The
-number of retries has no limit."""
+"""The longest delay after a failed run. The first delay is `SERVICE_RETRY_DELAY_MIN`; the delay
+doubles with each failure. The number of retries has no limit."""
 
 
 class MaintenanceService(ABC):
@@ -76,7 +76,8 @@ class MaintenanceService(ABC):
         return self.context.connection.acquire(purpose, READ_STATEMENT_TIMEOUT)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Start, wait until the other services have started, and run repeatedly until stopped."""
+        """Prepare the service, wait until the others have started, and run repeatedly until
+        stopped."""
         await self.prepare()
         task_status.started()
         await self.context.all_services_started.wait()

@@ -28,19 +28,19 @@ BATCH_ROWS_MAX = 10_000
 """The largest number of rows in one statement."""
 BATCH_PAUSE_MIN = 0.05
 BATCH_PAUSE_MAX = 5.0
-"""The shortest and the longest pause between two batches, in seconds. The pause gives the database
-time for the workers. A pause is never longer than the time that the batch before it took."""
+"""The longest pause between two batches, in seconds; `BATCH_PAUSE_MIN` is the shortest. A pause
+gives the database time for the workers. It is never longer than the time of the batch before it."""
 SKIPPED_ROWS_MAX = 1_000
 """The largest number of rows that are skipped. At this limit the oldest row is forgotten, and a
 later run reads that row again."""
 ROW_RETRY_DELAY_MIN = 5.0
 ROW_RETRY_DELAY_MAX = 300.0
-"""The shortest and the longest delay before a row that is skipped is retried, in seconds. The
-delay doubles with each failure."""
+"""The longest delay before a skipped row is retried, in seconds. The first delay is
+`ROW_RETRY_DELAY_MIN`; the delay doubles with each failure."""
 RUN_INTERVAL_MIN = 1.0
 """The shortest time between two runs, in seconds."""
 PAGE_ROWS_MIN = 100
-"""The smallest page, in rows. A statement may handle fewer rows than a page has."""
+"""The smallest limit of a read, in rows. The statement that handles the rows may take fewer."""
 CONSECUTIVE_FAILURES_MAX = 1_000
 """The number of consecutive failed statements that ends a run. The remaining rows wait for the
 next run."""
@@ -121,8 +121,8 @@ class BatchRunner(Generic[Row]):
                 self._batch_sender.forget_skipped_row(entry.row)
 
     async def send_in_batches(self, rows: Iterable[Row]) -> bool:
-        """Send rows, except for those that are skipped and not due. Return False if too many
-        consecutive statements have failed, and the run should end.
+        """Send rows, except for skipped rows whose retry is not due. Return False if the run should
+        end because too many consecutive statements have failed.
 
         Raises:
             FencedOutError: the term has ended.
@@ -150,8 +150,8 @@ class BatchRunner(Generic[Row]):
     async def send_pages(
         self, read_page: Callable[[Row | None, int], Awaitable[list[Row]]]
     ) -> bool:
-        """Read rows page by page, and send each page. `read` gets the last row of the previous
-        page, and the size of a page."""
+        """Read rows page by page, and send each page. `read_page` gets the last row of the previous
+        page, and the page size. Return False if the run should end."""
         after: Row | None = None
         while True:
             limit = max(self.next_batch_rows_max, PAGE_ROWS_MIN)

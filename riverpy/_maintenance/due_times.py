@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from riverpy.schedules import PeriodicSchedule
 
 MISSED_TIME_DELAY_MIN = timedelta(seconds=30)
-"""A time counts as missed if its delay is longer than this. A change of leader takes less time."""
+"""A due time counts as missed if it is handled later than this. A change of leader is faster."""
 MISSED_JOBS_MAX = 1000
 """The maximum number of jobs that one periodic job gets for missed times."""
 TIMES_COMPUTED_ONE_BY_ONE_MAX = 10_000
@@ -38,7 +38,7 @@ class DueTimes(NamedTuple):
 def find_due_times(
     schedule: PeriodicSchedule, missed: MissedPolicy, first_due_at: datetime, now: datetime
 ) -> DueTimes:
-    """Return the due times from `first_due_at`, which is due, to `now`.
+    """Choose which due times get a job, from `first_due_at`, which is due, to `now`.
 
     Raises:
         Exception: the schedule failed, or returned a wrong value.

@@ -46,8 +46,8 @@ class RetentionRule(NamedTuple):
 
 
 def make_retention_rules(config: Config, queue_scope: QueueScope) -> list[RetentionRule]:
-    """Return the rules of a configuration for the queues of `scope`. Precedence: the retention of
-    the job's kind, then the retention of its queue, then the default."""
+    """Return the rules of a configuration for the queues of `queue_scope`. Precedence: the
+    retention of the job's kind, then the retention of its queue, then the default."""
     if queue_scope == NO_QUEUES:
         return []
     return [
@@ -130,7 +130,7 @@ class JobCleaner(MaintenanceService):
         for rule in rules:
             if rule.state.value in states:
                 await self._delete_jobs_of_rule(rule)
-        await self.batch_runner.send_in_batches(())  # retries rows that are skipped
+        await self.batch_runner.send_in_batches(())  # retries skipped rows that are due
         return self.batch_runner.seconds_until_next_run(RUN_INTERVAL)
 
     def _update_read_positions(self, rules: Sequence[RetentionRule]) -> None:
@@ -156,9 +156,9 @@ class JobCleaner(MaintenanceService):
             return await job_states_to_clean(connection, self.schema, shortest)
 
     async def _delete_jobs_of_rule(self, rule: RetentionRule) -> None:
-        """Read the jobs of a rule page by page, and delete them. The jobs of a rule without a scope
-        are always read from the beginning, since few jobs are skipped. If too many
-        jobs are skipped, reading continues at the position that was stored for the rule."""
+        """Read the jobs of a rule page by page, and delete them. If the rule has no `job_filter`,
+        and not too many jobs are skipped, reading starts at the beginning. Otherwise it continues
+        at the position that is stored for the rule."""
         if rule.job_filter is None and not self.batch_runner.skipped_rows.is_full:
             self._read_positions[rule] = None
         self._unfinished_rules.add(rule)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 RUN_INTERVAL_MIN = 600.0
 """The shortest time between two runs, in seconds."""
 RUN_INTERVAL_PER_READ_SECOND = 50.0
-"""The interval is at least this many times the time of the longest read. So reads take at most two
-per cent of the time, also if very many waiting jobs have an expiry."""
+"""The time between two runs is at least this number of seconds for each second that the longest
+read takes. So reads take at most two per cent of the time."""
 PAGE_ROWS_MAX = 50_000
 """The largest number of jobs that one read returns."""
 
@@ -51,7 +51,7 @@ class JobExpirer(MaintenanceService):
             for within in queues.make_statement_filters():
                 if not await self._cancel_jobs_in_queues(within):
                     break
-            await self.batch_runner.send_in_batches(())  # retries rows that are skipped
+            await self.batch_runner.send_in_batches(())  # retries skipped rows that are due
         finally:
             if self._cancelled_job_count:
                 self.log.info(EXPIRED_JOBS_CANCELLED, count=self._cancelled_job_count)

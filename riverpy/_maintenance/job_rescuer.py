@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 HEARTBEAT_READ_INTERVAL_MAX = 30.0
 HEARTBEAT_READS_PER_DEAD_AFTER = 5
 """The rescuer reads all heartbeats this number of times in `dead_after`, but at least once in
-`HEARTBEAT_READ_INTERVAL_MAX` seconds. A dead client is found with at most this delay."""
+`HEARTBEAT_READ_INTERVAL_MAX` seconds. So a dead client is found with at most this delay."""
 TIMER_INACCURACY_MAX = 0.01
 """Seconds by which a timer may end too early."""
 STUCK_JOB_SEARCH_INTERVAL_MAX = 30.0
@@ -64,7 +64,7 @@ their columns."""
 _RUNNING_STATES = ("running",)
 RESCUE_REASON_CLIENT_DEAD = "its client is dead"
 RESCUE_REASON_RAN_TOO_LONG = "it ran for too long"
-"""Reasons for a rescue, for the log."""
+"""A reason for a rescue, for the log, as is `RESCUE_REASON_CLIENT_DEAD`."""
 _READ_PURPOSE = "looking for jobs to rescue"
 
 
@@ -166,7 +166,7 @@ class JobRescuer(MaintenanceService):
         if now >= self._next_stuck_job_search_at:
             await self._rescue_stuck_jobs(filters)
             self._next_stuck_job_search_at = now + self._stuck_job_search_interval
-        await self.batch_runner.send_in_batches(())  # retries rows that failed before
+        await self.batch_runner.send_in_batches(())  # retries skipped rows that are due
         return min(seconds_until_next, self._next_stuck_job_search_at - now)
 
     # -- by heartbeat
@@ -196,7 +196,7 @@ class JobRescuer(MaintenanceService):
         limit: int,
     ) -> list[AttemptToRescue]:
         """Read a page of running attempts of dead clients. `heartbeats` has the last heartbeat of
-        each one."""
+        each dead client."""
         async with self.read_connection(_READ_PURPOSE) as connection:
 
             async def read(skipped: list[int]) -> list[RunningAttempt]:
@@ -302,8 +302,8 @@ class JobRescuer(MaintenanceService):
     # -- by heartbeat or by age
 
     async def _rescue_attempts(self, attempts: list[AttemptToRescue]) -> None:
-        """End attempts. An attempt of a dead client is ended only if the client has written no
-        heartbeat after the one in `AttemptToRescue`."""
+        """Rescue the jobs of these attempts. A job of a dead client is rescued only if the client
+        has written no heartbeat after `dead_client_heartbeat`."""
         heartbeats = {
             attempt.rescue.client_id or "": attempt.dead_client_heartbeat
             for attempt in attempts

@@ -72,11 +72,11 @@ if TYPE_CHECKING:
     from riverpy.periodic import PeriodicJob, PeriodicJobs, PeriodicJobState
 
 PERIODIC_TABLE_READ_INTERVAL = 5.0
-"""Seconds between two reads of the table, if no slot is due earlier."""
+"""Seconds between two reads of the table of periodic jobs, if no slot is due earlier."""
 LOCKED_ROW_RETRY_DELAY = 1.0
 """Seconds until the retry of a row that another transaction has locked or changed."""
 MISSING_TABLE_CHECK_INTERVAL = 60.0
-"""Seconds until the next check for the table, while it is missing."""
+"""While the table of periodic jobs is missing, seconds between two checks whether it exists."""
 START_HOOKS_TIMEOUT = 30.0
 """The timeout of all hooks `periodic_jobs_start` together, in seconds."""
 PLANS_PER_TRANSACTION_MAX = 100
@@ -86,9 +86,9 @@ INSERTS_PER_TRANSACTION_MAX = 1000
 PLANNING_TIME_MAX = 0.05
 """After this number of seconds, planning stops until the planned jobs are inserted."""
 MARK_USED_INTERVAL = 3600.0
-"""Seconds between two updates that mark the rows as used."""
+"""Seconds between two updates that mark the rows of this client's periodic jobs as used."""
 UNUSED_ROW_RETENTION = timedelta(days=30)
-"""Time after which a row that no leader uses is deleted."""
+"""Time after which the row of a periodic job is deleted, if no leader has used the row."""
 RETRY_DELAY_MIN, RETRY_DELAY_MAX = 1.0, 30.0
 """The shortest and the longest delay before a periodic job that failed is retried, in seconds. The
 delay doubles with each failure."""
@@ -147,9 +147,9 @@ class PeriodicEnqueuer(MaintenanceService):
         )
         """The periodic jobs that failed and wait for a retry, by the id of their row."""
         self._row_ids_with_skip_warning: set[str] = set()
-        """The ids of rows for which the warning that slots get no job was logged."""
+        """The ids of rows for which a warning was logged, because their slots get no job."""
         self._moved_row_count = 0
-        """The number of rows that this pass has moved to another slot."""
+        """The number of rows that this run has moved to another slot."""
         self._error_detector = RepeatedErrorDetector()
         self._plan_sender: BatchSender[JobPlan] = BatchSender(
             BatchStatement(
@@ -194,11 +194,11 @@ class PeriodicEnqueuer(MaintenanceService):
         if self._has_periodic_table:
             try:
                 await self._register_new_jobs()
-            except DATABASE_ERRORS as error:  # the next pass registers the jobs
+            except DATABASE_ERRORS as error:  # the next run registers the jobs
                 self.log.debug(PERIODIC_JOB_REGISTRATION_FAILED, error=describe_error(error))
 
     async def run_once(self, scope: StopScope) -> float:
-        """Insert the jobs of due slots. Return the seconds until the next pass."""
+        """Insert the jobs of due slots. Return the seconds until the next run."""
         if not await self._check_table_exists():
             return MISSING_TABLE_CHECK_INTERVAL
         await self._register_new_jobs()
@@ -245,7 +245,7 @@ class PeriodicEnqueuer(MaintenanceService):
                 )
         return min(seconds)
 
-    # -- the table
+    # -- the table of periodic jobs
 
     async def _check_table_exists(self) -> bool:
         if not self._has_periodic_table:
@@ -380,7 +380,7 @@ class PeriodicEnqueuer(MaintenanceService):
         return plan
 
     def _plan_requested_run(self, job: PeriodicJob, row: PeriodicRow, time: datetime) -> JobPlan:
-        """Plan a run that an operator requested. Due slots wait for the next pass."""
+        """Plan a run that an operator requested. Due slots wait for the next call of `run_once`."""
         return JobPlan(_make_row_change(row, row.next_run_at), self._make_jobs(job, row, time))
 
     def _plan_due_times(self, job: PeriodicJob, row: PeriodicRow, due_at: datetime) -> JobPlan:
@@ -412,8 +412,8 @@ class PeriodicEnqueuer(MaintenanceService):
         return [PlannedJob(row.id, due_at, prepared)]
 
     def _postpone_row(self, row_id: str, error: Exception) -> None:
-        """Postpone a periodic job that failed: retry it after a delay. The first failure is logged
-        at level error, with a traceback unless it is an error of the database."""
+        """Set the retry of a periodic job that failed, after a delay. The first failure is logged
+        at level error. Only an error that is not from the database is logged with a traceback."""
         is_first = row_id not in self._postponed_rows
         self._postponed_rows.add_failure(row_id, row_id, error, 0.0)
         log = self.log.error if is_first else self.log.debug

@@ -59,12 +59,12 @@ ResultT = TypeVar("ResultT")
 STATEMENT_TIMEOUT = timedelta(seconds=5)
 LOCK_TIMEOUT = timedelta(seconds=1)
 IDLE_SESSION_TIMEOUT = timedelta(seconds=30)
-"""The server's timeouts for the session: of a statement, of a wait for a lock, and of an idle
-session. They do not apply to a rebuild. If the process is frozen or unreachable, the server ends
-the idle session, which releases the session's lock."""
+"""`STATEMENT_TIMEOUT`, `LOCK_TIMEOUT` (for a wait for a lock) and `IDLE_SESSION_TIMEOUT` are the
+server's timeouts for the session. They do not apply to a rebuild. If the process is frozen or
+unreachable, the server ends the idle session, which releases the session's lock."""
 CLIENT_TIMEOUT_MARGIN = 5.0
-"""Our own timeout of a statement is this number of seconds longer than the server's. When our
-timeout expires, the session is closed."""
+"""The client's timeout of a statement is this number of seconds longer than the server's. When the
+client's timeout expires, the session is closed."""
 LEFTOVER_DROP_TIMEOUT = 15.0
 """The longest time for which a stop waits until the indexes of an interrupted rebuild are dropped,
 in seconds."""
@@ -153,22 +153,22 @@ class Reindexer(MaintenanceService):
         self._rebuild_timeout = config.reindexer_timeout
         self._next_run_at: datetime | None = None
         self._run_due_at: datetime
-        """When the run was due. A postponement of an index counts from this time, so that a
-        postponement of one day has ended when the next daily run begins."""
+        """The time at which the current run was due. A postponement of an index counts from this
+        time, so that a postponement of one day has ended when the next daily run begins."""
         self._pending_index_names: list[str] = []
         self._has_first_run_begun = self._are_leftovers_dropped = False
         self._lock_failure_log = RepeatedFailureLog(self.log)
         self._missing_index_names: list[str] = []
 
     async def run_once(self, scope: StopScope) -> float:
-        """Rebuild the indexes if a run is due. The first pass of a term only drops indexes that an
-        earlier term left."""
+        """Rebuild the indexes if a run is due. The first call in a term only drops indexes that
+        interrupted rebuilds left."""
         now = await self._read_server_time()
         if not self._has_first_run_begun:
             self._has_first_run_begun, self._run_due_at = True, now
             self._next_run_at = next_time(self._schedule, now)
         elif self._next_run_at is not None and now >= self._next_run_at:
-            # One run replaces missed runs.
+            # One run replaces all missed runs.
             self._run_due_at = max(self._next_run_at, now - timedelta(seconds=CLOCK_READ_INTERVAL))
             self._pending_index_names = list(self._index_names)
             self._next_run_at = next_time(self._schedule, now)
@@ -182,8 +182,8 @@ class Reindexer(MaintenanceService):
 
     async def _rebuild_pending_indexes(self, scope: StopScope) -> bool:
         """Drop indexes that interrupted rebuilds left, and rebuild the pending indexes. Return
-        False if another session holds the lock. After an error the next call continues after the
-        index that failed."""
+        False if another session holds the lock. After an error, the next call continues with the
+        index after the one that failed."""
         self._are_leftovers_dropped = False
         async with self._open_session() as connection:
             if not await self._try_acquire_reindex_lock(connection):
@@ -246,7 +246,7 @@ class Reindexer(MaintenanceService):
         self._missing_index_names = missing
 
     def _skip_indexes_of_other_owners(self, indexes: Sequence[Index]) -> None:
-        """Do not rebuild the indexes that this role does not own."""
+        """Remove the indexes that this role does not own from the pending indexes."""
         not_owned = {index.name for index in indexes if not index.is_owned_by_role}
         skipped = [name for name in self._pending_index_names if name in not_owned]
         if skipped:
@@ -401,8 +401,8 @@ def make_reindexers(context: TermContext) -> list[Reindexer]:
 async def _with_timeout(
     statement: Awaitable[ResultT], limit: timedelta | None = STATEMENT_TIMEOUT
 ) -> ResultT:
-    """Return the result of a statement. Our timeout is a little longer than `limit`, the server's
-    timeout of the statement."""
+    """Return the result of a statement. The client's timeout is a little longer than `limit`, the
+    server's timeout of the statement."""
     with anyio.fail_after(None if limit is None else limit.total_seconds() + CLIENT_TIMEOUT_MARGIN):
         return await statement
 

@@ -50,7 +50,7 @@ class LeaderFunctionService(MaintenanceService):
 
 
 class DefaultDomainLeaderCheck(MaintenanceService):
-    """Reads which client is the leader of `default`. The interval is that of lease renewals."""
+    """Checks which client is the leader of `default`, at the interval of lease renewals."""
 
     name = "default leader check"
 
@@ -80,7 +80,7 @@ class DefaultDomainLeaderCheck(MaintenanceService):
 def make_domain_services(
     context: TermContext, heartbeat: HeartbeatWriter, jobs: PeriodicJobs, inserter: Inserter
 ) -> list[MaintenanceService]:
-    """Return the services of a leader of the client's domain, in the order of their starts."""
+    """Return the services of a leader of the client's domain, in their start order."""
     services = _make_queue_services(context, heartbeat)
     services.append(PeriodicEnqueuer(context, jobs, inserter))
     if context.config.domain != DEFAULT_DOMAIN:
