@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 OWNED_QUEUES_READ_INTERVAL = 1.0
 """Seconds for which the owners of queues are cached, because the services of a term often need them
 at the same time."""
-NO_OWNED_QUEUES_READ_INTERVAL = 300.0
+READ_INTERVAL_WITHOUT_OWNED_QUEUES = 300.0
 """Seconds between two reads if no domain owns a queue and this client receives notifications. A
 client that claims the first queue for a domain sends a notification. This interval is also used if
 the table of owners is missing."""
@@ -73,7 +73,7 @@ class DomainQueueReader:
         self._observer = HeartbeatObserver(timer, contact_duration)
         self._dead_after = dead_after.total_seconds()
         self._no_owned_queues_interval = (
-            NO_OWNED_QUEUES_READ_INTERVAL if has_notifications else OWNED_QUEUES_READ_INTERVAL
+            READ_INTERVAL_WITHOUT_OWNED_QUEUES if has_notifications else OWNED_QUEUES_READ_INTERVAL
         )
         self._queue_scope = ALL_QUEUES
         self._has_owner_table = False
@@ -99,7 +99,7 @@ class DomainQueueReader:
                     if not owned and self._has_owner_table:
                         interval = self._no_owned_queues_interval
                     elif not owned:
-                        interval = NO_OWNED_QUEUES_READ_INTERVAL
+                        interval = READ_INTERVAL_WITHOUT_OWNED_QUEUES
                     self._next_read_at = self._timer.seconds_since_boot() + interval
             return self._queue_scope
 

@@ -107,7 +107,7 @@ class DomainMembership:
                 makes this an error.
             Exception: one of DATABASE_ERRORS.
         """
-        await self._join_domain_with(self._config.domain_queues or self._registration.queues)
+        await self._join_domain_with_queues(self._config.domain_queues or self._registration.queues)
 
     async def claim_added_queue(self, queue: str) -> None:
         """Claim a queue that was added to the running client. If the configuration has
@@ -117,7 +117,7 @@ class DomainMembership:
             DomainConflictError, Exception: as `join_domain`.
         """
         if not self._config.domain_queues:
-            await self._join_domain_with([queue])
+            await self._join_domain_with_queues([queue])
 
     def forget_removed_queue(self, queue: str) -> None:
         """Stop checking the owner of a queue, because the client does not work it any more. The
@@ -126,7 +126,7 @@ class DomainMembership:
             self._claimed_queues = [one for one in self._claimed_queues if one != queue]
             self._owner_by_moved_queue.pop(queue, None)
 
-    async def _join_domain_with(self, queues: Iterable[str]) -> None:
+    async def _join_domain_with_queues(self, queues: Iterable[str]) -> None:
         """Claim these queues. First wait until the live clients of their owners are known."""
         wanted = sorted(set(queues))
         observer = HeartbeatObserver(self._timer)

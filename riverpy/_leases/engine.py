@@ -139,7 +139,7 @@ class LeaseEngine:
         """The leases of closed engines whose work still runs."""
         return [lease for lease in self._unfinished_leases if lease.is_used]
 
-    def stands_by(self, name: str) -> bool:
+    def is_standby_for(self, name: str) -> bool:
         """Whether a caller waits for the lease, and this process would acquire the lease soon if it
         was free."""
         if name not in self._wake_events or self.renewer.get_lease(name) is not None:
@@ -156,7 +156,7 @@ class LeaseEngine:
         """The names of the leases for which this process stands by, as the table `riverpy_lease`
         has them."""
         prefix = self._store.lease_name_prefix
-        return [prefix + name for name in self._wake_events if self.stands_by(name)]
+        return [prefix + name for name in self._wake_events if self.is_standby_for(name)]
 
     @property
     def reported_lags(self) -> dict[str, ReportedLag]:
@@ -368,12 +368,12 @@ class LeaseEngine:
             return None, 0.0
         return lease, pause
 
-    def _acquire_delay(self, held_or_attempted: int) -> float:
+    def _acquire_delay(self, held_or_attempted_count: int) -> float:
         """Return the seconds by which an attempt to acquire a lease is delayed."""
         if self._should_spread:
-            delay = SPREADING_ACQUIRE_DELAY_PER_HELD_LEASE * held_or_attempted
+            delay = SPREADING_ACQUIRE_DELAY_PER_HELD_LEASE * held_or_attempted_count
             return min(delay, SPREADING_ACQUIRE_DELAY_MAX)
-        return min(ACQUIRE_DELAY_PER_HELD_LEASE * held_or_attempted, ACQUIRE_DELAY_MAX)
+        return min(ACQUIRE_DELAY_PER_HELD_LEASE * held_or_attempted_count, ACQUIRE_DELAY_MAX)
 
     def _log_failed_attempt(self, name: str, error: Exception, backoff: Backoff) -> float:
         """Log a failed attempt to acquire a lease. Returns the seconds until the next attempt."""

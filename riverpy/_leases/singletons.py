@@ -79,7 +79,7 @@ class SingletonRunner:
             failures=self._failure_count,
             losses=self._lease_loss_count,
             waited=self._seconds_waited_for_lease,
-            standby=self._engine.stands_by(self.singleton.name),
+            standby=self._engine.is_standby_for(self.singleton.name),
             valid_for=None if held is None else held.valid_for,
             lag=None if held is None else held.lag,
         )

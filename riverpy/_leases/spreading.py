@@ -46,9 +46,9 @@ CHECK_TIMEOUT = 5.0
 HEARTBEAT_AGE_MAX_SHARE_OF_DEAD_AFTER = 0.5
 """The largest age of a client's last heartbeat, as a fraction of `dead_after`. A client with an
 older heartbeat may have ended, so no lease is handed over to it."""
-SINGLETONS_MIN = 2
+HELD_SINGLETONS_MIN = 2
 """A client that runs fewer singletons than this number hands none over, and sends no statement."""
-COUNT_DIFFERENCE_MIN = 2
+SINGLETON_COUNT_DIFFERENCE_MIN = 2
 """A singleton is handed over only to a client that runs at least this many singletons fewer. With a
 smaller difference, the two clients would only change places."""
 
@@ -56,15 +56,15 @@ smaller difference, the two clients would only change places."""
 class HandOver(NamedTuple):
     """A singleton that is handed over."""
 
-    name: str
+    lease_name: str
     """The name of the singleton's lease in the table `riverpy_lease`."""
     client_id: str
     """The client that should acquire the lease, because it runs the fewest singletons."""
 
 
 def choose_hand_over(
-    own_id: str,
-    own_names: Sequence[str],
+    own_client_id: str,
+    own_lease_names: Sequence[str],
     *,
     holders: Collection[str],
     standby_by_client: Mapping[str, Collection[str]],
@@ -75,28 +75,28 @@ def choose_hand_over(
     for one, rounded up.
 
     Args:
-        own_id: the id of this client.
-        own_names: the leases that this client could hand over, the preferred one first.
+        own_client_id: the id of this client.
+        own_lease_names: the leases that this client could hand over, the preferred one first.
         holders: the holder of each held lease. A client that holds several leases is listed once
             for each.
         standby_by_client: the leases for which each other client waits, by its id.
     """
     counts = Counter(holders)
-    clients = {own_id, *counts, *standby_by_client}
+    clients = {own_client_id, *counts, *standby_by_client}
     share = math.ceil(counts.total() / len(clients))
-    if counts[own_id] <= share:
+    if counts[own_client_id] <= share:
         return None
     choices = [
         (counts[client_id], client_id, position)
         for client_id, names in standby_by_client.items()
-        if counts[own_id] - counts[client_id] >= COUNT_DIFFERENCE_MIN
-        for position, name in enumerate(own_names)
+        if counts[own_client_id] - counts[client_id] >= SINGLETON_COUNT_DIFFERENCE_MIN
+        for position, name in enumerate(own_lease_names)
         if name in names
     ]
     if not choices:
         return None
     _, client_id, position = min(choices)
-    return HandOver(own_names[position], client_id)
+    return HandOver(own_lease_names[position], client_id)
 
 
 class LeaseSpreader:
@@ -159,7 +159,7 @@ class LeaseSpreader:
     async def _check(self) -> None:
         leases = [runner.lease for runner in self._runners]
         own = sorted((lease for lease in leases if lease is not None), key=_acquired_at)
-        if len(own) < SINGLETONS_MIN and self._open_hand_over is None:
+        if len(own) < HELD_SINGLETONS_MIN and self._open_hand_over is None:
             return
         names = [USER_LEASE_NAME_PREFIX + runner.singleton.name for runner in self._runners]
         async with self._connection.acquire(
@@ -178,18 +178,18 @@ class LeaseSpreader:
             standby_by_client=self._find_standbys(clients, frozenset(names)),
         )
         if choice is not None:
-            lease = own[-1 - own_names.index(choice.name)]
+            lease = own[-1 - own_names.index(choice.lease_name)]
             reason = f"client {choice.client_id!r} runs fewer singletons"
             if self._engine.hand_over(lease, reason):
                 self._open_hand_over = choice, lease.epoch
 
     def _find_standbys(
-        self, clients: Sequence[ReportingClient], names: frozenset[str]
+        self, clients: Sequence[ReportingClient], lease_names: frozenset[str]
     ) -> dict[str, frozenset[str]]:
         """Return, for each other live client, the leases of these names that it waits for. A client
         that waits for none is left out."""
         standby_by_client = {
-            client.client_id: names.intersection(client.report.standby)
+            client.client_id: lease_names.intersection(client.report.standby)
             for client in clients
             if client.report is not None
             and client.client_id != self._engine.holder

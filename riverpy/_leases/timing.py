@@ -74,13 +74,13 @@ class LeaseTiming(msgspec.Struct, frozen=True):
             DEADLINE_CHECK_INTERVAL_MIN,
         )
 
-    def seconds_until_next_attempt(self, remaining: float | None) -> float:
+    def seconds_until_next_attempt(self, seconds_until_expiry: float | None) -> float:
         """Return the time between an attempt that did not acquire the lease and the next attempt.
-        `remaining` is the time until the holder's lease expires; None: unknown."""
+        `seconds_until_expiry` is the time until the holder's lease expires; None: unknown."""
         usual = self.attempt_interval * (1 + random.uniform(0, ELECT_JITTER_FRACTION))  # noqa: S311 (no secret)
-        if remaining is None:
+        if seconds_until_expiry is None:
             return usual
-        return min(usual, remaining + random.uniform(0, ACQUIRE_JITTER_MAX))  # noqa: S311 (no secret)
+        return min(usual, seconds_until_expiry + random.uniform(0, ACQUIRE_JITTER_MAX))  # noqa: S311 (no secret)
 
 
 def validate_wait(wait: timedelta | None) -> None:

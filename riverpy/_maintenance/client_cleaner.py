@@ -30,11 +30,11 @@ class ClientCleaner(MaintenanceService):
 
     name = "client cleaner"
 
-    def __init__(self, context: TermContext, contact_seconds: Callable[[], float]) -> None:
-        """Create the client cleaner. `contact_seconds` returns how long this process has had
+    def __init__(self, context: TermContext, contact_duration: Callable[[], float]) -> None:
+        """Create the client cleaner. `contact_duration` returns how long this process has had
         contact with the server without a break."""
         super().__init__(context)
-        self._heartbeat_observer = HeartbeatObserver(context.timer, contact_seconds)
+        self._heartbeat_observer = HeartbeatObserver(context.timer, contact_duration)
         self.batch_runner: BatchRunner[tuple[str, bytes]] = BatchRunner(
             self, "deleting dead clients", self._delete_dead_clients, row_key=itemgetter(0)
         )

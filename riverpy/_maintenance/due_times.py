@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from riverpy.periodic import MissedPolicy
     from riverpy.schedules import PeriodicSchedule
 
-MISSED_TIME_DELAY_MIN = timedelta(seconds=30)
+DUE_TIME_MISSED_AFTER = timedelta(seconds=30)
 """A due time counts as missed if it is handled later than this. A change of leader is faster."""
 MISSED_JOBS_MAX = 1000
 """The maximum number of jobs that one periodic job gets for missed times."""
@@ -50,7 +50,7 @@ def find_due_times(
         times.append(due)
         due = next_time(schedule, due)
     has_dropped_times = missed == "all" and bool(times) and times[0] != first_due_at
-    if missed == "skip" and times and now - times[-1] > MISSED_TIME_DELAY_MIN:
+    if missed == "skip" and times and now - times[-1] > DUE_TIME_MISSED_AFTER:
         times.clear()
     return DueTimes(list(times), due, has_dropped_times)
 

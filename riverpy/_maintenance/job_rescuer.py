@@ -116,12 +116,12 @@ class JobRescuer(MaintenanceService):
 
     name = "job rescuer"
 
-    def __init__(self, context: TermContext, contact_seconds: Callable[[], float] | None) -> None:
-        """Create the job rescuer. `contact_seconds` returns how long this process has had
+    def __init__(self, context: TermContext, contact_duration: Callable[[], float] | None) -> None:
+        """Create the job rescuer. `contact_duration` returns how long this process has had
         contact with the server without a break. None: the database has no table of clients."""
         super().__init__(context)
         self._heartbeat_observer = (
-            None if contact_seconds is None else HeartbeatObserver(context.timer, contact_seconds)
+            None if contact_duration is None else HeartbeatObserver(context.timer, contact_duration)
         )
         self._config = context.config
         self._dead_after_seconds = self._config.dead_after.total_seconds()

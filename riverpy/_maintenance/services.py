@@ -105,7 +105,7 @@ def _make_queue_services(
 ) -> list[MaintenanceService]:
     return [
         JobScheduler(context),
-        JobRescuer(context, _make_contact_reader(heartbeat)),
+        JobRescuer(context, _get_contact_duration_function(heartbeat)),
         JobCleaner(context),
         JobExpirer(context),
         QueueCleaner(context),
@@ -117,10 +117,10 @@ def _make_cleaner_services(
 ) -> list[MaintenanceService]:
     """Return the services for the tables of the migration line `riverpy`, which River does not
     have."""
-    contact_seconds = _make_contact_reader(heartbeat)
-    cleaners = [] if contact_seconds is None else [ClientCleaner(context, contact_seconds)]
+    contact_duration = _get_contact_duration_function(heartbeat)
+    cleaners = [] if contact_duration is None else [ClientCleaner(context, contact_duration)]
     return [ExecutionCleaner(context), *cleaners]
 
 
-def _make_contact_reader(heartbeat: HeartbeatWriter) -> Callable[[], float] | None:
+def _get_contact_duration_function(heartbeat: HeartbeatWriter) -> Callable[[], float] | None:
     return None if heartbeat.registered_at is None else heartbeat.contact_duration

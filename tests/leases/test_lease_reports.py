@@ -134,10 +134,10 @@ async def test_standby_of_an_engine() -> None:
     engine._acquire_paused_until["a"] = now + 5.0
     assert engine.standby_names == []
     engine._acquire_paused_until["a"] = now + 4.9
-    assert engine.stands_by("a")
+    assert engine.is_standby_for("a")
     unfinished: Any = [type("Ended", (), {"name": "a", "is_used": True})()]
     engine._unfinished_leases = unfinished
-    assert not engine.stands_by("a")
+    assert not engine.is_standby_for("a")
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert engine.standby_names == []

@@ -98,8 +98,8 @@ def test_choices_converge() -> None:
                     standby_by_client={one: names for one in clients if one != client},
                 )
                 if choice is not None:
-                    mine.remove(choice.name)
-                    owned[choice.client_id].append(choice.name)
+                    mine.remove(choice.lease_name)
+                    owned[choice.client_id].append(choice.lease_name)
                     moves.append(choice)
         sizes = sorted(map(len, owned.values()))
         assert sizes[-1] == math.ceil(len(names) / len(clients)), sizes

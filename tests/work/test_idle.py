@@ -12,7 +12,7 @@ import pytest
 from riverpy import Client, Config, InsertManyParams, Job, PeriodicJobs, QueueConfig
 from riverpy._clients.heartbeat import HEARTBEATS_WITHIN_DEAD_AFTER
 from riverpy._leading import leader_watch
-from riverpy._leading.domain_queues import NO_OWNED_QUEUES_READ_INTERVAL
+from riverpy._leading.domain_queues import READ_INTERVAL_WITHOUT_OWNED_QUEUES
 from riverpy._lifecycle import ServiceGroup, StopScope
 from riverpy._maintenance.services import make_domain_services
 from riverpy._work.client_status import ClientStatusReporter
@@ -122,7 +122,8 @@ async def test_statements_while_idle(rig: Rig, monkeypatch: pytest.MonkeyPatch) 
     beside_polls = await rate_beside_polls(rig, sent)
     await rig.schema.execute("TRUNCATE river_leader, riverpy_client")
     maintenance = (
-        await rate_of_maintenance(rig.schema, sent, inserter) + 1 / NO_OWNED_QUEUES_READ_INTERVAL
+        await rate_of_maintenance(rig.schema, sent, inserter)
+        + 1 / READ_INTERVAL_WITHOUT_OWNED_QUEUES
     )
     poll = Config().fetch_poll_interval.total_seconds() * POLL
     # The leader of `default` does not check for a leader.
