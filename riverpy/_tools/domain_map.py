@@ -30,8 +30,8 @@ TABLE_MISSING = "42P01"
 
 @dataclass(frozen=True)
 class DomainMap:
-    """The leader domains of a schema, also `default`. A domain is a group of queues with its own
-    leader."""
+    """The leader domains of a schema, including `default`. A domain is a group of queues with its
+    own leader."""
 
     leaders: Sequence[DomainLeader]
     queue_owners: Sequence[QueueOwner]
@@ -69,9 +69,9 @@ class DomainMap:
         return [row for row in self.queue_owners if row.domain == domain]
 
     def has_had_client(self, domain: str) -> bool:
-        """Return whether a client of a domain that owns queues has ever been seen. An operator's
-        claim of a queue for an unknown domain stores a time of the last heartbeat that makes the
-        queue orphaned at once."""
+        """Return whether a client of a domain that owns queues has ever been seen. If an operator
+        claims a queue for an unknown domain, riverpy stores a heartbeat time that is so old that
+        the queue is orphaned at once."""
         owned = self.owned_queues(domain)
         last_seen_at = max(row.last_seen_at for row in owned)
         return all(row.claimed_at - row.last_seen_at != _ORPHANED_AFTER for row in owned) or any(

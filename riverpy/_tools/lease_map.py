@@ -48,7 +48,7 @@ class LeaseMap:
 
     def lag(self, name: str, *, holder: str | None, epoch: int) -> LeaseLag | None:
         """Return what the current holder of a lease last reported about its lag in this term; None:
-        nothing, or there is no holder."""
+        it reported nothing, or there is no holder."""
         client = None if holder is None else self.clients_by_id.get(holder)
         if client is None or client.report is None:
             return None

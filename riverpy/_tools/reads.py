@@ -41,7 +41,7 @@ class SkippedRows(msgspec.Struct, frozen=True):
 
     row_count: int = msgspec.field(name="count")
     first_rows: list[SkippedRow] = msgspec.field(name="rows")
-    """A client reports only a limited number of rows."""
+    """The first of the skipped rows. A client reports only a limited number of rows."""
 
 
 class ClientRow(NamedTuple):
@@ -58,8 +58,8 @@ class ClientRow(NamedTuple):
     uptime: float
     """Seconds since the start of the client."""
     heartbeat_age: float
-    """Seconds since the client's last heartbeat, by the server's clock; negative: this clock was
-    set back."""
+    """Seconds since the client's last heartbeat, by the server's clock; negative: the server's
+    clock was set back."""
     dead_after: float
     is_stopping: bool
     queue_slots: list[int] | None

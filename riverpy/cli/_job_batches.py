@@ -1,4 +1,5 @@
-"""Commands that change all jobs which pass filters: a question, progress, and what was done."""
+"""Commands that change all jobs which pass filters: they ask first, show progress, and print what
+they did."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ class _Interruption:
 
     @contextmanager
     def watched(self) -> Generator[None]:
-        """Record the first signal during the block. The second one cancels the task."""
+        """Record the first signal during the `with` block. The second signal cancels the task."""
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
 
@@ -63,12 +64,13 @@ class _Interruption:
                 if sys.stderr.isatty():
                     click.echo(err=True)  # end the line of the progress bar
                 print_note("riverpy: stopping after this batch")
-            elif task is not None and number != getattr(signal, "SIGHUP", None):  # it may repeat
+            # A terminal that closes can send SIGHUP twice.
+            elif task is not None and number != getattr(signal, "SIGHUP", None):
                 task.cancel()
 
         added: list[int] = []
         for number in _list_stop_signals():
-            with suppress(NotImplementedError, ValueError, RuntimeError):  # Windows, or a thread
+            with suppress(NotImplementedError, ValueError, RuntimeError):  # Windows or a thread
                 loop.add_signal_handler(number, handle, number)
                 added.append(number)
         try:
@@ -82,7 +84,7 @@ def _list_stop_signals() -> list[int]:
     """Return the numbers of the signals that end the command."""
     numbers: list[int] = [signal.SIGINT, signal.SIGTERM]
     if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)  # it is ignored under `nohup`
+        numbers.append(signal.SIGHUP)  # not if SIGHUP is ignored, as under `nohup`
     return numbers
 
 

@@ -56,7 +56,7 @@ ids_option = click.option(
 
 
 def job_filter_options(command: Callable[..., ResultT]) -> Callable[..., ResultT]:
-    """Add the options that choose jobs, and pass the given ones as `filters`."""
+    """Add the options that choose jobs, and pass the values of the given options as `filters`."""
     names = [one[1] for one in _OPTIONS]
 
     @wraps(command)

@@ -115,10 +115,11 @@ def find_setting_values(
 
 
 def check_leader_settings(config: Config, values: _ValueBySetting) -> None:
-    """Check that the settings and those of the client are valid together.
+    """Check that `values` and the settings of the client are valid together.
 
     Raises:
-        SettingsError: they are not. The text has each broken rule, with the source of each value.
+        SettingsError: they are not valid together. The text has each broken rule, with the source
+            of each value.
     """
     _raise_faults(_find_faults_of_combinations(msgspec.structs.asdict(config), values))
 
@@ -126,7 +127,7 @@ def check_leader_settings(config: Config, values: _ValueBySetting) -> None:
 def _find_faults_of_combinations(
     client_settings: Mapping[str, Any], values: _ValueBySetting
 ) -> list[str]:
-    """Return the broken rules. A value of `values` replaces the one of the client."""
+    """Return the broken rules. A value of `values` replaces the client's value."""
     given = {
         setting.parameter_name: value
         for setting, value in values.items()

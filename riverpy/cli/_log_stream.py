@@ -130,7 +130,7 @@ class LogStream:
                 )
             except BlockingIOError:
                 length = 0
-                if may_block:  # another process made it non-blocking: wait here
+                if may_block:  # another process made the descriptor non-blocking
                     select.select([], [self._descriptor], [])
             except OSError as error:
                 self._handle_write_error(error)

@@ -79,13 +79,13 @@ def run_worker_processes(
         systemd=systemd,
     )
     with raise_command_errors():
-        return anyio.run(_run, supervisor, stream)  # not in uvloop, which needs memory
+        return anyio.run(_run, supervisor, stream)  # not uvloop, which needs more memory
 
 
 async def _run(supervisor: WorkerSupervisor, stream: LogStream) -> int:
     loop = asyncio.get_running_loop()
 
-    def stop() -> None:  # called in any thread
+    def stop() -> None:  # any thread may call this
         loop.call_soon_threadsafe(supervisor.request_stop)
 
     stream.on_reader_ended = stop

@@ -38,16 +38,16 @@ EXIT_NOT_READY = 3
 EXIT_ABANDONED = 4
 EXIT_WARNING = 5
 EXIT_LIMIT_REACHED = 10
-"""Not 6 or 7, because `systemctl status` gives these codes names of other meanings."""
+"""The exit code after a limit. Not 6 or 7, which `systemctl status` shows as other errors."""
 
 COMMAND_ARGUMENTS_KEY = "riverpy.arguments"
-"""The key of the context's `meta` that has the arguments of `riverpy`, as a tuple."""
+"""The key of click's `Context.meta` that has the arguments of `riverpy`, as a tuple."""
 PROGRAM_MODULE_KEY = "riverpy.program_module"
-"""The key of the context's `meta` that has the name of the module whose function `main` runs this
+"""The key of click's `Context.meta` that has the name of the module whose function `main` runs this
 command, if it is not `riverpy.cli`."""
 IS_PROCESS_KEPT_KEY = "riverpy.is_process_kept"
-"""The key of the context's `meta` that is True if the process continues after the command, as in a
-test that runs a worker."""
+"""The key of click's `Context.meta` that is True if the process continues after the command, as in
+a test that runs a worker."""
 _DEBUG_CONTEXT_KEY = "riverpy.debug"
 _TABLE_MISSING_SQLSTATE = "42P01"
 
@@ -120,7 +120,7 @@ def close_runner(runner: asyncio.Runner) -> None:
     if count := len(asyncio.all_tasks(runner.get_loop())):
         log = get_logger()
         log.warning(LEFTOVER_TASKS_CANCELLED, count=count)
-    with suppress(SystemExit, KeyboardInterrupt):  # a cancelled task may raise it
+    with suppress(SystemExit, KeyboardInterrupt):  # raised in a cancelled task
         runner.close()
 
 

@@ -65,9 +65,9 @@ NON_OPTION_VARIABLES = ("RIVERPY_EMBEDDED_DIR", "RIVERPY_PG_BIN")
 TEST_VARIABLE_PREFIX = "RIVERPY_TEST_"
 """The prefix of the environment variables of riverpy's own tests."""
 PROGRAM_VALUES_KEY = "riverpy.program_values"
-"""The key of the context's `meta` with the values that the program sets that runs this command: a
-`SettingValue` by the name of its setting. They take precedence over the environment and the
-file."""
+"""A key of click's `Context.meta`. Its value has the settings that the calling program sets, such
+as `manage.py`: for the name of each setting, a `SettingValue`. They take precedence over the
+environment and the file."""
 KUBERNETES_SERVICE_SUFFIX = "_SERVICE_HOST"
 """The suffix of the environment variables that Kubernetes sets for the Services of a namespace."""
 
@@ -130,7 +130,7 @@ class SettingValue(msgspec.Struct, Generic[T], frozen=True):
 
 
 def _parse_age(text: str) -> timedelta:
-    """Parse the age at which a worker stops. With a shorter one, workers would only restart."""
+    """Parse the age at which a worker stops. At least 1 s: otherwise workers would only restart."""
     duration = parse_duration(text)
     if duration < timedelta(seconds=1):
         raise ValueError(f"expected a duration of at least 1s, got {text!r}")

@@ -71,7 +71,7 @@ _replaced_handlers: dict[signal.Signals, Any] = {}
 
 
 class StoppedBeforeStart(BaseException):
-    """A signal to stop arrived before the worker has started."""
+    """A signal to stop arrived before the worker had started."""
 
 
 def _raise_stopped(_number: int, _frame: types.FrameType | None) -> NoReturn:
@@ -117,16 +117,16 @@ class StopPlan(NamedTuple):
     """The steps of a stop, and their time limits."""
 
     soft_stop: Callable[[], object]
-    """Called in the event loop at the first signal."""
+    """Starts the soft stop. It is called in the event loop at the first signal."""
     hard_stop: Callable[[], object]
-    """Called in the event loop at the second signal."""
+    """Starts the hard stop. It is called in the event loop at the second signal."""
     soft_stop_timeout: timedelta | None
     """The time until the hard stop starts by itself. None: it does not start by itself."""
     hard_stop_timeout: timedelta
     """The maximum time of the hard stop."""
     force_exit: Callable[[], object]
-    """Called in a separate thread `FORCED_EXIT_DELAY` after the time limits. It must end the
-    process. After `FORCED_EXIT_TIMEOUT` the process ends with exit code `EXIT_ABANDONED`."""
+    """Ends the process. It is called in a separate thread `FORCED_EXIT_DELAY` after the time
+    limits. After `FORCED_EXIT_TIMEOUT` the process ends with exit code `EXIT_ABANDONED`."""
 
     def seconds_to_forced_exit(self, signal_count: int) -> float:
         """Return the seconds from a signal to `force_exit`. `signal_count` includes this signal."""
@@ -185,7 +185,7 @@ class StopSignalHandler:
             self._previous_wakeup_fd = before
 
     def set_stop_plan(self, plan: StopPlan) -> None:
-        """Replace the plan. Called in the event loop."""
+        """Replace the `StopPlan`. Call this in the event loop."""
         self._stop_plan = plan
 
     def request_stop(self) -> None:
@@ -271,7 +271,7 @@ class StopSignalHandler:
         if next(self._stop_request_counter) > 1 and not _can_start_hard_stop(signal_number):
             return
         if signal_number == _HARD_STOP_REQUEST_BYTE:
-            number = 2  # as the second signal
+            number = 2  # counts as the second signal
         elif signal_number == _UNCOUNTED_STOP_REQUEST_BYTE:
             number = 1
         else:

@@ -67,5 +67,5 @@ def get_supervision() -> Supervision | None:
 
 
 def _terminate_this_process() -> None:
-    """End this process, which does not handle stop requests yet, at once, by a signal."""
+    """End this process at once, by a signal, because it does not handle stop requests yet."""
     os.kill(os.getpid(), signal.SIGTERM)

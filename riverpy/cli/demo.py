@@ -116,7 +116,7 @@ async def _run_demo(url: str, schema: str | None, files: FileScan, limit: int | 
 
 
 class _ProgressPrinter:
-    """Shows the number of events on stderr, on a terminal in one line that is updated."""
+    """Shows the numbers of events on stderr. On a terminal, it updates one line."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()

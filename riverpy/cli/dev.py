@@ -96,7 +96,7 @@ def dev(
     stop = sources.find_value(_settings.SOFT_STOP, soft_stop).or_none() or SOFT_STOP_TIMEOUT_DEFAULT
     level = sources.find_value(_settings.LOG_LEVEL, log_level).or_none() or "debug"
     arguments = ["worker", target, "--soft-stop", format_duration(stop), "--log-level", level]
-    arguments += ["--processes", "1"]  # also if the environment or the file has another number
+    arguments += ["--processes", "1"]  # overrides the environment and the file
     if database.schema is not None:
         arguments += ["--schema", database.schema]
     if health is not None:

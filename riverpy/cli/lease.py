@@ -243,7 +243,7 @@ async def _request_release_and_wait(
     database: DatabaseSettings, lease: LeaseOutput, wait: float
 ) -> LeaseOutput | None:
     """Request that the holder of this term releases the lease, and wait for the end of the term.
-    Then wait shortly for the next holder. Return the lease at the end, or None if its row was
+    Then wait a short time for the next holder. Return the lease at the end, or None if its row was
     deleted."""
     async with open_connection(database) as found:
         request = lease_request_resign(
@@ -317,7 +317,7 @@ def _make_lease_output(row: LeaseRow, lease_map: LeaseMap | None) -> LeaseOutput
 
 
 def _split_table_name(name: str) -> tuple[str, LeaseScope]:
-    """Return the name that users know, and the scope, for the name of a lease in the table."""
+    """Split the name that a lease has in the table into the name that users know and the scope."""
     if name.startswith(USER_LEASE_NAME_PREFIX):
         return name.removeprefix(USER_LEASE_NAME_PREFIX), "user"
     if name.startswith(DOMAIN_LEASE_NAME_PREFIX):

@@ -56,7 +56,7 @@ class DemoResult(msgspec.Struct, frozen=True):
     read_errors: Sequence[str]
     """The errors of the files that could not be read."""
     problems_by_check: dict[str, list[str]]
-    """The key is the text of the check."""
+    """The problems that each check found, by the text of the check."""
 
     @property
     def is_ok(self) -> bool:
@@ -143,7 +143,7 @@ class DemoRun:
             raise ToolError(f"another demo uses schema {self.schema!r}")
         if self._should_create_schema:
             for (command,) in await self._fetch(connection, "demo_drop_ended"):
-                with suppress(*DATABASE_ERRORS):  # the schema is in use: the next run drops it
+                with suppress(*DATABASE_ERRORS):  # if the schema is in use, the next run drops it
                     await connection.execute(command)
             ((command,),) = await self._fetch(connection, "demo_create", name=self.schema)
             await connection.execute(command)

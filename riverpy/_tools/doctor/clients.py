@@ -102,8 +102,8 @@ def _late_heartbeat_finding(client: ClientRow) -> Finding:
 def _can_jobs_be_released(
     clients: Sequence[ClientRow], leader: DefaultLeader | None, domains: DomainMap | None
 ) -> bool:
-    """Whether there is a leader, or a client that can become leader. With several domains this is
-    not known here, and counts as true."""
+    """Whether there is a leader, or a client that can become leader. With several domains, this
+    function cannot know it, and returns True."""
     if domains is not None and domains.non_default_domains:
         return True
     if any(client.is_alive and client.is_candidate for client in clients):

@@ -24,8 +24,8 @@ EXPIRED_LEASE_AGE_MIN = 60.0
 """A lease that expired at least this many seconds ago is reported. A process that waits for a lease
 acquires it before that."""
 EXPIRED_WITHOUT_STANDBY_AGE_MIN = 10.0
-"""The same for a lease for which no client stands by. A `LeaseManager` that waits for the lease
-acquires it before that."""
+"""A lease for which no client stands by is reported if it expired at least this many seconds ago. A
+`LeaseManager` that waits for the lease acquires it before that."""
 EXPIRED_LEASE_AGE_MAX = 86_400.0
 """A lease that expired this many seconds ago or earlier is no longer reported: probably no process
 needs it."""
@@ -49,8 +49,8 @@ class _Lease(NamedTuple):
 
     @property
     def seconds_behind(self) -> float:
-        """The age of the oldest item now, if it was not handled after the last report; 0: no item
-        was waiting then. If the age was not reported: the seconds since the report."""
+        """How old the oldest item may be now, in seconds: its reported age and the time since the
+        report; 0: no item was waiting. If its age was not reported: the time since the report."""
         if self.lag is None or not (self.lag.age or self.lag.count):
             return 0.0
         return (self.lag.age or 0.0) + self.lag.reported_ago

@@ -74,7 +74,7 @@ class DoctorSession:
                     )
                     yield connection
         except TimeoutError:
-            connection.terminate()  # do not reuse it: a statement may still run on it
+            connection.terminate()  # do not use this connection again: a statement may still run
             raise
 
     async def read(

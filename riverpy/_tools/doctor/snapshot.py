@@ -106,8 +106,7 @@ class DoctorOptions:
     max_lag: timedelta
     """The time after which a due job is reported."""
     max_lag_age: timedelta
-    """The age of an item that the holder of a lease has not handled, after which it is
-    reported."""
+    """A lease is reported if its holder has not handled an item of this age."""
     program: WorkerProgram | None = None
     """The program whose kinds are checked; None: no program is checked."""
 

@@ -38,7 +38,7 @@ LOCK_AGE_WARN_SECONDS = 30.0
 BLOCKING_LOCK_AGE_WARN_SECONDS = 3.0
 """If other sessions wait for the locks of a transaction, it is reported after this many seconds."""
 BLOAT_SIZE_MIN = 64 * 1024 * 1024
-"""The size in bytes from which an index may be reported as bloated."""
+"""An index with this size in bytes or more may be reported as bloated."""
 BLOAT_FACTOR = 4.0
 """An index of `BLOAT_SIZE_MIN` or more is bloated if its size is this many times the
 estimated size of a new index."""

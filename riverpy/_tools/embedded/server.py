@@ -387,8 +387,8 @@ class EmbeddedPostgres:
 
 
 def _choose_socket_directory(server_directory: Path) -> Path:
-    """Return the directory of the socket: `run` below `directory`, or a directory in /tmp if a
-    socket cannot have that path.
+    """Return the directory of the socket: `run` below `server_directory`, or a directory in /tmp if
+    a socket cannot have that path.
 
     $TMPDIR is not used, because clients with different values must find the same server. In a URL,
     a path with a comma would mean two hosts.

@@ -203,7 +203,7 @@ def _labelled_metric(
 def metric_lines(
     name: str, metric_type: str, help_text: str, samples: Iterable[Sample]
 ) -> Iterator[str]:
-    """Yield the lines of one metric: its help text and its kind, then its samples with labels."""
+    """Yield the lines of one metric: its help text and its type, then its samples with labels."""
     name = f"riverpy_{name}"
     yield f"# HELP {name} {help_text}\n# TYPE {name} {metric_type}\n"
     for labels, value in samples:

@@ -46,7 +46,7 @@ class PrivateConnectionListener:
                 continue
             if not message:
                 await anyio.sleep_forever()
-            for descriptor in descriptors:  # none if this process may open no more descriptors
+            for descriptor in descriptors:  # none, if this process may open no more
                 os.set_inheritable(descriptor, False)
                 connection = socket.socket(fileno=descriptor)
                 connection.setblocking(False)
@@ -73,14 +73,14 @@ class PrivateHttpClient:
 
         Raises:
             OSError: the worker has ended, or is not able to answer.
-            TimeoutError: there was no response within `timeout` seconds, or there is still none to
-                an earlier request.
+            TimeoutError: there was no response within `timeout` seconds, or the worker has not yet
+                answered an earlier request.
         """
         if self._is_blocked():
             raise TimeoutError(_NO_ANSWER_ERROR)
         own, other = socket.socketpair()
-        own.setblocking(False)  # first, because a copy sets the mode of both
-        answer = own.dup()  # it stays open after the stream is closed
+        own.setblocking(False)  # before `dup`, which sets the mode of both
+        answer = own.dup()  # this copy stays open after the stream is closed
         try:
             socket.send_fds(self._shared_socket, [_MESSAGE], [other.fileno()])
             stream = await UNIXSocketStream.from_socket(own)
@@ -97,7 +97,7 @@ class PrivateHttpClient:
                 one.close()
 
     def close(self) -> None:
-        """Close the end of this process. Called when the worker has ended."""
+        """Close the end of this process. The supervisor calls this when the worker has ended."""
         self._shared_socket.close()
         self._set_unanswered(None)
 

@@ -65,7 +65,7 @@ def check_readiness(stats: ClientStats | None, lag_check: CheckResult | None = N
     state = "starting" if stats is None else stats.state
     checks = {"state": CheckResult(state == "working", state)}
     if stats is not None and stats.state not in {"starting", "stopped"}:
-        checks["schema"] = CheckResult(True, "as expected")  # checked when the worker starts
+        checks["schema"] = CheckResult(True, "as expected")  # the worker checked this at its start
         checks["listener"] = _check_listener(stats)
         for name, queue in stats.queues.items():
             checks[f"queue {name}"] = _check_queue_claims(queue)

@@ -69,7 +69,7 @@ class SupervisorHealth:
         return build_probe_response(await self._check_all(_check_liveness))
 
     async def _answer_readyz(self, request: Request) -> Response:
-        parse_max_lag(request)  # a wrong value is refused once, and not by each worker
+        parse_max_lag(request)  # refuse a wrong value once, not in each worker
         target = _make_target(request)
 
         async def check(slot: ProcessSlot) -> CheckResult:
@@ -80,7 +80,7 @@ class SupervisorHealth:
     async def _check_all(
         self, check: Callable[[ProcessSlot], Awaitable[CheckResult]]
     ) -> ProbeResult:
-        """Return one check for each worker. They run at the same time."""
+        """Return one check for each worker. The checks run at the same time."""
         checks = dict.fromkeys(map(_name_check, self._slots), _UNCHECKED)
 
         async def check_one(slot: ProcessSlot) -> None:
@@ -142,7 +142,7 @@ async def _read_probe(slot: ProcessSlot, target: str) -> ProbeResult | None:
     page = await _read_page(slot, target)
     try:
         return None if page is None else msgspec.json.decode(page, type=ProbeResult)
-    except ValueError:  # not the whole page
+    except ValueError:  # the page is incomplete
         return None
 
 

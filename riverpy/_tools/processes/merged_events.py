@@ -31,7 +31,7 @@ RECONNECT_DELAY = 0.5
 
 
 class MergedEvents:
-    """Reads the events of all workers, also of those that start later."""
+    """Reads the events of all workers, including workers that start later."""
 
     def __init__(self, slots: Sequence[ProcessSlot]) -> None:
         self._slots = slots
@@ -93,7 +93,7 @@ async def _forward_slot(
             except (OSError, anyio.IncompleteRead, anyio.DelimiterNotFound):
                 pass  # the worker has ended, or does not answer
             except anyio.BrokenResourceError:
-                pass  # the same, or the reader has left
+                pass  # the worker has ended, or the reader has left
         await anyio.sleep(RECONNECT_DELAY)
 
 

@@ -40,7 +40,7 @@ def merge_metrics(pages: Mapping[int, str | None], restarts: Mapping[int, Restar
 
 
 def _add_label(sample: str, number: int) -> str:
-    """Return a sample line with one more label, the first one."""
+    """Return a sample line with the label `process` added as its first label."""
     label = f'{LABEL}="{number}"'
     name, brace, rest = sample.partition("{")
     if brace:

@@ -31,8 +31,8 @@ async def collect_orphans(list_own_processes: Callable[[], Container[int]]) -> N
 
 
 def collect_ended_orphans(own_processes: Container[int]) -> None:
-    """Collect the exit codes of the orphans that have ended. Stop at a process of our own that has
-    ended, because its exit code is collected soon."""
+    """Collect the exit codes of the orphans that have ended. Stop at an ended process of
+    `own_processes`, because other code soon collects its exit code."""
     with suppress(ChildProcessError):  # this process has no children
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if ended.si_pid in own_processes:

@@ -42,20 +42,20 @@ class ExitRules(NamedTuple):
     should_drain: bool
     """Whether a worker that ended with exit code 0 is not replaced."""
     watchdog_timeout: float
-    """A worker that was not alive for this many seconds is killed and replaced; 0: it is not."""
+    """A worker that was not alive for this many seconds is killed and replaced; 0: no worker is."""
 
 
 class RestartCounts(NamedTuple):
     """How often a process was replaced, by reason."""
 
     limit: int = 0
-    """After it had reached one of its limits."""
+    """The number of restarts after the process had reached one of its limits."""
     failure: int = 0
-    """After it had ended for another reason."""
+    """The number of restarts after the process had ended for another reason."""
 
 
 class SharedState:
-    """What all slots of a supervisor share."""
+    """The state that all slots of a supervisor share."""
 
     def __init__(self) -> None:
         self.stop_requested, self.hard_stop_requested = anyio.Event(), anyio.Event()
@@ -74,12 +74,12 @@ class ProcessSlot:
         self._backoff = Backoff(RESTART_DELAY_MIN, RESTART_DELAY_MAX)
         self._log = get_logger()
         self.process: WorkerProcess | None = None
-        """The running process; None: none runs now."""
+        """The running process; None: no process runs now."""
         self._kill_reason: str | None = None
-        """Why the supervisor killed the process; None: it did not."""
+        """Why the supervisor killed the process; None: it did not kill the process."""
         self.exit_code: int | None = None
-        """The exit code of the last process that ended; 128 + n if signal n killed it. None: none
-        has ended."""
+        """The exit code of the last process that ended; 128 + n if signal n killed it. None: no
+        process has ended."""
         self.restart_counts = RestartCounts()
         self.has_worked_event = anyio.Event()
         """Set when a process of this slot works for the first time."""
@@ -137,7 +137,7 @@ class ProcessSlot:
             code = 0  # it was stopped before the worker could handle signals
         self.exit_code = 128 - code if code < 0 else code
         if self.exit_code == self._rules.limit_exit_code:
-            self.has_worked_event.set()  # it may have worked for less time than a poll takes
+            self.has_worked_event.set()  # its work may be shorter than a poll
         if self.exit_code == 0 and self._rules.should_drain:
             self._shared.has_drained = True
         return process.age

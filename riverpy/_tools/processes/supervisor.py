@@ -64,7 +64,7 @@ class WorkerSupervisor:
         self._forced_exit_event = anyio.Event()
 
     def request_stop(self) -> None:
-        """Start a soft stop, unless a stop has started. Called in the event loop."""
+        """Start a soft stop, unless a stop has started. Call this in the event loop."""
         self._shared.stop_requested.set()
 
     async def run(self) -> int:
@@ -75,7 +75,7 @@ class WorkerSupervisor:
         """
         async with (
             self._health.serve() if self._health is not None else nullcontext(),
-            self._systemd.ping_watchdog(lambda: True),  # each slot checks its worker
+            self._systemd.ping_watchdog(lambda: True),  # each slot checks its own worker
             anyio.create_task_group() as tasks,
         ):
             await tasks.start(self._handle_stop_signals)
@@ -122,7 +122,7 @@ class WorkerSupervisor:
     async def _handle_stop_signals(self, *, task_status: TaskStatus[None]) -> None:
         # This list is no module constant, because Windows lacks two of these signals.
         stop_signals = [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT]
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # it is ignored under `nohup`
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # ignored under `nohup`
             stop_signals.append(signal.SIGHUP)
         with anyio.open_signal_receiver(*stop_signals) as signals:
             task_status.started()
@@ -130,7 +130,7 @@ class WorkerSupervisor:
                 if not self._shared.stop_requested.is_set():
                     self._shared.stop_requested.set()
                 elif number == signal.SIGHUP:
-                    pass  # a terminal that closes can send it twice
+                    pass  # a terminal that closes can send SIGHUP twice
                 elif not self._shared.hard_stop_requested.is_set():
                     self._shared.hard_stop_requested.set()
                 else:

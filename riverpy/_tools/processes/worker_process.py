@@ -55,7 +55,7 @@ class WorkerProcess:
     """
 
     def __init__(self, process: Process, stop_pipe: int, health: PrivateHttpClient) -> None:
-        """Create the object of a started process. See `start`."""
+        """Create the object of a started process. `start` calls this."""
         self._process, self._stop_pipe = process, stop_pipe
         self.health = health
         self._started_at = anyio.current_time()
@@ -137,12 +137,13 @@ class WorkerProcess:
         return self._status
 
     async def wait(self) -> int:
-        """Wait for the end. Return the exit code; a negative one is the number of a signal."""
+        """Wait for the end of the process. Return its exit code; if negative, -1 times a signal
+        number."""
         try:
             return await self._process.wait()
         finally:
             os.close(self._stop_pipe)
-            self._stop_pipe = -1  # the system may give its number to another file
+            self._stop_pipe = -1  # the system may give the old number to another file
             self.health.close()
 
     def request_stop(self) -> None:
