@@ -77,8 +77,7 @@ def choose_hand_over(
     Args:
         own_client_id: the id of this client.
         own_lease_names: the leases that this client could hand over, the preferred one first.
-        holders: the holder of each held lease. A client that holds several leases is listed once
-            for each.
+        holders: the holder of each held lease, once for each lease that it holds.
         standby_by_client: the leases for which each other client waits, by its id.
     """
     counts = Counter(holders)
@@ -199,9 +198,8 @@ class LeaseSpreader:
         return {client_id: waits for client_id, waits in standby_by_client.items() if waits}
 
     def _is_last_hand_over_settled(self, terms: Sequence[HeldTerm]) -> bool:
-        """Whether some client has acquired the lease that was handed over last. If this client has
-        acquired it again, the result is False and the next check comes later, because each
-        hand-over interrupts a function."""
+        """Whether another client has acquired the lease that was handed over last. If this client
+        has acquired it again, check less often, because each hand-over interrupts a function."""
         if self._open_hand_over is None:
             return True
         (name, client_id), epoch = self._open_hand_over

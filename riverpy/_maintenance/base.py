@@ -32,8 +32,8 @@ READ_STATEMENT_TIMEOUT = 5.0
 """The timeout of a statement that only reads, in seconds."""
 SERVICE_RETRY_DELAY_MIN = timedelta(seconds=1)
 SERVICE_RETRY_DELAY_MAX = timedelta(seconds=8)
-"""The longest delay after a failed run. The first delay is `SERVICE_RETRY_DELAY_MIN`; the delay
-doubles with each failure. The number of retries has no limit."""
+"""The longest delay after a failed run. The delay is `SERVICE_RETRY_DELAY_MIN` after the first
+failure, and doubles with each further one. The number of retries has no limit."""
 
 
 class MaintenanceService(ABC):

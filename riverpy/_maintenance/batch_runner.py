@@ -162,13 +162,10 @@ class BatchRunner(Generic[Row]):
                 return True
             after = page[-1]
 
-    async def pause_after_statement(self, statement_seconds: float) -> None:
+    async def pause_after_statement(self, seconds: float) -> None:
         """Wait after a statement that took this many seconds, so that the database has time for the
         workers."""
-        first, last = (
-            min(statement_seconds, BATCH_PAUSE_MIN),
-            min(statement_seconds, BATCH_PAUSE_MAX),
-        )
+        first, last = min(seconds, BATCH_PAUSE_MIN), min(seconds, BATCH_PAUSE_MAX)
         await self._context.timer.sleep(random.uniform(first, last))  # noqa: S311 (no secret)
 
     def open_transaction(self) -> AbstractAsyncContextManager[Connection]:

@@ -85,7 +85,7 @@ INSERTS_PER_TRANSACTION_MAX = 1000
 """When a transaction has this number of jobs, no other periodic job is added to it."""
 PLANNING_TIME_MAX = 0.05
 """After this number of seconds, planning stops until the planned jobs are inserted."""
-USED_ROWS_UPDATE_INTERVAL = 3600.0
+MARK_USED_INTERVAL = 3600.0
 """Seconds between two updates that mark the rows of this client's periodic jobs as used."""
 UNUSED_ROW_RETENTION = timedelta(days=30)
 """Time after which the row of a periodic job is deleted, if no leader has used the row."""
@@ -327,10 +327,7 @@ class PeriodicEnqueuer(MaintenanceService):
     async def _update_used_rows_hourly(self) -> None:
         """Mark the rows as used, and delete unused rows, once an hour."""
         now = self.context.timer.seconds_since_boot()
-        if (
-            self._marked_used_at is not None
-            and now - self._marked_used_at < USED_ROWS_UPDATE_INTERVAL
-        ):
+        if self._marked_used_at is not None and now - self._marked_used_at < MARK_USED_INTERVAL:
             return
         await self._mark_used_runner.send_in_batches(list(self._registered_jobs))
         await self._deletion_runner.send_pages(self._read_unused_row_ids)
@@ -415,8 +412,8 @@ class PeriodicEnqueuer(MaintenanceService):
         return [PlannedJob(row.id, due_at, prepared)]
 
     def _postpone_row(self, row_id: str, error: Exception) -> None:
-        """Set the retry of a periodic job that failed, after a delay. The first failure is logged
-        at level error. Only an error that is not from the database is logged with a traceback."""
+        """Let a periodic job that failed wait for its retry. The first failure is logged at level
+        error. An error of the database is logged without a traceback."""
         is_first = row_id not in self._postponed_rows
         self._postponed_rows.add_failure(row_id, row_id, error, 0.0)
         log = self.log.error if is_first else self.log.debug

@@ -215,7 +215,7 @@ class Reindexer(MaintenanceService):
     async def _try_acquire_reindex_lock(self, connection: Connection) -> bool:
         """Try to exclude other reindexers with a lock until the session ends. Return whether the
         lock was acquired."""
-        is_locked = await _await_with_timeout(index_acquire_rebuild_lock(connection, self.schema))
+        is_locked = await _with_timeout(index_acquire_rebuild_lock(connection, self.schema))
         if is_locked:
             self._lock_failure_log.log_recovery()
         else:
@@ -223,7 +223,7 @@ class Reindexer(MaintenanceService):
         return is_locked
 
     async def _read_indexes(self, connection: Connection, names: Sequence[str]) -> list[Index]:
-        return await _await_with_timeout(index_list(connection, self.schema, names))
+        return await _with_timeout(index_list(connection, self.schema, names))
 
     # -- leftovers: the indexes that an interrupted rebuild leaves
 
@@ -265,15 +265,13 @@ class Reindexer(MaintenanceService):
         session is building. Return whether all drops succeeded. `must_be_leader`: raise
         FencedOutError if this process is not the leader any more."""
         is_done = True
-        for artifact in await _await_with_timeout(
-            index_list_leftovers(connection, self.schema, name)
-        ):
+        for artifact in await _with_timeout(index_list_leftovers(connection, self.schema, name)):
             if not artifact.is_droppable:
                 continue
             if must_be_leader:
                 self.context.fence.expect_held()
             try:
-                await _await_with_timeout(index_drop_leftover(connection, artifact))
+                await _with_timeout(index_drop_leftover(connection, artifact))
             except PostgresError as error:
                 if connection.is_closed():
                     raise
@@ -319,9 +317,7 @@ class Reindexer(MaintenanceService):
         if postponed is not None and index.read_at < postponed.postponed_until:
             times = "once" if postponed.timeout_count == 1 else f"{postponed.timeout_count} times"
             return f"its rebuild timed out {times}; next after {postponed.postponed_until}"
-        artifacts = await _await_with_timeout(
-            index_list_leftovers(connection, self.schema, index.name)
-        )
+        artifacts = await _with_timeout(index_list_leftovers(connection, self.schema, index.name))
         if artifacts:
             names = ", ".join(artifact.name for artifact in artifacts)
             return f"what may be left of other rebuilds could not be dropped: {names}"
@@ -332,7 +328,7 @@ class Reindexer(MaintenanceService):
         self.context.fence.expect_held()
         began = self.context.timer.seconds_since_boot()
         try:
-            await _await_with_timeout(index_rebuild(connection, index), self._rebuild_timeout)
+            await _with_timeout(index_rebuild(connection, index), self._rebuild_timeout)
         except anyio.get_cancelled_exc_class():
             if scope.cause is not None:
                 await self._drop_leftover_indexes_after_stop(connection, index.name)
@@ -383,7 +379,7 @@ class Reindexer(MaintenanceService):
 
     async def _set_index_comment(self, connection: Connection, index: Index, comment: str) -> None:
         if comment != index.comment:
-            await _await_with_timeout(
+            await _with_timeout(
                 index_set_comment(connection, self.schema, name=index.name, comment=comment)
             )
 
@@ -402,7 +398,7 @@ def make_reindexers(context: TermContext) -> list[Reindexer]:
     return [Reindexer(context, names, context.open_direct_connection)]
 
 
-async def _await_with_timeout(
+async def _with_timeout(
     statement: Awaitable[ResultT], limit: timedelta | None = STATEMENT_TIMEOUT
 ) -> ResultT:
     """Return the result of a statement. The client's timeout is a little longer than `limit`, the
@@ -417,7 +413,7 @@ async def _set_server_timeouts(
     lock: timedelta | None = LOCK_TIMEOUT,
 ) -> None:
     """Set the server's timeouts for the next statements of the session."""
-    await _await_with_timeout(
+    await _with_timeout(
         index_set_timeouts(
             connection,
             statement_timeout=statement,

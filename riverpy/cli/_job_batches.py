@@ -1,5 +1,4 @@
-"""Commands that change all jobs which pass filters: they ask first, show progress, and print what
-they did."""
+"""Commands that change all jobs which pass filters: they ask, show progress, print results."""
 
 from __future__ import annotations
 
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
 
 BatchVerb: TypeAlias = Literal["retry", "cancel", "delete"]
 
-NOTE_INTERVAL = 2.0
+PROGRESS_NOTE_INTERVAL = 2.0
 """Seconds between two notes about the progress if stderr is no terminal."""
 _ENDED_STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
-_PAST = {"retry": "retried", "cancel": "cancelled", "delete": "deleted"}
+_PAST_PARTICIPLES = {"retry": "retried", "cancel": "cancelled", "delete": "deleted"}
 
 
 class _StopRequested(Exception):
@@ -53,7 +52,7 @@ class _Interruption:
             raise _StopRequested
 
     @contextmanager
-    def watched(self) -> Generator[None]:
+    def watch_signals(self) -> Generator[None]:
         """Record the first signal during the `with` block. The second signal cancels the task."""
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
@@ -88,7 +87,7 @@ def _list_stop_signals() -> list[int]:
     return numbers
 
 
-class _Change(NamedTuple):
+class _BatchChange(NamedTuple):
     """A change of all jobs that pass filters."""
 
     verb: BatchVerb
@@ -119,12 +118,12 @@ def change_matching_jobs(
             f"this can {verb} many jobs, and there is no terminal to ask for confirmation: add "
             "--yes"
         )
-    change = _Change(verb, filters, limit, is_confirmed, as_json)
+    change = _BatchChange(verb, filters, limit, is_confirmed, as_json)
     if verb == "cancel":
         change = change._replace(filters=_leave_out_ended_jobs(filters))
     count = 0
     if change.filters.get("states") != ():
-        matched = run_async(_count, database, change)
+        matched = run_async(_count_jobs, database, change)
         count = matched if limit is None else min(matched, limit)
         # Not in an event loop: the loop would handle Ctrl-C only after the answer.
         if count and not is_confirmed:
@@ -135,7 +134,7 @@ def change_matching_jobs(
                 f"({make_printable(describe_filters(filters))})?"
             )
             click.confirm(question, abort=True, err=True)
-    run_async(_change, database, change, count)
+    run_async(_change_jobs, database, change, count)
 
 
 def _leave_out_ended_jobs(filters: JobFilters) -> JobFilters:
@@ -153,23 +152,23 @@ async def _open_client(database: DatabaseSettings) -> AsyncGenerator[Client]:
         yield client
 
 
-async def _count(database: DatabaseSettings, change: _Change) -> int:
+async def _count_jobs(database: DatabaseSettings, change: _BatchChange) -> int:
     async with _open_client(database) as client:
         return await client.job_count(**change.filters)
 
 
-async def _change(database: DatabaseSettings, change: _Change, count: int) -> None:
+async def _change_jobs(database: DatabaseSettings, change: _BatchChange, count: int) -> None:
     async with _open_client(database) as client:
         await _run_batches(client, change, count)
 
 
-async def _run_batches(client: Client, change: _Change, count: int) -> None:
+async def _run_batches(client: Client, change: _BatchChange, count: int) -> None:
     interruption = _Interruption()
     last = JobChanges()
     started_at = time.monotonic()
     failure: BaseException | None = None
     try:
-        with interruption.watched(), _progress(change.verb, count) as show:
+        with interruption.watch_signals(), _show_progress(change.verb, count) as show:
 
             def note(changes: JobChanges) -> None:
                 nonlocal last
@@ -178,7 +177,7 @@ async def _run_batches(client: Client, change: _Change, count: int) -> None:
                 interruption.stop_if_requested()
 
             if count:
-                last = await _method(client, change)(note)
+                last = await _get_change_method(client, change)(note)
     except _StopRequested:
         pass
     except (asyncio.CancelledError, Exception) as error:
@@ -195,8 +194,8 @@ async def _run_batches(client: Client, change: _Change, count: int) -> None:
         raise click.exceptions.Exit(EXIT_FAILURE)
 
 
-def _method(
-    client: Client, change: _Change
+def _get_change_method(
+    client: Client, change: _BatchChange
 ) -> Callable[[Callable[[JobChanges], object]], Awaitable[JobChanges]]:
     """Return the method of the client that changes the jobs."""
     if change.verb == "retry":
@@ -213,7 +212,7 @@ def _method(
 
 
 @contextmanager
-def _progress(verb: BatchVerb, count: int) -> Generator[Callable[[JobChanges], None]]:
+def _show_progress(verb: BatchVerb, count: int) -> Generator[Callable[[JobChanges], None]]:
     """Yield a function that shows the progress on stderr: as a bar on a terminal, otherwise as a
     line from time to time."""
     if sys.stderr.isatty():
@@ -224,7 +223,7 @@ def _progress(verb: BatchVerb, count: int) -> Generator[Callable[[JobChanges], N
 
     def show(changes: JobChanges) -> None:
         nonlocal noted_at
-        if time.monotonic() - noted_at >= NOTE_INTERVAL:
+        if time.monotonic() - noted_at >= PROGRESS_NOTE_INTERVAL:
             noted_at = time.monotonic()
             print_note(f"{changes.done:,} of {format_count(count, 'job')}")
 
@@ -232,13 +231,13 @@ def _progress(verb: BatchVerb, count: int) -> Generator[Callable[[JobChanges], N
 
 
 def _print_result(
-    change: _Change, count: int, changes: JobChanges, seconds: float, *, is_complete: bool
+    change: _BatchChange, count: int, changes: JobChanges, seconds: float, *, is_complete: bool
 ) -> None:
     if change.as_json:
         reasons = [{"id": job_id, "reason": text} for job_id, text in changes.reasons.items()]
         print_json(
             {
-                "action": _PAST[change.verb],
+                "action": _PAST_PARTICIPLES[change.verb],
                 "matched": count,
                 "complete": is_complete,
                 "changed": changes.changed,
@@ -252,12 +251,12 @@ def _print_result(
         return
     for job_id, text in changes.reasons.items():
         print_note(f"riverpy: job {job_id} was refused: {make_printable(text)}")
-    parts = [f"{_PAST[change.verb]} {format_count(changes.changed, 'job')}"]
+    parts = [f"{_PAST_PARTICIPLES[change.verb]} {format_count(changes.changed, 'job')}"]
     unchanged = changes.unchanged
     if changes.running and change.verb == "cancel":
         parts[0] += f" ({changes.running:,} running: the workers are notified)"
     elif changes.running:
-        parts.append(f"{changes.running:,} running, not {_PAST[change.verb]}")
+        parts.append(f"{changes.running:,} running, not {_PAST_PARTICIPLES[change.verb]}")
         unchanged -= changes.running
     elif change.verb == "cancel" and not count:
         parts[0] += " (ended jobs are not changed)"

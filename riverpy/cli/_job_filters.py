@@ -31,7 +31,7 @@ def _parse_object(text: str) -> Mapping[str, object]:
         ) from None
 
 
-_OPTIONS = (
+_FILTER_OPTIONS = (
     ("kind", "kinds", NAME, "of this kind. An index serves this filter."),
     (
         "state",
@@ -57,7 +57,7 @@ ids_option = click.option(
 
 def job_filter_options(command: Callable[..., ResultT]) -> Callable[..., ResultT]:
     """Add the options that choose jobs, and pass the values of the given options as `filters`."""
-    names = [one[1] for one in _OPTIONS]
+    names = [one[1] for one in _FILTER_OPTIONS]
 
     @wraps(command)
     def with_filters(*args: object, **kwargs: object) -> ResultT:
@@ -73,7 +73,7 @@ def job_filter_options(command: Callable[..., ResultT]) -> Callable[..., ResultT
         metavar="JSON",
         help=_METADATA_HELP,
     )(decorated)
-    for flag, name, kind, text in reversed(_OPTIONS):
+    for flag, name, kind, text in reversed(_FILTER_OPTIONS):
         is_tag = name.startswith("tags")
         text = f"Only jobs {text}" + ("" if is_tag else " Can be repeated.")
         decorated = click.option(f"--{flag}", name, type=kind, multiple=True, help=text)(decorated)
@@ -82,7 +82,7 @@ def job_filter_options(command: Callable[..., ResultT]) -> Callable[..., ResultT
 
 def describe_filters(filters: JobFilters) -> str:
     """Return the filters as text for a question."""
-    names = {one[1]: one[0].replace("-", " ") for one in _OPTIONS}
+    names = {one[1]: one[0].replace("-", " ") for one in _FILTER_OPTIONS}
     parts: list[str] = []
     for name, value in filters.items():
         if name in names:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
 _ValueBySetting = dict[Setting[Any], SettingValue[Any]]
 
-_FAULTS_KEY = "riverpy.worker_option_faults"
+_OPTION_FAULTS_KEY = "riverpy.worker_option_faults"
 _CLIENT_SOURCE = "the client's Config"
 """What an error names as the source of a value that no flag, variable or file sets."""
 
@@ -44,7 +44,7 @@ class _LeaderOption(click.Option):
         try:
             return super().process_value(ctx, value)
         except click.BadParameter as error:
-            ctx.meta.setdefault(_FAULTS_KEY, []).append(f"{self.opts[-1]}: {error.message}")
+            ctx.meta.setdefault(_OPTION_FAULTS_KEY, []).append(f"{self.opts[-1]}: {error.message}")
             return None
 
 
@@ -86,24 +86,24 @@ def leader_options(command: CommandT) -> CommandT:
 
 def find_setting_values(
     sources: SettingSources,
-    known: Mapping[Setting[Any], SettingValue[Any]],
+    known_values: Mapping[Setting[Any], SettingValue[Any]],
     flags: Mapping[str, Any],
 ) -> _ValueBySetting:
     """Return the value and source of each setting.
 
     Args:
         sources: the environment and the file.
-        known: the settings whose values are known already.
+        known_values: the settings whose values are known already.
         flags: the values of the options, by the names of their parameters.
 
     Raises:
         SettingsError: values are wrong. The text has all of them.
     """
     context = click.get_current_context(silent=True)
-    faults: list[str] = [] if context is None else context.meta.get(_FAULTS_KEY, [])
-    values: _ValueBySetting = dict(known)
+    faults: list[str] = [] if context is None else context.meta.get(_OPTION_FAULTS_KEY, [])
+    values: _ValueBySetting = dict(known_values)
     for setting in SETTINGS:
-        if setting not in known:
+        if setting not in known_values:
             try:
                 values[setting] = sources.find_value(setting, flags[setting.parameter_name])
             except SettingsError as error:
@@ -118,8 +118,7 @@ def check_leader_settings(config: Config, values: _ValueBySetting) -> None:
     """Check that `values` and the settings of the client are valid together.
 
     Raises:
-        SettingsError: they are not valid together. The text has each broken rule, with the source
-            of each value.
+        SettingsError: a rule is broken. The text has the broken rules and the sources of the values.
     """
     _raise_faults(_find_faults_of_combinations(msgspec.structs.asdict(config), values))
 

@@ -79,10 +79,10 @@ def run_worker_processes(
         systemd=systemd,
     )
     with raise_command_errors():
-        return anyio.run(_run, supervisor, stream)  # not uvloop, which needs more memory
+        return anyio.run(_run_supervisor, supervisor, stream)  # not uvloop, which needs more memory
 
 
-async def _run(supervisor: WorkerSupervisor, stream: LogStream) -> int:
+async def _run_supervisor(supervisor: WorkerSupervisor, stream: LogStream) -> int:
     loop = asyncio.get_running_loop()
 
     def stop() -> None:  # any thread may call this

@@ -78,7 +78,9 @@ def health(
     except click.UsageError:
         raise
     except click.ClickException as error:
-        verdict = ProbeResult.of({"answer": CheckResult(ok=False, reason=error.format_message())})
+        verdict = ProbeResult.from_checks(
+            {"answer": CheckResult(ok=False, reason=error.format_message())}
+        )
     if as_json:
         print_json(verdict)
     else:
@@ -99,7 +101,7 @@ async def _probe_worker(address: Address, max_lag: timedelta | None) -> ProbeRes
         show_traceback(error)
         why = error_to_one_line(error) if isinstance(error, OSError) else NO_HEALTH_SERVER_ERROR
         reason = f"none from {address}: {why}"
-        return ProbeResult.of({"answer": CheckResult(ok=False, reason=reason)})
+        return ProbeResult.from_checks({"answer": CheckResult(ok=False, reason=reason)})
 
 
 async def _probe_database(database: DatabaseSettings, max_lag: timedelta) -> ProbeResult:
@@ -119,7 +121,7 @@ async def _probe_database(database: DatabaseSettings, max_lag: timedelta) -> Pro
                 f": {place} lacks this table, although its migration is recorded. Run `{command}`: "
                 "it shows how to create the table again"
             )
-        return ProbeResult.of({failed: CheckResult(ok=False, reason=reason)})
+        return ProbeResult.from_checks({failed: CheckResult(ok=False, reason=reason)})
 
 
 async def _run_database_checks(database: DatabaseSettings, max_lag: timedelta) -> ProbeResult:
@@ -144,7 +146,7 @@ async def _run_database_checks(database: DatabaseSettings, max_lag: timedelta) -
         seconds = f"{lag.total_seconds():.1f} s"
         reason = f"the oldest due job, of queue {queue}, has waited {seconds}"
         checks["lag"] = CheckResult(ok=lag <= max_lag, reason=reason)
-    return ProbeResult.of(checks)
+    return ProbeResult.from_checks(checks)
 
 
 async def _check_leaders(database: CommandConnection, max_lag: timedelta) -> CheckResult:

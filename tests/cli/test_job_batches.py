@@ -67,7 +67,7 @@ async def test_changes_by_filter(schema: Schema, monkeypatch: pytest.MonkeyPatch
     """Jobs that pass the filters are changed. The result and the progress are printed, as text or
     as one JSON object."""
     monkeypatch.setattr(batched_change, "JOBS_PER_BATCH", 10)
-    monkeypatch.setattr(_job_batches, "NOTE_INTERVAL", 0)
+    monkeypatch.setattr(_job_batches, "PROGRESS_NOTE_INTERVAL", 0)
     await schema.execute(MANY, 50)
     result = await command(schema, "retry", "--kind", "kind1", "--state", "discarded", "--yes")
     assert (result.exit_code, result.stderr) == (0, "10 of 25 jobs\n20 of 25 jobs\n25 of 25 jobs\n")

@@ -28,9 +28,9 @@ class PendingWork:
 
     queues_with_due_jobs: Sequence[str] = ()
     """The names of the queues with due jobs."""
-    dead_client_jobs: Mapping[str, int] = field(default_factory=dict[str, int])
+    dead_client_job_counts: Mapping[str, int] = field(default_factory=dict[str, int])
     """The number of running jobs of dead clients, by queue."""
-    late_periodic_ids: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])
+    late_periodic_job_ids: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])
     """The ids of the late periodic jobs, by domain."""
 
 
@@ -139,9 +139,9 @@ def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork
         )
     unmaintained = early if domains.has_leader_for_orphaned_queues() else queues
     due = [queue for queue in unmaintained if queue in pending.queues_with_due_jobs]
-    jobs = pending.dead_client_jobs
+    jobs = pending.dead_client_job_counts
     running = {queue: jobs[queue] for queue in unmaintained if queue in jobs}
-    late = pending.late_periodic_ids.get(domain, [])
+    late = pending.late_periodic_job_ids.get(domain, [])
     text = f'no client of domain "{domain}" wrote a heartbeat for {format_seconds(silent)}'
     if not domains.has_had_client(domain):
         text = f'domain "{domain}" never had a client'

@@ -89,7 +89,7 @@ async def check_kinds_without_worker(snapshot: DatabaseSnapshot) -> list[Finding
     ]
 
 
-async def _non_riverpy_queues(snapshot: DatabaseSnapshot, live: Sequence[ClientRow]) -> set[str]:
+async def _non_riverpy_queues(snapshot: DatabaseSnapshot, clients: Sequence[ClientRow]) -> set[str]:
     """Return the queues that a client in another language may work. If such a client is the leader,
     these are all queues. Otherwise they are the recently updated queues that no riverpy client
     works."""
@@ -97,7 +97,7 @@ async def _non_riverpy_queues(snapshot: DatabaseSnapshot, live: Sequence[ClientR
     rows = await snapshot.queues()
     if leader is not None and not leader.has_lease_expired and leader.is_registered is False:
         return {row.name for row in rows}
-    worked = {queue for client in live for queue in client.queues}
+    worked = {queue for client in clients for queue in client.queues}
     return {
         row.name
         for row in rows
@@ -106,17 +106,17 @@ async def _non_riverpy_queues(snapshot: DatabaseSnapshot, live: Sequence[ClientR
 
 
 def _kind_without_worker_finding(
-    row: KindRow, backlogs: Sequence[BacklogRow], live: Sequence[ClientRow], foreign: set[str]
+    row: KindRow, backlogs: Sequence[BacklogRow], clients: Sequence[ClientRow], foreign: set[str]
 ) -> Finding:
-    worked = [queue for queue in row.queues if any(queue in client.queues for client in live)]
+    worked = [queue for queue in row.queues if any(queue in client.queues for client in clients)]
     text = f'no riverpy worker has kind "{row.kind}". {_describe_waiting_jobs(row, backlogs)}'
     if foreign & set(row.queues):
         text += " (a client in another language may have the kind)"
     where = "" if worked else ", for this queue"
     fix = f"start or deploy a worker that has the kind{where}. Until then the jobs wait unchanged"
-    is_claimed = row.failed and worked and UNKNOWN_KIND_ERROR in (row.newest_error or "")
+    is_claimed = row.failed_job_count and worked and UNKNOWN_KIND_ERROR in (row.newest_error or "")
     if is_claimed:
-        number = "All" if row.failed == row.job_count else f"{row.failed:,}"
+        number = "All" if row.failed_job_count == row.job_count else f"{row.failed_job_count:,}"
         pause = f"riverpy queue pause {' '.join(quote(queue) for queue in worked)}"
         text += (
             f". Clients without this kind claim the jobs and fail them. {number} of them failed "
@@ -136,7 +136,7 @@ def _kind_without_worker_finding(
         jobs=row.job_count,
         job_id=row.example_job_id,
         queues=row.queues,
-        failed=row.failed,
+        failed=row.failed_job_count,
         attempts_left=row.min_attempts_left,
     )
 
@@ -158,7 +158,8 @@ def _describe_attempts_left(row: KindRow) -> str:
 async def check_failing_kinds(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report the kinds with failed jobs that wait for their next attempt, or with jobs that were
     discarded."""
-    rows = {row.kind: row for row in await snapshot.kinds(await snapshot.backlogs()) if row.failed}
+    kinds = await snapshot.kinds(await snapshot.backlogs())
+    rows = {row.kind: row for row in kinds if row.failed_job_count}
     live = await snapshot.live_clients()
     worked = {kind for client in live for kind in client.kinds}
     discarded = await snapshot.session.read(
@@ -167,12 +168,12 @@ async def check_failing_kinds(snapshot: DatabaseSnapshot) -> list[Finding]:
         window=DISCARDED_JOBS_WINDOW,
         limit=SAMPLED_JOBS_OF_QUEUE_MAX,
     )
-    failed = sum(row.failed for row in rows.values())
+    failed = sum(row.failed_job_count for row in rows.values())
     text = "no failed job waits for its next attempt"
     if rows:
         of = f" of {format_count(len(rows), 'kind')}"
         text = f"{format_waiting_count(failed, 'failed job', suffix=of)} for the next attempt"
-    failures = {kind: row.failed for kind, row in rows.items()}
+    failures = {kind: row.failed_job_count for kind, row in rows.items()}
     found = [
         _failing_kind_finding(kind, rows.get(kind), discarded.get(kind, 0))
         for kind in sorted({*rows, *discarded})
@@ -184,15 +185,15 @@ async def check_failing_kinds(snapshot: DatabaseSnapshot) -> list[Finding]:
     return [ok(text, failed=failures, discarded=discarded), *problems]
 
 
-def _failing_kind_finding(kind: str, row: KindRow | None, discarded: int) -> Finding | None:
-    failed, attempts_left = (row.failed, row.min_attempts_left) if row else (0, None)
+def _failing_kind_finding(kind: str, row: KindRow | None, discarded_jobs: int) -> Finding | None:
+    failed, attempts_left = (row.failed_job_count, row.min_attempts_left) if row else (0, None)
     is_close = attempts_left is not None and attempts_left <= ATTEMPTS_LEFT_WARN_COUNT
-    if not (discarded or is_close or failed >= FAILED_JOBS_WARN_COUNT):
+    if not (discarded_jobs or is_close or failed >= FAILED_JOBS_WARN_COUNT):
         return None
     facts: list[str] = []
-    if discarded:
+    if discarded_jobs:
         jobs = format_count(
-            discarded, "job was", plural="jobs were", limit=SAMPLED_JOBS_OF_QUEUE_MAX
+            discarded_jobs, "job was", plural="jobs were", limit=SAMPLED_JOBS_OF_QUEUE_MAX
         )
         facts.append(f"{jobs} discarded in the last hour")
     if row is not None:
@@ -210,5 +211,5 @@ def _failing_kind_finding(kind: str, row: KindRow | None, discarded: int) -> Fin
         kind=kind,
         failed=failed,
         attempts_left=attempts_left,
-        discarded=discarded,
+        discarded=discarded_jobs,
     )

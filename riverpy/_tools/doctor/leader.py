@@ -66,7 +66,7 @@ async def _missing_leader_finding(
         clients = [client for client in clients or () if client.client_id not in others]
         if not any(client.is_alive for client in clients):
             waiting = sorted({row.queue for row in await snapshot.backlogs()})
-            return _default_domain_without_clients(
+            return _default_domain_without_clients_finding(
                 domains.unmaintained_queues_by_domain(waiting).get(DEFAULT_DOMAIN, [])
             )
     text = "there is no leader"
@@ -110,7 +110,7 @@ def no_election_finding(
     )
 
 
-def _default_domain_without_clients(unmaintained_queues: Sequence[str]) -> Finding:
+def _default_domain_without_clients_finding(unmaintained_queues: Sequence[str]) -> Finding:
     text = "default has no leader and no running client. Other domains have running clients"
     data: dict[str, object] = {"leader_id": None, "candidates": [], "queues": unmaintained_queues}
     if not unmaintained_queues:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EXPIRED_LEASE_AGE_MIN = 60.0
 """A lease that expired at least this many seconds ago is reported. A process that waits for a lease
 acquires it before that."""
-EXPIRED_WITHOUT_STANDBY_AGE_MIN = 10.0
+EXPIRED_LEASE_WITHOUT_STANDBY_AGE_MIN = 10.0
 """A lease for which no client stands by is reported if it expired at least this many seconds ago. A
 `LeaseManager` that waits for the lease acquires it before that."""
 EXPIRED_LEASE_AGE_MAX = 86_400.0
@@ -71,8 +71,8 @@ async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
     leases = [lease for row in rows if (lease := _make_lease(row, lease_map)) is not None]
     limit = snapshot.options.max_lag_age.total_seconds()
     return [
-        _held_finding([lease for lease in leases if lease.is_held], lease_map),
-        *_expired_findings(leases, lease_map),
+        _held_leases_finding([lease for lease in leases if lease.is_held], lease_map),
+        *_expired_lease_findings(leases, lease_map),
         *_lag_findings([lease for lease in leases if lease.seconds_behind > limit]),
     ]
 
@@ -87,21 +87,21 @@ def _make_lease(row: LeaseRow, lease_map: LeaseMap | None) -> _Lease | None:
     return _Lease(name, row, row.seconds_until_expiry, *reports)
 
 
-def _held_finding(held: Sequence[_Lease], lease_map: LeaseMap | None) -> Finding:
-    text = format_count(len(held), "lease") + " of user code"
-    if held:
-        shown = [_describe(lease) for lease in held[:DESCRIBED_LEASES_MAX]]
-        more = len(held) - len(shown)
+def _held_leases_finding(held_leases: Sequence[_Lease], lease_map: LeaseMap | None) -> Finding:
+    text = format_count(len(held_leases), "lease") + " of user code"
+    if held_leases:
+        shown = [_describe_lease(lease) for lease in held_leases[:DESCRIBED_LEASES_MAX]]
+        more = len(held_leases) - len(shown)
         text += ": " + "; ".join([*shown, *([f"and {more:,} more"] if more > 0 else [])])
-    data: dict[str, object] = {"leases": {lease.name: lease.row.holder for lease in held}}
+    data: dict[str, object] = {"leases": {lease.name: lease.row.holder for lease in held_leases}}
     if lease_map is not None:
-        data["standbys"] = {lease.name: lease.standbys for lease in held}
-        data["lags"] = {lease.name: lease.lag for lease in held if lease.lag is not None}
+        data["standbys"] = {lease.name: lease.standbys for lease in held_leases}
+        data["lags"] = {lease.name: lease.lag for lease in held_leases if lease.lag is not None}
         data["clients_without_report"] = sorted(lease_map.unknown_client_ids)
     return ok(text, **data)
 
 
-def _describe(lease: _Lease) -> str:
+def _describe_lease(lease: _Lease) -> str:
     parts = [f'"{lease.name}" held by {lease.row.holder} (epoch {lease.row.epoch})']
     if lease.standbys is not None:
         count = len(lease.standbys)
@@ -112,12 +112,12 @@ def _describe(lease: _Lease) -> str:
     return ", ".join(parts)
 
 
-def _expired_findings(leases: Sequence[_Lease], lease_map: LeaseMap | None) -> list[Finding]:
+def _expired_lease_findings(leases: Sequence[_Lease], lease_map: LeaseMap | None) -> list[Finding]:
     is_known = lease_map is not None and not lease_map.unknown_client_ids
     found: list[_Lease] = []
     for lease in leases:
         is_alone = is_known and not lease.standbys
-        age_min = EXPIRED_WITHOUT_STANDBY_AGE_MIN if is_alone else EXPIRED_LEASE_AGE_MIN
+        age_min = EXPIRED_LEASE_WITHOUT_STANDBY_AGE_MIN if is_alone else EXPIRED_LEASE_AGE_MIN
         if age_min <= -lease.seconds_until_expiry < EXPIRED_LEASE_AGE_MAX:
             found.append(lease)
     if not found:
@@ -143,7 +143,7 @@ def _expired_findings(leases: Sequence[_Lease], lease_map: LeaseMap | None) -> l
     ]
 
 
-def _lag_findings(behind: Sequence[_Lease]) -> list[Finding]:
+def _lag_findings(leases_behind: Sequence[_Lease]) -> list[Finding]:
     return [
         warn(
             f'the holder of "{lease.name}" is behind: {describe_lag(lease.lag)}',
@@ -155,6 +155,6 @@ def _lag_findings(behind: Sequence[_Lease]) -> list[Finding]:
             lag=lease.lag,
             behind_for=round(lease.seconds_behind, 3),
         )
-        for lease in sorted(behind, key=lambda lease: -lease.seconds_behind)
+        for lease in sorted(leases_behind, key=lambda lease: -lease.seconds_behind)
         if lease.lag is not None
     ]

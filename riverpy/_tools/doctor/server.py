@@ -201,11 +201,11 @@ async def check_connection_usage(session: DoctorSession) -> list[Finding]:
     """Report how many of the server's connections are in use."""
     row = await session.read(read_connection_counts)
     text = (
-        f"{row.used:,} of the server's {row.limit:,} connections are used, "
+        f"{row.used_count:,} of the server's {row.allowed_count:,} connections are used, "
         f"{row.riverpy_connections:,} of them by riverpy, in all databases"
     )
-    data = {"used": row.used, "limit": row.limit, "own": row.riverpy_connections}
-    share = row.used / max(row.limit, 1)
+    data = {"used": row.used_count, "limit": row.allowed_count, "own": row.riverpy_connections}
+    share = row.used_count / max(row.allowed_count, 1)
     if share < CONNECTION_USAGE_WARN:
         return [ok(text, **data)]
     return [

@@ -44,8 +44,8 @@ class SettingRow(NamedTuple):
 class ConnectionCountsRow(NamedTuple):
     """The number of connections of the server."""
 
-    used: int
-    limit: int
+    used_count: int
+    allowed_count: int
     riverpy_connections: int
 
 
@@ -103,7 +103,7 @@ class KindRow(NamedTuple):
     job_count: int
     example_job_id: int
     queues: list[str]
-    failed: int
+    failed_job_count: int
     """The number of jobs whose most recent attempt failed."""
     min_attempts_left: int | None
     """The smallest number of attempts that a failed job has left; None: no job has failed."""

@@ -62,7 +62,7 @@ async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 def _queue_data(
-    queue: str, backlog: BacklogRow | None, row: QueueRow | None, live: list[ClientRow] | None
+    queue: str, backlog: BacklogRow | None, row: QueueRow | None, clients: list[ClientRow] | None
 ) -> dict[str, object]:
     due_for = None if backlog is None else backlog.seconds_since_due
     paused_for = None if row is None else row.seconds_since_pause
@@ -70,7 +70,7 @@ def _queue_data(
         "available": backlog.job_count if backlog else 0,
         "oldest_due": None if due_for is None else round(max(due_for, 0), 3),
         "paused_for": None if paused_for is None else round(paused_for, 3),
-        "clients": None if live is None else sum(queue in client.queues for client in live),
+        "clients": None if clients is None else sum(queue in client.queues for client in clients),
     }
 
 
@@ -130,7 +130,7 @@ async def check_late_scheduled_jobs(snapshot: DatabaseSnapshot) -> list[Finding]
         f"scheduled jobs or retries of queue {format_names(queues)} are late by up to "
         f"{format_seconds(oldest)}. They do not become available"
     )
-    missing = await _missing_leaders(snapshot, queues)
+    missing = await _name_missing_leaders(snapshot, queues)
     if missing is None:
         fix = "read the errors of the job scheduler in the leader's log, and see `locks`"
         return [warn(f"{text}, although there is a leader", fix, **data)]
@@ -138,7 +138,7 @@ async def check_late_scheduled_jobs(snapshot: DatabaseSnapshot) -> list[Finding]
     return [fail(f"{text}, because {missing}", fix, **data)]
 
 
-async def _missing_leaders(snapshot: DatabaseSnapshot, queues: Sequence[str]) -> str | None:
+async def _name_missing_leaders(snapshot: DatabaseSnapshot, queues: Sequence[str]) -> str | None:
     """Return a text that names the missing leaders of these queues; None: no leader is missing."""
     domains = await snapshot.domains()
     if domains is not None and domains.non_default_domains:

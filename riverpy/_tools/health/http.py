@@ -16,8 +16,8 @@ LOOPBACK_HOST = "127.0.0.1"
 REQUEST_HEAD_BYTES_MAX = 8 * 1024
 """The maximum number of bytes of the request line and the headers."""
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\s/\[\]]*):)?(?P<port>[0-9]{1,5})")
-_REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.[0-9]")
-_HOST_HEADER = re.compile(rb"^host:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
+_REQUEST_LINE_PATTERN = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.[0-9]")
+_HOST_HEADER_PATTERN = re.compile(rb"^host:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 _HEADERS = "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
 
 ResponseBody: TypeAlias = bytes | AsyncGenerator[bytes, None]
@@ -105,7 +105,7 @@ def parse_request(head: bytes) -> Request:
         HttpError: the request is invalid or not supported.
     """
     line = head.partition(b"\n")[0].rstrip(b"\r")
-    match = _REQUEST_LINE.fullmatch(line)
+    match = _REQUEST_LINE_PATTERN.fullmatch(line)
     if match is None:
         raise HttpError(HTTPStatus.BAD_REQUEST, "this is not an HTTP/1.1 request")
     method, target = match[1].decode(), match[2].decode()
@@ -116,7 +116,7 @@ def parse_request(head: bytes) -> Request:
         params = parse_qs(url.query, max_num_fields=100)
     except ValueError:
         raise HttpError(HTTPStatus.BAD_REQUEST, "the target of the request is invalid") from None
-    host = _HOST_HEADER.search(head)
+    host = _HOST_HEADER_PATTERN.search(head)
     return Request(
         method, url.path, params, host[1].strip(b" \t").decode("latin-1").lower() if host else ""
     )

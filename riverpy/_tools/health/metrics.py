@@ -23,7 +23,7 @@ Sample: TypeAlias = "tuple[Mapping[str, str], SampleValue]"
 """The labels and the value of a sample."""
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-LAG_LEASES_MAX = 20
+LAG_METRIC_LEASES_MAX = 20
 """The maximum number of leases of `client.lease` that have metrics. A program may make names of
 leases while it runs, so nothing else limits their number. The leases of singletons do not count."""
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
@@ -145,10 +145,10 @@ def _lease_metrics(leases: LeaseStats) -> Iterator[str]:
 
 
 def _named_lease_metrics(stats: ClientStats) -> Iterator[str]:
-    """Yield the metrics of each singleton's lease, and of at most `LAG_LEASES_MAX` held leases of
-    other code that has reported a lag."""
+    """Yield the metrics of each singleton's lease, and of other held leases with a reported lag, at
+    most `LAG_METRIC_LEASES_MAX`."""
     singletons = stats.singletons
-    others = sorted(stats.leases.lags.keys() - singletons.keys())[:LAG_LEASES_MAX]
+    others = sorted(stats.leases.lags.keys() - singletons.keys())[:LAG_METRIC_LEASES_MAX]
     lags = {name: one.lag for name, one in singletons.items()}
     lags |= {name: stats.leases.lags[name] for name in others}
     held: dict[str, SampleValue] = {name: one.held for name, one in singletons.items()}

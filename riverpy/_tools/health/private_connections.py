@@ -90,7 +90,7 @@ class PrivateHttpClient:
                     other.close()  # not before: macOS can lose a sent socket that is closed early
                     yield response
             if scope.cancelled_caught:
-                self._set_unanswered(answer.dup())
+                self._set_unanswered_connection(answer.dup())
                 raise TimeoutError(_NO_ANSWER_ERROR)
         finally:
             for one in (own, other, answer):
@@ -99,7 +99,7 @@ class PrivateHttpClient:
     def close(self) -> None:
         """Close the end of this process. The supervisor calls this when the worker has ended."""
         self._shared_socket.close()
-        self._set_unanswered(None)
+        self._set_unanswered_connection(None)
 
     def _is_blocked(self) -> bool:
         if self._unanswered is None:
@@ -110,10 +110,10 @@ class PrivateHttpClient:
             return True
         except OSError:  # the worker has closed the connection
             pass
-        self._set_unanswered(None)
+        self._set_unanswered_connection(None)
         return False
 
-    def _set_unanswered(self, connection: socket.socket | None) -> None:
+    def _set_unanswered_connection(self, connection: socket.socket | None) -> None:
         if self._unanswered is not None:
             self._unanswered.close()
         self._unanswered = connection

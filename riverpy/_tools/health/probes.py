@@ -39,7 +39,7 @@ class ProbeResult(msgspec.Struct, frozen=True):
     checks: dict[str, CheckResult]
 
     @classmethod
-    def of(cls, checks: dict[str, CheckResult]) -> ProbeResult:
+    def from_checks(cls, checks: dict[str, CheckResult]) -> ProbeResult:
         """Return a result that is ok if all checks are ok."""
         return cls(all(check.ok for check in checks.values()), checks)
 
@@ -56,7 +56,7 @@ def check_liveness(stats: ClientStats | None) -> ProbeResult:
     stuck = stats.stuck if stats is not None else ()
     reason = f"stuck: {', '.join(stuck)}; restart the worker" if stuck else "all run"
     services = CheckResult(not stuck, reason)
-    return ProbeResult.of({"event_loop": CheckResult(True, "runs"), "services": services})
+    return ProbeResult.from_checks({"event_loop": CheckResult(True, "runs"), "services": services})
 
 
 def check_readiness(stats: ClientStats | None, lag_check: CheckResult | None = None) -> ProbeResult:
@@ -71,7 +71,7 @@ def check_readiness(stats: ClientStats | None, lag_check: CheckResult | None = N
             checks[f"queue {name}"] = _check_queue_claims(queue)
     if lag_check is not None:
         checks["lag"] = lag_check
-    return ProbeResult.of(checks)
+    return ProbeResult.from_checks(checks)
 
 
 def check_queue_lags(

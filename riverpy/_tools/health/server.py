@@ -101,7 +101,7 @@ class HttpServer:
         try:
             async with anyio.create_task_group() as tasks:
                 for listener in listeners:
-                    tasks.start_soon(self._accept, listener, tasks, name="riverpy health")
+                    tasks.start_soon(self._accept_clients, listener, tasks, name="riverpy health")
                 yield
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
@@ -130,7 +130,7 @@ class HttpServer:
             self._log.info(HEALTH_SERVER_STARTED, host=host, port=bound)
         return listeners
 
-    async def _accept(self, listener: ConnectionListener, tasks: TaskGroup) -> None:
+    async def _accept_clients(self, listener: ConnectionListener, tasks: TaskGroup) -> None:
         failures = RepeatedFailureLog(self._log)
         while True:
             try:
@@ -143,7 +143,7 @@ class HttpServer:
             self._close_oldest_connection_at_limit()
             scope = anyio.CancelScope()
             self._has_request_by_connection[scope] = False
-            tasks.start_soon(self._serve, stream, scope, name="riverpy health connection")
+            tasks.start_soon(self._serve_client, stream, scope, name="riverpy health connection")
 
     def _close_oldest_connection_at_limit(self) -> None:
         if len(self._has_request_by_connection) >= CONNECTIONS_MAX:
@@ -156,7 +156,7 @@ class HttpServer:
             oldest.cancel()
             del self._has_request_by_connection[oldest]
 
-    async def _serve(self, stream: ByteStream, scope: anyio.CancelScope) -> None:
+    async def _serve_client(self, stream: ByteStream, scope: anyio.CancelScope) -> None:
         try:
             with scope:
                 await self._answer_request(stream, scope)

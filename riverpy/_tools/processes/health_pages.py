@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 ANSWER_TIMEOUT = 3.0
 """Seconds within which a worker must answer a request. Some pages need the database, for a second
 at most."""
-START_TIMEOUT = 60.0
+WORKER_START_TIMEOUT = 60.0
 """Seconds for which a process that has not answered yet counts as alive, because it loads code."""
 _NO_ANSWER = "no answer: the event loop of the worker is blocked, or the process is suspended"
 
-_UNCHECKED = CheckResult(ok=False, reason="not checked")
+_UNCHECKED_RESULT = CheckResult(ok=False, reason="not checked")
 
 
 class SupervisorHealth:
@@ -62,7 +62,7 @@ class SupervisorHealth:
         Raises:
             OSError: the server cannot listen on its address.
         """
-        async with self._server.serve(), self._events.forward():
+        async with self._server.serve(), self._events.own_stream_tasks():
             yield
 
     async def _answer_livez(self, request: Request) -> Response:
@@ -81,7 +81,7 @@ class SupervisorHealth:
         self, check: Callable[[ProcessSlot], Awaitable[CheckResult]]
     ) -> ProbeResult:
         """Return one check for each worker. The checks run at the same time."""
-        checks = dict.fromkeys(map(_name_check, self._slots), _UNCHECKED)
+        checks = dict.fromkeys(map(_name_check, self._slots), _UNCHECKED_RESULT)
 
         async def check_one(slot: ProcessSlot) -> None:
             checks[_name_check(slot)] = await check(slot)
@@ -89,7 +89,7 @@ class SupervisorHealth:
         async with anyio.create_task_group() as tasks:
             for slot in self._slots:
                 tasks.start_soon(check_one, slot)
-        return ProbeResult.of(checks)
+        return ProbeResult.from_checks(checks)
 
     async def _answer_metrics(self, request: Request) -> Response:
         pages: dict[int, str | None] = {slot.number: None for slot in self._slots}
@@ -123,7 +123,7 @@ async def _check_liveness(slot: ProcessSlot) -> CheckResult:
     result = await _read_probe(slot, "/livez")
     if result is not None:
         return CheckResult(result.ok, "alive" if result.ok else result.summary)
-    is_starting = not process.has_answered and process.age < START_TIMEOUT
+    is_starting = not process.has_answered and process.age < WORKER_START_TIMEOUT
     return CheckResult(is_starting, "starting" if is_starting else _NO_ANSWER)
 
 

@@ -39,7 +39,7 @@ class MergedEvents:
         self._open_stream_count = 0
 
     @asynccontextmanager
-    async def forward(self) -> AsyncGenerator[None]:
+    async def own_stream_tasks(self) -> AsyncGenerator[None]:
         """Own the tasks of open streams during the `async with` block."""
         try:
             async with anyio.create_task_group() as self._tasks:
@@ -62,24 +62,24 @@ class MergedEvents:
         lines = _read_lines(receiver, reader_left)
         await anext(lines)  # from now on the end of `lines` sets `reader_left`
         self._open_stream_count += 1
-        self._tasks.start_soon(self._forward, target, sender, reader_left, name="riverpy events")
+        self._tasks.start_soon(self._send_lines, target, sender, reader_left, name="riverpy events")
         return lines
 
-    async def _forward(
+    async def _send_lines(
         self, target: str, sender: MemoryObjectSendStream[bytes], reader_left: anyio.Event
     ) -> None:
         """Send the lines of all workers to one reader, until the reader has left."""
         try:
             async with sender, anyio.create_task_group() as tasks:
                 for slot in self._slots:
-                    tasks.start_soon(_forward_slot, slot, sender, target)
+                    tasks.start_soon(_forward_events_of_slot, slot, sender, target)
                 await reader_left.wait()
                 tasks.cancel_scope.cancel()
         finally:
             self._open_stream_count -= 1
 
 
-async def _forward_slot(
+async def _forward_events_of_slot(
     slot: ProcessSlot, sender: MemoryObjectSendStream[bytes], target: str
 ) -> None:
     while True:

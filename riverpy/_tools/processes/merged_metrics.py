@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from riverpy._tools.processes.slot import RestartCounts
 
-LABEL = "process"
+PROCESS_LABEL = "process"
 """The label that has the number of the process."""
 
 
@@ -32,16 +32,16 @@ def merge_metrics(pages: Mapping[int, str | None], restarts: Mapping[int, Restar
                 _, word, name, _ = line.split(" ", 3)
                 headers.setdefault(name, {}).setdefault(word, line)
             else:
-                samples.setdefault(name, []).append(_add_label(line, number))
+                samples.setdefault(name, []).append(_add_process_label(line, number))
     lines = ["".join(_supervisor_metrics(pages, restarts))]
     for name, header in headers.items():
         lines += [f"{line}\n" for line in (*header.values(), *samples.get(name, ()))]
     return "".join(lines).encode()
 
 
-def _add_label(sample: str, number: int) -> str:
+def _add_process_label(sample: str, process_number: int) -> str:
     """Return a sample line with the label `process` added as its first label."""
-    label = f'{LABEL}="{number}"'
+    label = f'{PROCESS_LABEL}="{process_number}"'
     name, brace, rest = sample.partition("{")
     if brace:
         return f"{name}{{{label},{rest}"
@@ -53,11 +53,11 @@ def _supervisor_metrics(
     pages: Mapping[int, str | None], restarts: Mapping[int, RestartCounts]
 ) -> Iterator[str]:
     text = "1 while the worker process answers."
-    answers = (({LABEL: str(number)}, page is not None) for number, page in pages.items())
+    answers = (({PROCESS_LABEL: str(number)}, page is not None) for number, page in pages.items())
     yield from metric_lines("process_up", "gauge", text, answers)
     text = "Restarts of the worker process, by reason."
     counts = (
-        ({LABEL: str(number), "reason": reason}, count)
+        ({PROCESS_LABEL: str(number), "reason": reason}, count)
         for number, of_process in restarts.items()
         for reason, count in of_process._asdict().items()
     )

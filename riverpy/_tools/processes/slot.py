@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from riverpy._tools.processes.worker_process import WorkerCommand
 
 RESTART_DELAY_MIN, RESTART_DELAY_MAX = timedelta(milliseconds=500), timedelta(seconds=30)
-STEADY_RUN_SECONDS = 60.0
+RESTART_DELAY_RESET_AFTER = 60.0
 """If a process ran for this many seconds before it failed, the delays of restarts begin again with
 the shortest one."""
 START_POLL_INTERVAL = 0.1
 """Seconds between two requests for the status of a starting worker."""
-WATCHDOG_POLLS = 6
+WATCHDOG_POLLS_PER_TIMEOUT = 6
 """The number of requests for the status of a worker within the timeout of the watchdog."""
 ABORT_TIMEOUT = 3.0
 """Seconds that an aborted process may take to print its tracebacks."""
@@ -54,7 +54,7 @@ class RestartCounts(NamedTuple):
     """The number of restarts after the process had ended for another reason."""
 
 
-class SharedState:
+class SharedSlotState:
     """The state that all slots of a supervisor share."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class ProcessSlot:
     """One of the worker processes, through all its restarts. `number` counts from 1."""
 
     def __init__(
-        self, number: int, command: WorkerCommand, rules: ExitRules, shared: SharedState
+        self, number: int, command: WorkerCommand, rules: ExitRules, shared: SharedSlotState
     ) -> None:
         self.number = number
         self._command, self._rules, self._shared = command, rules, shared
@@ -105,7 +105,7 @@ class ProcessSlot:
             delay: float | None = None
             if self.has_worked_event.is_set() or not must_work_once:
                 delay = self._choose_restart_delay(seconds)
-            self._log_end(delay)
+            self._log_process_end(delay)
             if delay is None:
                 return
             with anyio.move_on_after(delay):
@@ -153,7 +153,7 @@ class ProcessSlot:
                 self.has_worked_event.set()
                 if not timeout:
                     return
-                interval = timeout / WATCHDOG_POLLS
+                interval = timeout / WATCHDOG_POLLS_PER_TIMEOUT
             now = anyio.current_time()
             if status.is_alive if status is not None else not process.has_answered:
                 last_alive = now
@@ -192,7 +192,7 @@ class ProcessSlot:
             reason=reason,
         )
 
-    def _choose_restart_delay(self, seconds: float) -> float | None:
+    def _choose_restart_delay(self, run_seconds: float) -> float | None:
         """Return the delay before the next process, in seconds; None: there is no next process.
         `seconds` is how long the last process ran."""
         has_reached_limit = self.exit_code == self._rules.limit_exit_code
@@ -205,11 +205,11 @@ class ProcessSlot:
             self.restart_counts = RestartCounts(limit + 1, failure)
             return 0.0
         self.restart_counts = RestartCounts(limit, failure + 1)
-        if seconds >= STEADY_RUN_SECONDS:
+        if run_seconds >= RESTART_DELAY_RESET_AFTER:
             self._backoff.reset()
         return self._backoff.next_delay()
 
-    def _log_end(self, delay: float | None) -> None:
+    def _log_process_end(self, delay: float | None) -> None:
         restart_in = None if delay is None else round(delay, 1)
         keys: dict[str, object] = {
             "exit_code": self.exit_code,

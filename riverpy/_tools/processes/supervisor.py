@@ -17,7 +17,7 @@ import anyio
 
 from riverpy._tools.processes.health_pages import SupervisorHealth
 from riverpy._tools.processes.orphans import collect_orphans
-from riverpy._tools.processes.slot import ProcessSlot, SharedState
+from riverpy._tools.processes.slot import ProcessSlot, SharedSlotState
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -53,7 +53,7 @@ class WorkerSupervisor:
         health: Address | None,
         systemd: SystemdNotifier,
     ) -> None:
-        self._shared = SharedState()
+        self._shared = SharedSlotState()
         self._unclean_exit_code = unclean_exit_code
         self._slots = [
             ProcessSlot(number, command, rules, self._shared) for number in range(1, count + 1)

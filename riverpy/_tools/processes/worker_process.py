@@ -137,8 +137,7 @@ class WorkerProcess:
         return self._status
 
     async def wait(self) -> int:
-        """Wait for the end of the process. Return its exit code; if negative, -1 times a signal
-        number."""
+        """Wait for the end of the process. Return its exit code, or -N if signal N killed it."""
         try:
             return await self._process.wait()
         finally:
