@@ -118,7 +118,7 @@ def check_leader_settings(config: Config, values: _ValueBySetting) -> None:
     """Check that `values` and the settings of the client are valid together.
 
     Raises:
-        SettingsError: a rule is broken. The text has the broken rules and the sources of the values.
+        SettingsError: a rule is broken. The text has the rule, and the source of each value.
     """
     _raise_faults(_find_faults_of_combinations(msgspec.structs.asdict(config), values))
 
