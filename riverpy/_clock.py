@@ -33,7 +33,7 @@ class Clock:
 
 
 class ConfiguredClock(Clock):
-    """A clock whose time is what a function of the user's returns."""
+    """A clock whose time comes from a function of the user."""
 
     def __init__(self, get_time: Callable[[], object]) -> None:
         self._get_time = get_time

@@ -26,8 +26,8 @@ PG_VARIABLES = ("PGSERVICE", "PGHOST", "PGPORT", "PGUSER", "PGDATABASE")
 """The environment variables that can select a database."""
 
 UNKNOWN_USER_TEXT = "?"
-"""Stands for the user if no setting names a user, and the system has no name for the user id, as in
-some containers."""
+"""The text for an unknown user: no setting names a user, and the system has no name for the user
+id, as in some containers."""
 _EMPTY_URL = "postgresql://"
 _PORT_DEFAULT = "5432"
 _PORT_MAX = 65535

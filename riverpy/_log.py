@@ -125,7 +125,7 @@ def _find_configured_structlog() -> Any:
     takes a fifth of the time to import riverpy.
     """
     structlog: Any = sys.modules.get("structlog")
-    is_configured = getattr(structlog, "is_configured", None)  # None while it is being imported
+    is_configured = getattr(structlog, "is_configured", None)  # None during the import of structlog
     return structlog if is_configured is not None and is_configured() else None
 
 

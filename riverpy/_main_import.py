@@ -49,7 +49,7 @@ def refuse_during_main_import() -> None:
 
 
 def skip_main_module() -> None:
-    """Let the children of this process not import its main module, which is the command line."""
+    """Prevent the children of this process from importing its main module, the command line."""
     global _has_command_line_main
     _has_command_line_main = True
 

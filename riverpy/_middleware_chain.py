@@ -38,7 +38,7 @@ class DoInner(Generic[ResultT]):
     def __init__(self, middleware: object, inner: Callable[[], Awaitable[ResultT]]) -> None:
         self._middleware, self._inner = middleware, inner
         self._inner_task: asyncio.Task[Any] | None = None
-        """The task that runs the inner code; None: it has not started, or has no event loop."""
+        """The task that runs the inner code; None: it has not started, or needs no event loop."""
         self._has_inner_started = self._has_inner_ended = self._is_closed = False
         self._inner_error: BaseException | None = None
 

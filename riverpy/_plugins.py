@@ -59,8 +59,7 @@ process_plugins: list[ProcessPlugin] = []
 
 
 def add_process_plugin(plugin: ProcessPlugin) -> None:
-    """Add a plugin, unless one of its class is there already. Clients that run already do not get
-    it."""
+    """Add a plugin, unless there already is one of its class. Running clients do not get it."""
     if not any(type(one) is type(plugin) for one in process_plugins):
         process_plugins.append(plugin)
 

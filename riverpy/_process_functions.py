@@ -20,7 +20,7 @@ _TOP_LEVEL_ADVICE = "write it as a `def` or `class` at the top level of a module
 
 
 def check_process_function(function: Callable[..., Any], args_type: object) -> None:
-    """Refuse what a child process cannot find by name.
+    """Refuse a function or args class that a child process cannot find by name.
 
     Raises:
         ConfigError: the function or the args class is a lambda, is defined in a function, or is in

@@ -203,7 +203,7 @@ def _list_fields(cls: type[Any]) -> list[tuple[str, Any]]:
         names = list(getattr(cls, "__annotations__", ()))
     try:
         hints = get_type_hints(cls) if names else {}
-    except (NameError, TypeError):  # pydantic or msgspec reports it
+    except (NameError, TypeError):  # pydantic or msgspec reports this error
         return []
     return [(name, hints.get(name)) for name in names]
 
@@ -254,7 +254,7 @@ def _is_secret_class(cls: type[Any]) -> bool:
 
 
 def _expect_no_lost_value(value: Any, keys: tuple[str | int, ...]) -> None:
-    """Raise ModelValueError if pydantic would write another value for a part of this one. `keys`
+    """Raise ModelValueError if pydantic would write a part of this value as another value. `keys`
     lead to the value."""
     for key, part in _list_parts(value):
         _expect_no_lost_value(part, (*keys, key))

@@ -58,7 +58,7 @@ def run_without_loop(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
             coroutine.send(None)
         except StopIteration as ended:
             return ended.value
-        with suppress(RuntimeError):  # it ignored the end
+        with suppress(RuntimeError):  # it ignored GeneratorExit
             coroutine.close()
     finally:
         _caller.reset(token)
@@ -119,7 +119,7 @@ async def sleep(seconds: float) -> None:
 
 
 def fail_after(seconds: float, reason: str | None = None) -> AbstractContextManager[object]:
-    """Raise TimeoutError if the `with` block takes longer, as anyio's function. Without an event
+    """Raise TimeoutError if the `with` block takes longer, like anyio's function. Without an event
     loop there is no limit."""
     if is_without_loop():
         return nullcontext()
@@ -142,8 +142,8 @@ class _NoTimeoutScope:
 
 
 def move_on_after(seconds: float) -> AbstractContextManager[_TimeoutScope]:
-    """End the `with` block if it takes longer, as anyio's function. Without an event loop there is
-    no limit."""
+    """End the `with` block if it takes longer, like anyio's function. Without an event loop there
+    is no limit."""
     if is_without_loop():
         return nullcontext(_NoTimeoutScope())
     return anyio.move_on_after(seconds)
@@ -174,7 +174,7 @@ class _WithoutWait(Generic[ResultT]):
                 raise
             cause = error
         else:
-            with suppress(RuntimeError):  # it ignored the end
+            with suppress(RuntimeError):  # it ignored GeneratorExit
                 _close(steps)
         raise ConfigError(
             f"{self._get_name()} waits, which riverpy.sync.Client cannot do: let it await nothing "
@@ -197,6 +197,6 @@ def _is_event_loop_missing(error: RuntimeError) -> bool:
 
 
 def refuse_wait(awaitable: Awaitable[ResultT], get_name: Callable[[], str]) -> Awaitable[ResultT]:
-    """Return an awaitable for code of the user's. In an event loop it is the same one. Without an
-    event loop it raises ConfigError, with the name of the code, if the code waits."""
+    """Return an awaitable for code of the user's. In an event loop, this is `awaitable` itself.
+    Without an event loop it raises ConfigError, with the name of the code, if the code waits."""
     return _WithoutWait(awaitable, get_name) if is_without_loop() else awaitable

@@ -2,8 +2,8 @@
 
 A statement fails for all its rows if the server refuses one row, or if it takes too long. Then its
 rows are sent again in smaller parts, down to single rows. A row that fails alone is set aside:
-after a delay it is sent again, alone. Or it is not sent again, but only reported to the sender's
-owner.
+after a delay it is sent again, alone. A sender without `skipped_rows` does not send it again, but
+only reports it to its owner.
 """
 
 from __future__ import annotations
@@ -114,20 +114,20 @@ class BatchSize:
     fails."""
 
     def __init__(self, row_count_max: int, statement_timeout: float) -> None:
-        """Start with `maximum` rows. `limit` is the time limit of a statement in seconds."""
+        """Start with `row_count_max` rows. `statement_timeout` is in seconds."""
         self.row_count_max = self.row_count = row_count_max
         self._statement_timeout = statement_timeout
         self._suspect_row_count = 0
-        """After `shrink_after_failed_selection`: the failing row is one of the next rows, up to
-        this number."""
+        """After `shrink_after_failed_selection`: how many of the next rows may include the failing
+        row."""
 
     def shrink(self, failed_row_count: int) -> None:
-        """Halve the size after a statement over `rows` rows failed."""
+        """Halve the size after a statement over `failed_row_count` rows failed."""
         self.row_count = max(failed_row_count // 2, 1)
 
     def shrink_after_failed_selection(self, failed_row_count: int) -> None:
-        """Shrink the size after a failed statement that selected the first `rows` rows itself. The
-        next statement selects the same first rows again. So the size grows again only when all
+        """Shrink the size after a failed statement that selected `failed_row_count` rows itself.
+        The next statement selects the same first rows again. So the size grows again only when all
         these rows are done."""
         self._suspect_row_count = failed_row_count
         self.row_count = (
@@ -190,7 +190,7 @@ class BatchSender(Generic[Row]):
         on_batch_too_slow: Callable[[int, Exception], None] = _do_nothing,
         failures_before_pause: int = BATCH_FAILURES_BEFORE_PAUSE,
     ) -> None:
-        """Start without rows.
+        """Create a sender without rows.
 
         Args:
             statement: the statement to send.

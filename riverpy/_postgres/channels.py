@@ -30,7 +30,7 @@ async def stop_listening(connection: Connection, channels: Iterable[str]) -> Non
 
 
 class _ChannelListener:
-    """The function that asyncpg calls for a channel. asyncpg removes one that is equal to it."""
+    """The function that asyncpg calls for a channel. asyncpg removes a function by equality."""
 
     def __init__(self, channel: str, deliver: Callable[[str], None] | None = None) -> None:
         self._channel, self._deliver = channel, deliver

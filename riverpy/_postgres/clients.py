@@ -107,7 +107,7 @@ async def client_get_registered_run(
 async def client_delete_dead(
     connection: Transaction, schema: str | None, *, client_id: str, last_heartbeat: bytes
 ) -> None:
-    """Delete the row of a client, if `heartbeat` is still its last heartbeat."""
+    """Delete the row of a client, if `last_heartbeat` is still its last heartbeat."""
     await get_query(_SQL_FILE, "client_delete_dead", schema).execute(
         connection, client_id=client_id, heartbeat=last_heartbeat
     )
@@ -240,7 +240,7 @@ async def client_lock_dead(
     """Lock the rows of clients until the end of the open transaction, so that these clients cannot
     write a heartbeat. Return the ids of the locked clients. Clients with a newer heartbeat than the
     given one are left out. All clients are left out if the server was restarted after
-    `server_start`."""
+    `raw_server_start_time`."""
     rows = await get_query(_SQL_FILE, "client_lock_dead", schema).fetch(
         connection,
         client_id=list(last_heartbeats),

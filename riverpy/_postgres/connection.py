@@ -39,7 +39,7 @@ RECONNECT_DELAY_MIN = timedelta(milliseconds=50)
 RECONNECT_DELAY_MAX = timedelta(seconds=2)
 MAINTENANCE_STATEMENT_TIMEOUT = timedelta(seconds=4)
 """The server's `statement_timeout` for maintenance. A running statement of a dead leader delays the
-next leader by at most this time. The limit is shorter than our own timeout for such a transaction.
+next leader by at most this time. The limit is shorter than riverpy's timeout of such a transaction.
 So a slow statement ends with an error of the server, and the connection stays usable."""
 OUTAGE_EFFECT_TEXT = "jobs keep running, their results are kept, and the client keeps connecting"
 CONNECTION_CHECK_INTERVAL = timedelta(seconds=1)
@@ -128,7 +128,7 @@ class ConnectionOutageTracker:
     work again."""
 
     def __init__(self, *, outage_effect: str = OUTAGE_EFFECT_TEXT, **log_keys: str) -> None:
-        """Each log event has these keys, and `effect`: what an outage means for the user."""
+        """Create the tracker. Each log event has `log_keys` and, as `effect`, `outage_effect`."""
         self._lost_connections: set[str] = set()
         self._unused_since_by_connection: dict[str, float] = {}
         """For the name of each lost connection, the time at which it became unused."""
@@ -175,7 +175,7 @@ class ConnectionOutageTracker:
             self._log_connection_restored(connection_name, now)
         elif (
             now - last_unused_since >= NEW_OUTAGE_AFTER_UNUSED_SECONDS
-        ):  # the unused connections stay unused
+        ):  # the lost connections are not needed now
             self._log_connection_restored(connection_name, last_unused_since)
 
     def _log_connection_restored(self, connection_name: str, ended_at: float) -> None:
@@ -215,14 +215,14 @@ class DedicatedConnection:
         lock_wait_timeout: float | None = None,
         on_reconnected: Callable[[], None] | None = None,
     ) -> None:
-        """Make no connection yet.
+        """Store the arguments, and make no connection yet.
 
         Args:
             name: the name of the connection in the log.
             connect: makes a connection.
             outage_tracker: logs outages of all connections of the owner.
             through_pooler: whether the connection leads to a pooler. Then it has no
-                `statement_timeout`, and our own timeout of a statement does not mean that the
+                `statement_timeout`, and riverpy's own timeout of a statement does not mean that the
                 connection is lost.
             trace_internal: whether OpenTelemetry's instrumentation of the driver makes spans for
                 the statements.
@@ -250,7 +250,7 @@ class DedicatedConnection:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the connection exists, as far as we know."""
+        """Whether the connection exists, as far as riverpy knows."""
         return self._connection is not None and not self._connection.is_closed()
 
     async def open(self) -> None:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 RESULT_LOCK_TIMEOUT = "100ms"
 """How long a statement that stores results waits for a locked row. Then the statement fails."""
 JOB_STATEMENT_TIMEOUT = timedelta(seconds=8)
-"""The server's `statement_timeout`. It is shorter than our own timeouts for claims and results. So
-a slow statement ends with an error of the server, and the connection stays usable."""
+"""The server's `statement_timeout` for claims and results of jobs. riverpy's own timeouts are
+longer. So a slow statement ends with an error of the server, and the connection stays usable."""
 
 
 class Connector:
@@ -35,8 +35,8 @@ class Connector:
     def __init__(
         self, url: str | None, config: Config, password: PasswordSource | None = None
     ) -> None:
-        """Make no connection yet. A `url` of None means the `PG*` variables. `password` returns the
-        password for each connection."""
+        """Store the arguments, and make no connection yet. A `url` of None means the `PG*`
+        variables. `password` returns the password for each connection."""
         self._url, self._config, self._password = url, config, password
 
     async def connect_for_claims(self) -> Connection:

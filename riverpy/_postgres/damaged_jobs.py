@@ -170,7 +170,7 @@ class DamagedJobTracker:
     """The damaged jobs that one service skips, for the log and for reports."""
 
     def __init__(self, read_purpose: str, log: Any) -> None:
-        """`read_purpose` says in the log why the service reads jobs."""
+        """Create the tracker. `read_purpose` says in the log why the service reads jobs."""
         self._read_purpose = read_purpose
         self._rate_limited_log = log.with_rate_limit()
         self._known_damaged_jobs: dict[int, SkippedRowReport] = {}

@@ -57,7 +57,7 @@ else:  # for annotations of public classes, which users may evaluate
 CONNECT_TIMEOUT = 10.0
 """The timeout for making a connection, in seconds."""
 PASSWORD_TIMEOUT_FRACTION = 0.8
-"""The part of the timeout for making a connection that the user's function for the password may
+"""The fraction of the timeout for making a connection that the user's function for the password may
 take."""
 NEXT_HOST_DELAY = 0.5
 """Seconds to wait for an answer of one host of a URL before the next host is tried too."""
@@ -451,7 +451,7 @@ def _encode_timestamp(value: int | datetime) -> tuple[int]:
 
 
 async def close_connection(connection: Connection) -> None:
-    """Close a connection, or cut it after `CLOSE_TIMEOUT`."""
+    """Close a connection, or cut it after `CONNECTION_CLOSE_TIMEOUT`."""
     with anyio.move_on_after(CONNECTION_CLOSE_TIMEOUT, shield=True), suppress(*DATABASE_ERRORS):
         await connection.close(timeout=CONNECTION_CLOSE_TIMEOUT)
         return
@@ -507,8 +507,8 @@ async def create_pool(
 
 
 async def close_pool(pool: Pool) -> bool:
-    """Close the pool, or cut it after `CLOSE_TIMEOUT`. Return False if a connection of the pool was
-    still in use."""
+    """Close the pool, or cut it after `CONNECTION_CLOSE_TIMEOUT`. Return False if a connection of
+    the pool was still in use."""
     with anyio.move_on_after(CONNECTION_CLOSE_TIMEOUT, shield=True):
         with suppress(*DATABASE_ERRORS):  # after an error asyncpg has cut all connections
             await pool.close()
@@ -523,7 +523,7 @@ def is_pool(database: object) -> TypeIs[Pool]:
 
 
 def is_asyncpg_connection(value: object) -> TypeGuard[Transaction]:
-    """Whether `tx` is a connection of asyncpg, from a pool or not."""
+    """Whether `value` is a connection of asyncpg, from a pool or not."""
     return isinstance(value, (asyncpg.Connection, asyncpg.pool.PoolConnectionProxy))
 
 

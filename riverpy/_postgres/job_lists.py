@@ -35,7 +35,7 @@ class BatchChangeResult(NamedTuple):
 
     changed_count: int
     running_count: int
-    """The running jobs: a cancellation has changed them, and other statements left them alone."""
+    """The number of running jobs. A cancellation changes them, other changes leave them out."""
     refused_job_ids: list[int]
     """The ids of jobs whose unique key another job has."""
     found_job_ids: list[int]

@@ -59,7 +59,7 @@ class ScheduleJobsResult(NamedTuple):
 
     available_count: int
     discarded_count: int
-    """Jobs discarded because another job has their unique key."""
+    """The number of jobs that were discarded because another job has their unique key."""
     unchanged_job_ids: list[int]
     """The ids of jobs that are locked or no longer due, or whose unique key another job keeps."""
 

@@ -75,8 +75,8 @@ class ReportingClient(NamedTuple):
     seconds_since_heartbeat: float
     is_stopping: bool
     report: LeaseReport | None
-    """None: not known, because the client has not reported yet, or cannot: its riverpy version, or
-    the table when it started, is older."""
+    """The last report. None: the client has not reported yet, or cannot report. Then its riverpy
+    version is too old, or the table was too old when the client started."""
 
 
 async def client_list_lease_reports(

@@ -86,7 +86,7 @@ class Notifier:
         quiet: float,
         trace_internal: bool,
     ) -> None:
-        """Make no connection yet.
+        """Store the arguments, and make no connection yet.
 
         Args:
             connect: makes the listening connection.
@@ -109,7 +109,7 @@ class Notifier:
         self._on_listening_by_topic: dict[str, list[Callable[[], None]]] = {}
         """The functions to call after each start of LISTEN on a topic."""
         self._unreported_starts: list[tuple[str, Callable[[], None]]] = []
-        """The topics and functions of new subscribers that were not called yet."""
+        """The topics of new subscribers, and their functions that were not called yet."""
         self._listened_topics: set[str] = set()
         """The topics on which the current connection listens."""
         self._schemas: tuple[str, str, str] = ("", "", "")
@@ -138,7 +138,7 @@ class Notifier:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the listening connection exists, as far as we know."""
+        """Whether the listening connection exists, as far as riverpy knows."""
         return self._connection is not None and not self._connection.is_closed()
 
     def is_listening_on(self, topic: str) -> bool:
@@ -331,7 +331,7 @@ class Notifier:
         return True
 
     async def _check_delivery(self, *, is_first: bool) -> bool:
-        """Send a probe, wait for its notification, and return whether it arrived. If `first` is
+        """Send a probe, wait for its notification, and return whether it arrived. If `is_first` is
         True, another connection sends the probe. This finds a listener that is connected to a wrong
         database or to a pooler."""
         token = secrets.token_hex(8)
@@ -424,7 +424,7 @@ class Notifier:
 
 
 class NotificationMessage(msgspec.Struct):
-    """The payload of a notification on one of River's or our topics."""
+    """The payload of a notification on one of River's or riverpy's topics."""
 
     action: str = ""
     queue: str = ""

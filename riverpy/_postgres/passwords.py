@@ -28,7 +28,7 @@ one of them returns. Each call has a thread."""
 
 class PasswordError(ConnectionError):
     """The user's function returned no password. The text never has the password, nor the text of
-    the function's error, which may have it."""
+    the function's error, which may contain the password."""
 
 
 class PasswordSource:
@@ -38,7 +38,7 @@ class PasswordSource:
         """Store the function.
 
         Raises:
-            ConfigError: it is no function.
+            ConfigError: `function` is not a function.
         """
         if not callable(function):
             kind = type(function).__name__
@@ -82,8 +82,8 @@ class PasswordSource:
         return _check_result(password, error_type)
 
     def fetch_password_in_thread(self, timeout: float) -> str:
-        """Do the same for code that is not async. The function runs in a thread, with an event loop
-        of its own if it is async.
+        """Do the same as `fetch_password`, for code that is not async. The function runs in a
+        thread, with an event loop of its own if it is async.
 
         Raises:
             PasswordError: as `fetch_password`.
@@ -121,7 +121,7 @@ class PasswordSource:
 
         def end_call(result: object, error: Exception | None) -> None:
             self._running_calls -= 1
-            if future.done():  # the caller did not wait for it
+            if future.done():  # no caller waits for the result
                 return
             if error is None:
                 future.set_result(result)
@@ -193,7 +193,7 @@ def make_password_source(
     """Return the source for this function; None: there is no function.
 
     Raises:
-        ConfigError: it is no function, or `database` is not a URL, or a URL has a password too.
+        ConfigError: it is not a function, or `database` is not a URL, or a URL has a password.
     """
     if function is None:
         return None

@@ -69,7 +69,7 @@ async def periodic_table_exists(connection: Transaction, schema: str | None) -> 
 
 
 async def periodic_list(connection: Transaction, schema: str | None) -> list[PeriodicJobState]:
-    """Return all rows, by id. Raise SchemaMissingError if the table is missing."""
+    """Return all periodic jobs, by id. Raise SchemaMissingError if their table is missing."""
     rows = await _raise_if_table_missing(
         get_query(_SQL_FILE, "periodic_list", schema).fetch(connection)
     )
@@ -79,7 +79,7 @@ async def periodic_list(connection: Transaction, schema: str | None) -> list[Per
 async def periodic_get(
     connection: Transaction, schema: str | None, job_id: str
 ) -> PeriodicJobState:
-    """Return one row.
+    """Return one periodic job.
 
     Raises:
         NotFoundError: no row has this id; the text has similar ids.

@@ -136,7 +136,7 @@ class RowSecurity(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """The effect on a client, if `tables` is not empty."""
+        """The effect on a client, if `affected_tables` is not empty."""
         effect = (
             "without a policy no job is worked or counted"
             if self.hidden_tables
@@ -158,7 +158,7 @@ class RowSecurity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SchemaState:
-    """The state of River's and our tables in one schema of a database."""
+    """The state of River's and riverpy's tables in one schema of a database."""
 
     schema: str
     has_migration_line_column: bool

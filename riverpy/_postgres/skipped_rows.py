@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 RETRY_DELAY_MIN = 1.0
 RETRY_DELAY_MAX = 60.0
-"""The default limits of the delay between two tries for a row, in seconds."""
+"""The default longest delay between two tries, in seconds. `RETRY_DELAY_MIN` is the first."""
 LOCKED_ROW_RETRY_DELAY_MAX = 2.0
 """The longest delay for a locked row, in seconds. Most locks end soon."""
 PAUSE_PER_RETRY_SECOND = 4
@@ -64,7 +64,7 @@ class SkippedRows(Generic[Row]):
         retry_delay_max: float | None = None,
         read_clock: Callable[[], float] | None = None,
     ) -> None:
-        """Start without rows.
+        """Create the object without rows.
 
         Args:
             row_count_max: at how many rows `is_full` is True. None: no limit.

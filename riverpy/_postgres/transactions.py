@@ -187,14 +187,14 @@ async def limit_lock_wait(connection: Transaction, wait: float) -> AsyncGenerato
 
 
 async def _set_lock_timeout(connection: Transaction, lock_timeout: str) -> str:
-    """Set the lock timeout of the transaction. Return the one before."""
+    """Set the lock timeout of the transaction. Return the earlier one."""
     statement = get_query("session", "session_set_lock_timeout", None)
     return await statement.fetchval(connection, lock_timeout=lock_timeout)
 
 
 async def flush_session(tx: object) -> None:
     """Write the changed objects of a session of SQLAlchemy, before a savepoint that SQLAlchemy does
-    not know. Otherwise a rollback to it would undo them, and the session would not notice."""
+    not know. Otherwise a rollback to it would undo the changes without a notice to the session."""
     if isinstance(session := _adapt(tx), CallerSession):
         await session.flush()
 
@@ -202,8 +202,8 @@ async def flush_session(tx: object) -> None:
 async def run_caller_function(
     connection: Transaction, function: Callable[[Any], Awaitable[T]], tx: object
 ) -> T:
-    """Run a caller's function with the object that the caller passed as `tx`; None: with the
-    library's own connection under `connection`."""
+    """Run a caller's function with the object that the caller passed as `tx`. If `tx` is None, pass
+    the library's own connection under `connection`."""
     if isinstance(connection, CallerSession):
         async with connection.savepoint():
             return await call_async_function(function, connection.native if tx is None else tx)

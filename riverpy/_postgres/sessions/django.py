@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.sessions.records import Record
 
 _IN_ERROR, _UNKNOWN = 3, 4
-"""The states of a transaction in libpq, in psycopg 3 and psycopg2: aborted, and no connection."""
+"""Two states of a transaction in psycopg 3 and psycopg2: aborted, and no connection."""
 
 
 class ServerVersion(NamedTuple):
@@ -129,7 +129,7 @@ class DjangoSession(CallerSession):
                 cursor.execute(to_pyformat(statement), parameters)
             else:
                 cursor.execute(statement)
-            description = cursor.description  # psycopg makes it at each read
+            description = cursor.description  # psycopg builds it at each read
             if description is None:
                 return []
             columns = [column[0] for column in description]
@@ -141,8 +141,8 @@ class DjangoSession(CallerSession):
 
     @asynccontextmanager
     async def transaction(self, **_: object) -> AsyncGenerator[None]:
-        """Run an `async with` block in `atomic`: in a savepoint, or else in a transaction of its
-        own."""
+        """Run an `async with` block in Django's `atomic`, which begins a savepoint or a
+        transaction."""
         block = transaction.atomic(using=self._connection.alias)
         with self._translate_errors():
             block.__enter__()
@@ -161,7 +161,7 @@ class DjangoSession(CallerSession):
         return _NestedAtomic(self, block)
 
     def end_nested(self, block: transaction.Atomic, *, keep: bool) -> None:
-        """End a block `atomic`."""
+        """End a block `atomic`: keep what was done in it, or undo it."""
         if not keep:
             transaction.set_rollback(True, using=self._connection.alias)
         with self._translate_errors():
@@ -217,7 +217,7 @@ class DjangoSession(CallerSession):
 
 
 class _NestedAtomic(NestedTransaction):
-    """A block `atomic`."""
+    """The savepoint of a block `atomic`."""
 
     def __init__(self, session: DjangoSession, block: transaction.Atomic) -> None:
         self._session, self._block = session, block
@@ -227,8 +227,8 @@ class _NestedAtomic(NestedTransaction):
 
 
 def _decode_value(value: object) -> object:
-    """Return a value as asyncpg does: times in UTC, and bytes. Without USE_TZ Django's times have
-    no time zone, and are in that of the process."""
+    """Return a value as asyncpg does: times in UTC, and bytes. Without USE_TZ, Django's times have
+    no time zone: they are local times of the process."""
     if isinstance(value, datetime):
         return value.astimezone(UTC)
     return bytes(cast("memoryview", value)) if isinstance(value, memoryview) else value

@@ -91,12 +91,12 @@ def _make_adapters() -> AdaptersMap:
 
 
 _ADAPTERS = _make_adapters()
-"""How values are sent and read. What the caller has registered, for the connection or for all
-connections, does not apply."""
+"""The adapters that send and read values. Adapters that the caller has registered, for the
+connection or for all connections, do not apply."""
 
 
 class _OwnAdapters:
-    """A cursor with adapters of ours."""
+    """A cursor with riverpy's own adapters."""
 
     @property
     def adapters(self) -> AdaptersMap:
@@ -112,8 +112,8 @@ class _AsyncStatementCursor(_OwnAdapters, psycopg.AsyncRawCursor[tuple[Any, ...]
 
 
 class PsycopgSession(CallerSession):
-    """A connection of psycopg. psycopg's blocking and async classes have the same methods, so one
-    code serves both: `_finish` and `_enter` alone know whether to await."""
+    """A connection of psycopg. psycopg's blocking and async classes have the same methods, so this
+    class serves both. Only `_finish` and `_enter` decide whether to await."""
 
     library = "psycopg"
     has_copy = True
@@ -142,7 +142,7 @@ class PsycopgSession(CallerSession):
     def get_state(self) -> SessionState:
         if self._connection.closed:
             return SessionState.CLOSED
-        if self._is_pipelined():  # the server has not answered the statements before
+        if self._is_pipelined():  # the server has not answered earlier statements
             return SessionState.USABLE
         return _STATES.get(self._connection.info.transaction_status, SessionState.USABLE)
 

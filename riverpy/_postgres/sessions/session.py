@@ -53,11 +53,11 @@ class CallerSession(ABC):
     library: str
     """The library's name, for error texts."""
     is_blocking = True
-    """Whether `fetch` blocks the thread until the server has answered. It never waits then."""
+    """Whether `fetch` blocks the thread until the server has answered. Then no `await` waits."""
     commits_by_itself = False
     """Whether no transaction is open, but statements are allowed: each one commits by itself."""
     has_transaction_blocks = False
-    """Whether savepoints, and transactions of riverpy's own, begin with `transaction`."""
+    """Whether riverpy begins savepoints, and its own transactions, with `transaction`."""
     has_copy = False
     """Whether there is a method `copy_to_table`, like asyncpg's."""
     pooler_remedy: str
@@ -91,12 +91,12 @@ class CallerSession(ABC):
         await self.fetch(statement, *values)
 
     async def flush(self) -> None:
-        """Write the changed objects of a session. Without objects this does nothing."""
+        """Write the changed objects of an ORM session. On a connection, this does nothing."""
         return
 
     def savepoint(self) -> AbstractAsyncContextManager[object]:
-        """Run the caller's code in a savepoint of the library, if it has to know what a rollback
-        undoes. Without objects this does nothing."""
+        """Return a savepoint of the library for the caller's code, if the library must know what a
+        rollback undoes. On a connection without objects, the context manager does nothing."""
         return nullcontext()
 
     async def begin_nested(self) -> NestedTransaction | None:

@@ -42,8 +42,8 @@ T = TypeVar("T")
 
 _DRIVERS = ("asyncpg", "psycopg", "psycopg2")
 _EXECUTION_OPTIONS = {"stream_results": False, "yield_per": None, "no_parameters": False}
-"""The caller's engine may have other values. Our results are small and read at once, and `%%` needs
-parameters."""
+"""Options of riverpy's statements, which replace those of the engine. The results are small and
+read at once, and `%%` needs parameters."""
 _OTHER_ENGINE_ADVICE = (
     "pass the connection of the engine that has the job's data, as in "
     "tx=session.connection(bind_arguments={'mapper': Model}), with `await` if the session is async"
@@ -105,11 +105,11 @@ def _make_plain_cursors(connection: Connection) -> Generator[None]:
 
 
 def _has_other_connection(session: Session, connection: Connection) -> bool:
-    """Whether the transaction of a session holds more connections than this one."""
+    """Whether the transaction of a session also holds another connection than this one."""
     transaction: Any = session.get_transaction()
     if hasattr(transaction, "connections"):
         held = transaction.connections
-    else:  # SQLAlchemy 2.0 keeps them by connection and by engine, in a private attribute
+    else:  # SQLAlchemy 2.0 keeps connections and engines in a private attribute
         held = getattr(transaction, "_connections", ())
     return any(isinstance(key, Connection) and key is not connection for key in held)
 
