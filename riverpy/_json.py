@@ -278,7 +278,7 @@ def _encode_model(value: object, depth: int, *, as_args: bool = False) -> str:
         if isinstance(error, ModelValueError):
             found.path_keys = [*reversed(error.keys)]
         raise found from None
-    if not isinstance(dumped, dict):  # a RootModel
+    if not isinstance(dumped, dict):  # the model is a RootModel
         return _encode_value(dumped, depth)
     members = cast("dict[str, object]", dumped)
     items = ((key, _make_field_prefix(key), members[key]) for key in members)

@@ -63,7 +63,7 @@ def make_decoder(cls: type[T]) -> Callable[[str], T]:
 def _decode_model(cls: type[Any], value: object) -> object:
     """Decode a pydantic model inside a Struct or dataclass."""
     if not is_model_class(cls):
-        return value  # msgspec checks its type
+        return value  # msgspec then checks the type of the value
     return make_model_decoder(cls)(msgspec.json.encode(value).decode())
 
 

@@ -29,7 +29,7 @@ def check_process_function(function: Callable[..., Any], args_type: object) -> N
     while isinstance(function, partial):
         function = function.func
     function = getattr(function, "__func__", function)
-    if not hasattr(function, "__qualname__"):  # an object with __call__
+    if not hasattr(function, "__qualname__"):  # it is an object with __call__
         function = type(function)
     _check_is_importable("the function", function)
     if isinstance(args_type, type):

@@ -199,7 +199,7 @@ def _list_fields(cls: type[Any]) -> list[tuple[str, Any]]:
     names: Sequence[str] = getattr(cls, "__struct_fields__", ())
     if is_dataclass(cls):
         names = [field.name for field in fields(cls)]
-    elif hasattr(cls, "__required_keys__") or hasattr(cls, "_fields"):  # TypedDict, NamedTuple
+    elif hasattr(cls, "__required_keys__") or hasattr(cls, "_fields"):  # a TypedDict or NamedTuple
         names = list(getattr(cls, "__annotations__", ()))
     try:
         hints = get_type_hints(cls) if names else {}

@@ -15,6 +15,6 @@ def read_version() -> str:
     Raises:
         importlib.metadata.PackageNotFoundError: riverpy is not installed as a package.
     """
-    from importlib.metadata import version  # its import takes 10 ms, and most programs do without
+    from importlib.metadata import version  # imported here, because it takes 10 ms
 
     return version(PYPI_PACKAGE_NAME)

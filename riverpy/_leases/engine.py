@@ -203,7 +203,7 @@ class LeaseEngine:
                 epoch=lease.epoch,
                 effect="the lease is not released but expires",
             )
-            lease.may_be_held = False  # the store is closed next
+            lease.may_be_held = False  # the store is closed below, so it cannot be released
             self.events.publish_end(lease, is_released=False)
         self._unfinished_leases += self.renewer.leases
         await self.renewer.close(ENGINE_CLOSE_TIMEOUT)
@@ -245,7 +245,7 @@ class LeaseEngine:
         for event in self._wake_events.get(name, ()):
             event.set()
 
-    # -- waiting
+    # -- waiting for leases
 
     @asynccontextmanager
     async def hold(self, name: str, *, wait: timedelta | None = None) -> AsyncGenerator[Lease]:
@@ -438,7 +438,7 @@ class LeaseEngine:
             timer=self.timer,
         )
 
-    # -- holding
+    # -- held leases
 
     def resign(self, lease: Lease, reason: str, *, pause: float) -> bool:
         """End a lease so that another process can acquire it. This process does not try to acquire

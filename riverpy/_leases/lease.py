@@ -193,7 +193,7 @@ class Lease:
             if getattr(error, "sqlstate", None) != _SERIALIZATION_FAILURE:
                 raise
             if await self.confirm_or_end(FENCE_REFUSED_REASON):
-                raise  # the server confirmed the lease, so only the snapshot is too old
+                raise  # the lease is held: only the snapshot is too old
         else:
             if not is_held and await self.confirm_or_end(FENCE_REFUSED_REASON):
                 raise await self._store.wrong_database_error(connection, self.name)
@@ -235,7 +235,7 @@ class Lease:
         self.expect_held()
         return self._store.fence_statement(self.name, self.epoch, timeout=self.ttl)
 
-    # -- for the engine and for term fences
+    # -- methods for the engine and for term fences
 
     @property
     def seconds_until_stop(self) -> float:

@@ -62,7 +62,7 @@ class LeaseEventPublisher:
             self._publish_event(kind, lease, term.use, has_work_ended=has_work_ended)
 
     def _handle_lease_end(self, lease: Lease) -> None:
-        if lease.is_lost:  # the end of any other lease is published after its work
+        if lease.is_lost:  # other ends are published when the work has ended
             self.publish_end(lease, is_released=False)
 
     def _publish_event(

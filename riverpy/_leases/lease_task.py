@@ -69,7 +69,7 @@ class LeaseTask:
         with anyio.CancelScope(shield=True):
             if not await engine.timer.wait_for_event(self.work_ended, engine.timing.grace_seconds):
                 return False
-            await self.lease_released.wait()  # does not take long: the release has a timeout
+            await self.lease_released.wait()  # this wait is short: the release has a timeout
         return True
 
     def _handle_lease_end(self) -> None:

@@ -113,7 +113,7 @@ class MemoryLeases(LeaseStore):
         with self._lock:
             self._rows.clear()
 
-    # -- the store
+    # -- the methods of LeaseStore
 
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float

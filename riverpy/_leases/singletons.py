@@ -244,7 +244,7 @@ async def _run_in_thread(name: str, function: Callable[[], object], lease: Lease
                 results.append(context.run(function))
         except Exception as error:
             errors.append(error)
-        lease.is_used = False  # needs no event loop, which may have ended
+        lease.is_used = False  # also works if the event loop has ended
         with suppress(RuntimeError):  # the event loop has ended
             loop.call_soon_threadsafe(ended.set)
 

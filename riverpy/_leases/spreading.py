@@ -151,7 +151,7 @@ class LeaseSpreader:
             await self._engine.timer.sleep(interval)
             try:
                 await self._check()
-            except DATABASE_ERRORS as error:  # the next check is the retry
+            except DATABASE_ERRORS as error:  # the next check tries again
                 self._log.debug(LEASE_SPREADING_FAILED, error=describe_error(error))
             self.checked.emit()
 

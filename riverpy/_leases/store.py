@@ -1,5 +1,5 @@
 """LeaseStore: the interface of the stores of leases. LeaseTable keeps leases in the table
-`riverpy_lease`, over connections that it is given. UserLeaseTable opens its own connections for the
+`riverpy_lease`, over connections that it receives. UserLeaseTable opens its own connections for the
 same table."""
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ their columns."""
 _RUNNING_STATES = ("running",)
 RESCUE_REASON_CLIENT_DEAD = "its client is dead"
 RESCUE_REASON_RAN_TOO_LONG = "it ran for too long"
-"""A reason for a rescue, for the log, as is `RESCUE_REASON_CLIENT_DEAD`."""
+"""The reason that the log gives for the rescue of a job, if its client is not known to be dead."""
 _READ_PURPOSE = "looking for jobs to rescue"
 
 
@@ -169,7 +169,7 @@ class JobRescuer(MaintenanceService):
         await self.batch_runner.send_in_batches(())  # retries skipped rows that are due
         return min(seconds_until_next, self._next_stuck_job_search_at - now)
 
-    # -- by heartbeat
+    # -- jobs of dead clients, found by their heartbeats
 
     async def _rescue_jobs_of_dead_clients(self, filters: Sequence[QueueFilter | None]) -> float:
         """Rescue the jobs of dead clients. Return the seconds until another client may count as
@@ -220,7 +220,7 @@ class JobRescuer(MaintenanceService):
             for claim in claims
         ]
 
-    # -- by age
+    # -- jobs that run for too long
 
     async def _rescue_stuck_jobs(self, filters: Sequence[QueueFilter | None]) -> None:
         self._job_count_by_unknown_kind.clear()
@@ -299,7 +299,7 @@ class JobRescuer(MaintenanceService):
     def _compute_retry_delay(self, job: _StuckJob, worker: RegisteredWorker | None) -> timedelta:
         return choose_retry_delay(job, worker, self._config.retry_policy, self._limited_log)
 
-    # -- by heartbeat or by age
+    # -- the rescue of both kinds of jobs
 
     async def _rescue_attempts(self, attempts: list[AttemptToRescue]) -> None:
         """Rescue the jobs of these attempts. A job of a dead client is rescued only if the client

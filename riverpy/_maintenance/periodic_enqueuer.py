@@ -356,7 +356,7 @@ class PeriodicEnqueuer(MaintenanceService):
         if deleted:
             self.log.info(UNUSED_PERIODIC_JOBS_DELETED, periodic_job_ids=sorted(deleted))
 
-    # -- planning
+    # -- planning the jobs of due slots
 
     def _make_plan(self, row: PeriodicRow) -> JobPlan | None:
         """Return the plan for a periodic job, or None if no slot is due. This calls the user's
@@ -425,7 +425,7 @@ class PeriodicEnqueuer(MaintenanceService):
             exc_info=error if is_first and not isinstance(error, DATABASE_ERRORS) else None,
         )
 
-    # -- the transactions
+    # -- the transactions that insert jobs
 
     def _is_caused_by_row(self, error: Exception) -> bool:
         return isinstance(error, InsertError) or self._error_detector.may_be_caused_by_row(error)

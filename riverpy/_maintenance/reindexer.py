@@ -200,7 +200,7 @@ class Reindexer(MaintenanceService):
         async with self.read_connection("reading the clock") as connection:
             return await index_get_server_time(connection)
 
-    # -- the session
+    # -- the database session
 
     @asynccontextmanager
     async def _open_session(self) -> AsyncGenerator[Connection]:

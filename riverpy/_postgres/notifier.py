@@ -164,7 +164,7 @@ class Notifier:
         self, topic: str, callback: Callable[[str], None], on_listening: Callable[[], None]
     ) -> None:
         """Undo a call of `subscribe`. The connection still listens on the topic, in case another
-        subscriber follows soon; see `stop_listening`."""
+        subscriber follows soon; see `forget_unused_topics`."""
         self._callbacks_by_topic[topic].remove(callback)
         self._on_listening_by_topic[topic].remove(on_listening)
         if (start := (topic, on_listening)) in self._unreported_starts:

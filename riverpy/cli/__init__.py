@@ -64,7 +64,7 @@ class CommandGroup(click.Group):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        arguments = tuple(args)  # click removes the arguments from the list
+        arguments = tuple(args)  # click removes the arguments from `args`
         context = super().make_context(info_name, args, parent, **extra)
         context.meta[COMMAND_ARGUMENTS_KEY] = arguments
         return context

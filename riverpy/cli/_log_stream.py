@@ -140,7 +140,7 @@ class LogStream:
                 self._unwritten_lines[0] = data[length:]
                 return False
             self._unwritten_lines.popleft()
-        self._unwritten_bytes = 0  # other threads change the size too, so it may be inexact
+        self._unwritten_bytes = 0  # other threads also change this number, so it may be inexact
         return True
 
     def _handle_write_error(self, error: OSError) -> None:

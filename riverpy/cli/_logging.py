@@ -100,7 +100,7 @@ def _log_unraisable_error(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def _log_thread_error(args: threading.ExceptHookArgs) -> None:
-    if args.exc_type is not SystemExit:  # as Python does: SystemExit ends a thread silently
+    if args.exc_type is not SystemExit:  # as in Python: SystemExit ends a thread silently
         name = "thread" if args.thread is None else args.thread.name
         _log_uncaught_error(args, name)
 

@@ -43,8 +43,8 @@ EXIT_LIMIT_REACHED = 10
 COMMAND_ARGUMENTS_KEY = "riverpy.arguments"
 """The key of click's `Context.meta` that has the arguments of `riverpy`, as a tuple."""
 PROGRAM_MODULE_KEY = "riverpy.program_module"
-"""The key of click's `Context.meta` that has the name of the module whose function `main` runs this
-command, if it is not `riverpy.cli`."""
+"""The key of click's `Context.meta` for the name of a module. If it is set, the function `main` of
+this module runs the command, not that of `riverpy.cli`."""
 IS_PROCESS_KEPT_KEY = "riverpy.is_process_kept"
 """The key of click's `Context.meta` that is True if the process continues after the command, as in
 a test that runs a worker."""

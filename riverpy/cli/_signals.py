@@ -253,7 +253,7 @@ class StopSignalHandler:
         self._writer.close()
 
     def _handle_received_bytes(self) -> None:
-        """Handle all received signals and requests. Called in the thread and in the handler."""
+        """Handle all received signals and requests. The thread and the signal handler call this."""
         while True:
             try:
                 number = self._reader.recv(1)[0]

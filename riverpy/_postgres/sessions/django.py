@@ -177,7 +177,7 @@ class DjangoSession(CallerSession):
         format: str,  # noqa: A002 (asyncpg's name)
         timeout: float,
     ) -> None:
-        """Insert rows with COPY. `source` yields them in UTF-8. The server's timeouts apply."""
+        """Insert rows with COPY. `source` yields the rows in UTF-8. The server's timeouts apply."""
         quote = self._connection.ops.quote_name
         table = ".".join(map(quote, filter(None, (schema_name, table_name))))
         names = ", ".join(map(quote, columns))
@@ -187,7 +187,7 @@ class DjangoSession(CallerSession):
             self._connection.wrap_database_errors,
             self._connection.cursor() as cursor,
         ):
-            if not hasattr(cursor, "copy"):  # psycopg2
+            if not hasattr(cursor, "copy"):  # psycopg2 does not have it
                 lines = [line async for line in source]
                 cursor.copy_expert(statement, BytesIO(b"".join(lines)))
                 return
@@ -197,13 +197,13 @@ class DjangoSession(CallerSession):
 
     @contextmanager
     def _translate_errors(self) -> Generator[None]:
-        """Raise Django's errors as asyncpg's. As after an error of Django's own queries, the
-        transaction can then only be rolled back, or back to a savepoint of Django's."""
+        """Raise asyncpg's errors in place of Django's. As with an error of Django's own queries,
+        the code must then roll the transaction back, or roll back to a savepoint of Django."""
         try:
             yield
         except SynchronousOnlyOperation as error:
             raise TransactionError(_ASYNC_ERROR_TEXT) from error
-        except TransactionManagementError as error:  # Django has sent nothing
+        except TransactionManagementError as error:  # Django has sent no statement
             raise InterfaceError(str(error)) from error
         except DjangoError as error:
             connection = self._connection

@@ -65,7 +65,7 @@ def make_asyncpg_error(error: BaseException, *, is_connection_closed: bool) -> E
     driver. It has the same SQLSTATE, text, detail and constraint."""
     for cause in _iterate_causes(error):
         if isinstance(cause, PostgresError):
-            # Not this error itself: an error must not be a cause of its own cause.
+            # Make a new error: an error cannot be raised from itself.
             return PostgresError.new(_read_fields(cause, _PROTOCOL_FIELDS))
         diagnostic = getattr(cause, "diag", None)
         if diagnostic is not None and getattr(diagnostic, "sqlstate", None):

@@ -197,7 +197,7 @@ class PsycopgSession(CallerSession):
         format: str,  # noqa: A002 (asyncpg's name)
         timeout: float,
     ) -> None:
-        """Insert rows with COPY. `source` yields them in UTF-8."""
+        """Insert rows with COPY. `source` yields the rows in UTF-8."""
         if self._is_pipelined():
             raise InsertError(
                 "insert_many_fast uses COPY, which a pipeline cannot: use insert_many"

@@ -141,7 +141,7 @@ class SqlAlchemySession(CallerSession):
             is_closed = connection.closed or connection.invalidated
         if is_closed:
             return SessionState.CLOSED
-        return SessionState.USABLE  # SQLAlchemy begins by itself
+        return SessionState.USABLE  # SQLAlchemy begins a transaction by itself
 
     async def _run(self, function: Callable[[], T]) -> T:
         """Call a function that may block."""
@@ -243,7 +243,7 @@ class SqlAlchemySession(CallerSession):
         return connection
 
     def _translate(self, error: SQLAlchemyError) -> Exception:
-        if isinstance(error, InvalidRequestError):  # SQLAlchemy has sent nothing
+        if isinstance(error, InvalidRequestError):  # SQLAlchemy has sent no statement
             return InterfaceError(str(error))
         is_lost = isinstance(error, DBAPIError) and error.connection_invalidated
         return make_asyncpg_error(error, is_connection_closed=is_lost)

@@ -46,7 +46,7 @@ class PrivateConnectionListener:
                 continue
             if not message:
                 await anyio.sleep_forever()
-            for descriptor in descriptors:  # none, if this process may open no more
+            for descriptor in descriptors:  # none, if this process may open no more files
                 os.set_inheritable(descriptor, False)
                 connection = socket.socket(fileno=descriptor)
                 connection.setblocking(False)
@@ -79,7 +79,7 @@ class PrivateHttpClient:
         if self._is_blocked():
             raise TimeoutError(_NO_ANSWER_ERROR)
         own, other = socket.socketpair()
-        own.setblocking(False)  # before `dup`, which sets the mode of both
+        own.setblocking(False)  # before `dup`, which sets the mode of both sockets
         answer = own.dup()  # this copy stays open after the stream is closed
         try:
             socket.send_fds(self._shared_socket, [_MESSAGE], [other.fileno()])
@@ -87,7 +87,7 @@ class PrivateHttpClient:
             with anyio.move_on_after(timeout) as scope:
                 async with send_get_request(stream, _HOST, target) as response:
                     scope.deadline = math.inf
-                    other.close()  # not before: macOS can lose a sent socket that is closed early
+                    other.close()  # not earlier: macOS can lose a sent socket that is closed early
                     yield response
             if scope.cancelled_caught:
                 self._set_unanswered_connection(answer.dup())

@@ -137,7 +137,7 @@ class ProcessSlot:
             code = 0  # it was stopped before the worker could handle signals
         self.exit_code = 128 - code if code < 0 else code
         if self.exit_code == self._rules.limit_exit_code:
-            self.has_worked_event.set()  # its work may be shorter than a poll
+            self.has_worked_event.set()  # no poll may have seen its work
         if self.exit_code == 0 and self._rules.should_drain:
             self._shared.has_drained = True
         return process.age
@@ -194,7 +194,7 @@ class ProcessSlot:
 
     def _choose_restart_delay(self, run_seconds: float) -> float | None:
         """Return the delay before the next process, in seconds; None: there is no next process.
-        `seconds` is how long the last process ran."""
+        `run_seconds` is how long the last process ran."""
         has_reached_limit = self.exit_code == self._rules.limit_exit_code
         if self._shared.stop_requested.is_set():
             return None
