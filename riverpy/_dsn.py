@@ -230,8 +230,7 @@ def _mask_query_values(query: str) -> str:
 
 
 def validate_url(url: str) -> None:
-    """Raise ConfigError unless this is a valid database URL. The error text does not contain the
-    URL."""
+    """Raise ConfigError unless this is a valid database URL. The text does not contain the URL."""
     if not url.startswith(("postgres://", "postgresql://")):
         scheme = re.match("[a-z][a-z0-9+.-]{0,20}://", url)
         raise ConfigError(

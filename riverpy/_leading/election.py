@@ -40,8 +40,8 @@ in seconds."""
 
 
 class Election:
-    """Acquires the lease of a leader, runs the work of the term (the time as leader), and starts
-    over."""
+    """Acquires the lease of a leader, runs the work of the term (the time as leader), and
+    repeats."""
 
     name = "leader election"
 

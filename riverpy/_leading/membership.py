@@ -91,8 +91,7 @@ class DomainMembership:
         self._heartbeat_interval = config.dead_after / HEARTBEATS_WITHIN_DEAD_AFTER
         self._claimed_queues: Sequence[str] = ()
         self._owner_by_moved_queue: dict[str, str] = {}
-        """For each queue that an operator moved from this client's domain, the new domain that was
-        logged last."""
+        """For each queue that was moved to another domain, the domain that was logged last."""
         self._log = get_logger(domain=config.domain)
         self._last_heartbeat_at = self._timer.seconds_since_boot()
         """The time of the last heartbeat of the domain, by `Timer.seconds_since_boot`."""

@@ -44,8 +44,7 @@ class ClientLeaseEngine:
             return self._engine
 
     async def close(self) -> None:
-        """Close the engine, which ends every lease. If the engine is being opened, wait for that
-        first."""
+        """Close the engine, which ends every lease. If it is being opened, wait for that first."""
         await run_despite_cancellation(self._close_engine)
 
     async def _close_engine(self) -> None:
@@ -61,8 +60,7 @@ class ClientLeaseEngine:
             self._engine.handle_notification(payload)
 
     def wake_all_callers(self) -> None:
-        """Try now to acquire every lease that a caller waits for, because notifications may have
-        been lost."""
+        """Try now to acquire each lease that a caller waits for: notifications may be lost."""
         if self._engine is not None:
             self._engine.wake_all_callers()
 

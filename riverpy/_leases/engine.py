@@ -153,15 +153,13 @@ class LeaseEngine:
 
     @property
     def standby_names(self) -> list[str]:
-        """The names of the leases for which this process stands by, as the table `riverpy_lease`
-        has them."""
+        """The leases for which this process stands by, with their names in the table."""
         prefix = self._store.lease_name_prefix
         return [prefix + name for name in self._wake_events if self.is_standby_for(name)]
 
     @property
     def reported_lags(self) -> dict[str, ReportedLag]:
-        """The last report of `Lease.report_lag` for each held lease, by the lease's name in the
-        table."""
+        """The last report of `Lease.report_lag` for each held lease, by its name in the table."""
         prefix = self._store.lease_name_prefix
         return {
             prefix + lease.name: ReportedLag(lease.epoch, lag.count, lag.age, lag.reported_ago)
@@ -236,8 +234,7 @@ class LeaseEngine:
             self.resign(lease, RELEASE_REQUESTED_REASON, pause=self.timing.attempt_interval)
 
     def wake_all_callers(self) -> None:
-        """Try now to acquire every lease that a caller waits for, because notifications may have
-        been lost."""
+        """Try now to acquire each lease that a caller waits for: notifications may be lost."""
         for name in self._wake_events:
             self._wake_callers(name)
 

@@ -104,8 +104,7 @@ class LeaseRenewer:
         return self._leases.get(name)
 
     def add_lease(self, lease: Lease, scope: StopScope | None) -> None:
-        """Renew a new lease until it ends. `scope` is the `StopScope` of the service that holds the
-        lease."""
+        """Renew a new lease until it ends. `scope` is that of the service that holds the lease."""
         if not self._active_leases:
             since = self._timing.validity_seconds - lease.valid_for
             self._next_renewal_at = (
@@ -297,7 +296,6 @@ def attempt_interval_max(timing: LeaseTiming) -> float:
 
 
 def make_retry_backoff(timing: LeaseTiming) -> Backoff:
-    """Return the delays after failures: 1, 2, 4 and then always 5 seconds at the default
-    interval."""
+    """Return the delays after failures: by default 1, 2, 4 and then always 5 seconds."""
     interval = timedelta(seconds=timing.attempt_interval)
     return Backoff(interval / 5, interval)

@@ -45,8 +45,7 @@ class MemoryTransaction:
 
     @property
     def is_open(self) -> bool:
-        """Whether the transaction has not ended. A fenced transaction ends when its time limit
-        expires."""
+        """Whether the transaction has not ended. If it is fenced, it ends at its time limit."""
         return self._timer.seconds_since_boot() < self._ends_at
 
     def expect_open(self) -> None:

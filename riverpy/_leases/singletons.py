@@ -86,8 +86,7 @@ class SingletonRunner:
 
     @property
     def lease(self) -> Lease | None:
-        """The lease under which the function runs; None: the function does not run, or is
-        stopping."""
+        """The lease under which the function runs; None: it does not run, or is stopping."""
         task = self._lease_task
         if task is None or task.work_ended.is_set() or not task.lease.is_held:
             return None

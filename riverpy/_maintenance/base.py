@@ -71,13 +71,11 @@ class MaintenanceService(ABC):
         self._wake_event.set()
 
     def read_connection(self, purpose: str) -> AbstractAsyncContextManager[Connection]:
-        """Return a context manager that provides a connection for reads. `purpose` is for the
-        log."""
+        """Return a context manager for a connection for reads. `purpose` is for the log."""
         return self.context.connection.acquire(purpose, READ_STATEMENT_TIMEOUT)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Prepare the service, wait until the others have started, and run repeatedly until
-        stopped."""
+        """Prepare the service, wait until all have started, and run repeatedly until stopped."""
         await self.prepare()
         task_status.started()
         await self.context.all_services_started.wait()

@@ -31,8 +31,7 @@ class DueTimes(NamedTuple):
     next_time: datetime | None
     """The first time that is not due yet. None: the schedule has ended."""
     has_dropped_times: bool
-    """Whether some times get no job although `missed` is `all`, because too many times were
-    missed."""
+    """Whether times get no job although `missed` is `all`, because too many were missed."""
 
 
 def find_due_times(

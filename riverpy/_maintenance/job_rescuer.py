@@ -101,8 +101,7 @@ class _StuckJob(Job[Any]):
 
 
 class AttemptToRescue(NamedTuple):
-    """A job's attempt that must be ended, because its client is dead or the job runs for too
-    long."""
+    """A job's attempt that must be ended: its client is dead, or the job runs for too long."""
 
     rescue: JobRescue
     dead_client_heartbeat: bytes | None
@@ -172,8 +171,7 @@ class JobRescuer(MaintenanceService):
     # -- jobs of dead clients, found by their heartbeats
 
     async def _rescue_jobs_of_dead_clients(self, filters: Sequence[QueueFilter | None]) -> float:
-        """Rescue the jobs of dead clients. Return the seconds until another client may count as
-        dead."""
+        """Rescue the jobs of dead clients. Return the seconds until the next client may be dead."""
         if self._heartbeat_observer is None or not filters:
             return self._heartbeat_read_interval
         async with self.read_connection(_READ_PURPOSE) as connection:

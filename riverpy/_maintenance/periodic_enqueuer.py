@@ -109,8 +109,7 @@ class PlannedJob(NamedTuple):
 
 
 class JobPlan(NamedTuple):
-    """The plan for one periodic job: the jobs to insert, and the change of the periodic job's
-    row."""
+    """The plan for one periodic job: the jobs to insert, and the change of its row."""
 
     row_change: NextRunUpdate
     jobs: list[PlannedJob]

@@ -115,8 +115,7 @@ def _make_queue_services(
 def _make_cleaner_services(
     context: TermContext, heartbeat: HeartbeatWriter
 ) -> list[MaintenanceService]:
-    """Return the services for the tables of the migration line `riverpy`, which River does not
-    have."""
+    """Return the services for riverpy's own tables, which River does not have."""
     contact_duration = _get_contact_duration_function(heartbeat)
     cleaners = [] if contact_duration is None else [ClientCleaner(context, contact_duration)]
     return [ExecutionCleaner(context), *cleaners]

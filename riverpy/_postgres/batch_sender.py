@@ -110,16 +110,15 @@ def _get_error_kind(error: Exception) -> str:
 
 
 class BatchSize:
-    """How many rows the next statement has. It grows if statements are quick, and shrinks if one
-    fails."""
+    """How many rows the next statement has. It grows after fast statements, and shrinks after a
+    failure."""
 
     def __init__(self, row_count_max: int, statement_timeout: float) -> None:
         """Start with `row_count_max` rows. `statement_timeout` is in seconds."""
         self.row_count_max = self.row_count = row_count_max
         self._statement_timeout = statement_timeout
         self._suspect_row_count = 0
-        """After `shrink_after_failed_selection`: how many of the next rows may include the failing
-        row."""
+        """After `shrink_after_failed_selection`: how many of the next rows may be the cause."""
 
     def shrink(self, failed_row_count: int) -> None:
         """Halve the size after a statement over `failed_row_count` rows failed."""
@@ -229,8 +228,7 @@ class BatchSender(Generic[Row]):
         self._failed_batch_parts: deque[list[Row]] = deque()
         self._rows_being_sent: list[Row] = []
         self._failure_count = 0
-        """How many batches have failed since the last success. Retries of single rows do not
-        count."""
+        """How many batches have failed since the last success, without retries of single rows."""
         self._paused_until = 0.0
         """The end of the pause, in monotonic seconds. A pause stops new rows and failed parts, but
         not retries of single rows."""

@@ -293,8 +293,8 @@ class Notifier:
             event.set()
 
     async def _watch_connection(self, scope: StopScope) -> bool:
-        """Wait until the connection is lost, or a probe does not arrive. Return whether the probe
-        before that arrived."""
+        """Wait until the connection is lost, or a probe does not arrive. Return whether the last
+        earlier probe arrived."""
         while True:
             was_proven = self.is_delivery_proven
             interval = (

@@ -76,8 +76,7 @@ def expect_transaction(tx: object) -> Transaction:
 
 
 def _adapt(tx: object) -> Transaction | None:
-    """Return the connection if it is asyncpg's, or else its adapter. None: riverpy does not know
-    its type."""
+    """Return asyncpg's connection itself, or an adapter. None: riverpy does not know its type."""
     if is_asyncpg_connection(tx):
         return tx
     # The adapter has those methods of asyncpg's connection that statements use.
@@ -107,8 +106,7 @@ def _expect_kind_for_client(connection: Transaction, tx: object) -> None:
 
 
 def is_blocking_transaction(tx: object) -> bool:
-    """Whether `tx` is a connection or session for code that is not async. A text is a name of
-    Django's."""
+    """Whether `tx` is a connection or session for blocking code. A text is one of Django's."""
     if isinstance(tx, str):
         return True
     session = None if is_asyncpg_connection(tx) else adapt_session(tx)

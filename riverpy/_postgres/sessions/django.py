@@ -141,8 +141,7 @@ class DjangoSession(CallerSession):
 
     @asynccontextmanager
     async def transaction(self, **_: object) -> AsyncGenerator[None]:
-        """Run an `async with` block in Django's `atomic`, which begins a savepoint or a
-        transaction."""
+        """Run an `async with` block in Django's `atomic`: in a savepoint or a transaction."""
         block = transaction.atomic(using=self._connection.alias)
         with self._translate_errors():
             block.__enter__()

@@ -175,8 +175,8 @@ class PsycopgSession(CallerSession):
         return make_records([name.decode() for name in names], rows)
 
     async def _end_pipelined_statements(self) -> None:
-        """Wait for the results of the caller's statements. Only then the state of the transaction
-        is known."""
+        """Wait for the results of the caller's statements: then the transaction's state is
+        known."""
         try:
             async with self._enter(self._connection.pipeline()):
                 pass

@@ -1,5 +1,4 @@
-"""CheckRunner: runs all checks in order. If a check raises an error, the error becomes a
-finding."""
+"""CheckRunner: runs all checks in order. An error that a check raises becomes a finding."""
 
 from __future__ import annotations
 

@@ -35,8 +35,7 @@ FAILED_JOBS_WARN_COUNT = 10
 
 
 async def check_program_kinds(program: WorkerProgram, snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report the kinds of waiting jobs that would fail, because the program has no worker for
-    them."""
+    """Report the kinds of waiting jobs that would fail: the program has no worker for them."""
     backlogs = [
         row
         for row in await snapshot.backlogs()

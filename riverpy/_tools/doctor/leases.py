@@ -57,8 +57,7 @@ class _Lease(NamedTuple):
 
 
 async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report the leases that have a holder, those that have expired, and those whose holder is
-    behind."""
+    """Report the leases that are held, those that have expired, and those with a holder behind."""
     if not snapshot.has_migration(LEASES_MIGRATION):
         return [ok("off: their table is missing (see `schema`)", leases=None)]
     rows = await snapshot.session.read(

@@ -73,8 +73,7 @@ def _long_running_jobs_finding(row: RunningJobGroup) -> Finding:
 
 
 async def check_unregistered_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report running jobs of clients that write no heartbeat, such as clients in another
-    language."""
+    """Report running jobs of clients without heartbeats, such as clients in another language."""
     clients = await snapshot.clients()
     if clients is None:
         return []

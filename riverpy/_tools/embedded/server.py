@@ -160,8 +160,7 @@ class EmbeddedPostgres:
         return self.url
 
     def release(self) -> None:
-        """Release the server, if this object holds it. The server stops when no process holds
-        it."""
+        """Release the server, if this object holds it. It stops when no process holds it."""
         hold, self._client_lock_fd = self._client_lock_fd, None
         if hold is not None:
             os.close(hold)

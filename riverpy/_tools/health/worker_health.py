@@ -126,8 +126,7 @@ class HealthRequestHandler:
         return Response(HTTPStatus.OK, METRICS_CONTENT_TYPE, await _join_parts(parts))
 
     async def _read_queue_lags(self) -> Mapping[str, timedelta] | None:
-        """Return the time for which the oldest due job of each queue has waited; None: not
-        known."""
+        """Return how long the oldest due job of each queue has waited; None: not known."""
         async with self._queue_lags_lock:
             age = time.monotonic() - self._queue_lags_read_at
             if self.client is None or age < QUEUE_LAGS_CACHE_SECONDS:

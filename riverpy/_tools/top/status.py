@@ -105,8 +105,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     client in Go, or a client whose row was deleted)."""
     running: int
     longest: float | None = None
-    """The run time of the client's longest-running job, in seconds; None: the client runs no
-    job."""
+    """The run time of the client's longest-running job, in seconds; None: no job runs."""
     slots: int | None = None
     stuck: int = 0
     """The number of jobs that still run after their cancellation."""
