@@ -120,10 +120,7 @@ async def test_from_insert_to_work(rig: Rig, telemetry: Telemetry) -> None:
 async def test_parent(rig: Rig, telemetry: Telemetry) -> None:
     """With `parent`, the attempt's span is a child of the insert's span, also for inserts of River
     in Go, and keeps its tracestate."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     trace, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     metadata = {"traceparent": f"00-{trace}-{span}-01", "tracestate": "vendor=x"}
     await rig.run_one(opts=InsertOpts(metadata=metadata), plugins=[telemetry.plugin(parent=True)])
@@ -137,10 +134,7 @@ async def test_parent(rig: Rig, telemetry: Telemetry) -> None:
 @pytest.mark.parametrize("metadata", [{"traceparent": 7}, {"traceparent": "x"}, {}])
 async def test_no_context(rig: Rig, telemetry: Telemetry, metadata: dict[str, Any]) -> None:
     """A job without a valid trace context is traced without a link."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     await rig.insert_rows(1, metadata=json.dumps(metadata))
     await rig.work_due_jobs(plugins=[telemetry.plugin(parent=True)])
     (attempt,) = telemetry.spans("work default")
@@ -310,9 +304,7 @@ async def test_kinds_are_bounded(
     """Many kinds and queues create a limited number of series (OP-06)."""
     monkeypatch.setattr(riverpy.otel, "METRIC_LABELS_MAX", 2)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     args = [RawArgs(f"kind{n}", "{}") for n in range(5)]
     await rig.work_in_order(*args, plugins=[telemetry.plugin()], known_kinds_only=False)
     points = telemetry.points("messaging.process.duration")

@@ -138,10 +138,7 @@ async def test_no_failures(rig: Rig, sent: Memory) -> None:
 
 async def test_trace(rig: Rig, sent: Memory) -> None:
     """The attempt continues the trace of the insert."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     with sentry_sdk.start_transaction(op="test", name="request") as request:
         job = (await rig.insert(client=rig.client(plugins=[SentryPlugin()]))).job
     await rig.work_due_jobs(plugins=[SentryPlugin()])

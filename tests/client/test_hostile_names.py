@@ -13,10 +13,9 @@ from riverpy import Client, Config, ConfigError, InsertError, InsertOpts, QueueC
 from riverpy.cli import main
 from riverpy.errors import NotFoundError
 from riverpy.migrate import Migrator
-from tests.work.rig import Rig, Task
+from tests.work.rig import Rig
 
 if TYPE_CHECKING:
-    from riverpy import Job
     from tests._database import Schema
 
 EVIL = '"; DROP TABLE river_job; --'
@@ -54,10 +53,7 @@ async def test_names_in_the_table(schema: Schema) -> None:
     (SE-03, BI-05)."""
     rig = Rig(schema)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     kinds = [EVIL, QUOTED, "new\nline", "tägé", "x" * 127, "%s $1 {}", "task"]
     for kind in kinds[:-1]:
         await rig.insert_rows(1, kind=kind)

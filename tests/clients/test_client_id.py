@@ -156,11 +156,7 @@ async def test_wakes_after_its_successor(rig: Rig, tmp_path: Path) -> None:
 async def test_two_clients_of_one_process(rig: Rig, log: list[Any]) -> None:
     """Of two clients with one id in one process the second does not start; when the first has ended
     it does at once, also if it could not take back its registration (FR-08)."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with rig.working(id="me"):
         with pytest.RaisesGroup(ClientIdInUseError, allow_unwrapped=True, flatten_subgroups=True):
             async with rig.working(id="me"):
@@ -176,11 +172,7 @@ async def test_two_clients_of_one_process(rig: Rig, log: list[Any]) -> None:
 async def test_client_of_another_machine(rig: Rig, log: list[Any], is_alive: bool) -> None:
     """Where it cannot be known whether a process has ended, its heartbeat decides: the start waits,
     and says so, until it changes, or until it has not changed for `dead_after` (FR-08)."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     await rig.schema.execute(
         "INSERT INTO riverpy_client (client_id, queues, kinds, candidate, poll_only, version,"
         " dead_after, process)"

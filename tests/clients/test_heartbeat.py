@@ -268,11 +268,7 @@ async def test_before_it_runs(server: FakeServer) -> None:
 
 async def test_registration(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A running client is registered with what it works; its row goes with it."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     monkeypatch.setattr("riverpy._clients.heartbeat.UNREGISTER_TIMEOUT", PATIENCE)
     async with rig.working(id="me", candidate=False, poll_only=True, dead_after=timedelta(hours=1)):
         row = await rig.schema.fetchrow("SELECT * FROM riverpy_client")
@@ -378,11 +374,7 @@ async def test_claims_wait_for_a_sign_of_life(
 ) -> None:
     """A client without a recent heartbeat claims nothing, also not by a claim that waited for
     its connection in the meantime; with the next one it goes on."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     beat = clients.client_write_heartbeat
     async with rig.working(dead_after=timedelta(seconds=1)) as client:
         heartbeat = heartbeat_of(client)
@@ -413,11 +405,7 @@ async def test_claims_wait_for_a_sign_of_life(
 async def test_locked_leader_stops_no_job(rig: Rig) -> None:
     """While another session has locked the table of leaders there is no leader, and jobs are
     worked."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with (
         rig.working(dead_after=timedelta(seconds=1)) as client,
         rig.schema.connected() as other,
@@ -438,10 +426,7 @@ async def test_dropped_table_stops_no_job(
     on, and so do those that start later."""
     await migrate_all(fresh_database_url)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     settings = {"url": fresh_database_url, "schema": None, "dead_after": timedelta(seconds=1)}
     async with rig.working(**settings) as client, connected(fresh_database_url) as other:
         heartbeat = heartbeat_of(client)
@@ -463,11 +448,7 @@ async def test_dropped_table_stops_no_job(
 async def test_locked_table_costs_no_connection(rig: Rig) -> None:
     """While another session has locked the table of clients no heartbeat is written, but the
     connections, the one of the lease too, stay as they are."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with rig.working(dead_after=timedelta(seconds=30)) as client:
         heartbeat = heartbeat_of(client)
 

@@ -209,11 +209,7 @@ async def test_queue_that_fills_during_an_insert(
 async def test_queue_that_fills_during_a_result(rig: Rig, flood: None) -> None:
     """A result whose commit fails because of notifications is stored at the next try, and not
     replaced by a failure (FR-05)."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     await rig.schema.execute(
         "CREATE TRIGGER flood AFTER UPDATE ON river_job FOR EACH ROW"
         " WHEN (NEW.state = 'completed') EXECUTE FUNCTION flood()"

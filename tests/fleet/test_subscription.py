@@ -137,11 +137,7 @@ async def test_events_of_jobs_queues_and_leases(rig: Rig, follower: Client) -> N
 async def test_reconnect(rig: Rig, follower: Client) -> None:
     """After the server has ended all connections, as at a restart, the follower listens and
     announces again, the worker sends again, and no job is lost."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with (
         rig.working(fetch_poll_interval=timedelta(seconds=1)) as client,
         follower.subscribe(EventKind.JOB_COMPLETED, fleet=True) as events,
@@ -218,10 +214,7 @@ async def test_drops(rig: Rig, follower: Client, monkeypatch: pytest.MonkeyPatch
     async def refusing(*args: Any) -> bool:
         return False if refuse else await notify(*args)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     monkeypatch.setattr(publisher, "SEND_RETRY_DELAY", 0.05)
     async with (
         asyncio.timeout(PATIENCE),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy import Config, Job
+from riverpy import Config
 from riverpy._leading.leader_watch import LeaderWatch
 from riverpy._lifecycle import ServiceGroup
 from riverpy._log_events import LEADER_WITHOUT_RIVERPY_FOUND, NO_LEADER_CANDIDATE_FOUND
@@ -141,9 +141,7 @@ async def test_leaders_on_a_server(schema: Schema, log: list[Any]) -> None:
     is logged, unless it has expired."""
     rig = Rig(schema)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
+    rig.register_task()
 
     async def checked(client: Any) -> None:
         watch: LeaderWatch = client._run._leader_watch
@@ -173,10 +171,7 @@ async def test_unreleased_lease(schema: Schema) -> None:
     clients do not take it for a leader in another language."""
     rig = Rig(schema)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with rig.working() as client:
         await rig.until("SELECT leader_id FROM river_leader", client.id)
         engine: Any = client._run._election_manager.lease_engine

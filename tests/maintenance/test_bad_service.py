@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from riverpy import InsertOpts, Job
+from riverpy import InsertOpts
 from riverpy.periodic import PeriodicJob
 from riverpy.schedules import every
 from tests.maintenance.bad_rows import triggered
@@ -54,10 +54,7 @@ async def test_scheduler(rig: Rig, does: str, log: list[dict[str, Any]]) -> None
     """While the scheduler can move no job, old jobs are deleted, stuck ones are rescued, and
     periodic ones are inserted in time. Each service gets its turn, and none fails for want of
     it."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     ended, stuck = await insert_work(rig)
     body = f"IF it ->> 'state' IN ('scheduled', 'retryable') THEN {does}; END IF;"
     async with triggered(rig.schema, "river_job", "UPDATE OF state", body):

@@ -149,9 +149,7 @@ async def test_wakes_workers(held: HeldTerm, schema: Schema) -> None:
     """A worker that polls hardly ever begins a due job as soon as the scheduler has moved it."""
     rig = Rig(schema)
 
-    @rig.job
-    async def task(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     async with rig.working(fetch_poll_interval=FAR):
         job_id = await waiting(schema)
         await held.run(JobScheduler(held.context))

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy import EventKind, Job
+from riverpy import EventKind
 from riverpy._log_events import WORKER_CANCELLED
 from riverpy._postgres.job_maintenance import RESCUE_ERROR_TEXT
 from tests.cli.worker_process import running_worker
-from tests.work.rig import Task, errors_of
+from tests.work.rig import errors_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,9 +105,7 @@ async def test_job_that_ends_its_process(
         assert text[0] == "Fatal Python error: Segmentation fault"
         assert any("jobs.py" in line and "in task" in line for line in text)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     async with rig.working(**QUICK):
         events = await rig.take(2)
     assert {event.kind for event in events} == {EventKind.JOB_COMPLETED}
@@ -133,8 +131,6 @@ async def test_job_that_cancels_everything(rig: Rig, tmp_path: Path) -> None:
     assert entry["level"] == "error"
     assert [entry for entry in worker.logged if "text" in entry] == []
 
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     async with rig.working(**QUICK):
         assert {event.kind for event in await rig.take(2)} == {EventKind.JOB_COMPLETED}

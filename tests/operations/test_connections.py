@@ -10,7 +10,6 @@ import anyio
 from tests.work.rig import PATIENCE, Rig, Task
 
 if TYPE_CHECKING:
-    from riverpy import Job
     from tests._database import Schema
 
 OF_A_WORKER = {"riverpy listener", "riverpy claims", "riverpy results", "riverpy reserved"}
@@ -47,10 +46,7 @@ async def test_budget(schema: Schema) -> None:
     page lists."""
     rig = Rig(schema)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     await until_opened(schema, {})
     workers = dict.fromkeys(OF_A_WORKER, 2) | dict.fromkeys(OF_THE_LEADER, 1)
     async with rig.working(), rig.working():

@@ -15,7 +15,6 @@ from riverpy._postgres import notifier
 from tests.work.rig import PATIENCE, Rig, Task
 
 if TYPE_CHECKING:
-    from riverpy import Job
     from tests._database import Schema
 
 FAILURES = 50
@@ -45,10 +44,7 @@ async def test_failed_attempts_leave_no_connections(
     monkeypatch.setattr(notifier, "listen_on_channels", fail)
     rig = Rig(schema)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with rig.working() as client:
         is_failing = True
         await schema.fetch(
@@ -78,10 +74,7 @@ async def test_failed_start_leaves_no_connection(
     monkeypatch.setattr(notifier, "listen_on_channels", fail)
     rig = Rig(schema)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="no LISTEN"):
         await rig.client().run()
     await rig.until(
@@ -97,10 +90,7 @@ async def test_pool_that_renews_its_connections(schema: Schema) -> None:
     (NR-05)."""
     rig = Rig(schema)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     pid = f"SELECT pid FROM pg_stat_activity WHERE {LISTENERS}"
     backends: set[int] = set()
     async with (

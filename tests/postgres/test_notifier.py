@@ -11,12 +11,11 @@ import structlog
 from riverpy._log_events import CONNECTION_LOST, CONNECTION_RESTORED
 from riverpy._postgres import notifier
 from tests.kit.proxy import proxied
-from tests.work.rig import PATIENCE, Rig, Task
+from tests.work.rig import PATIENCE, Rig
 
 if TYPE_CHECKING:
     import pytest
 
-    from riverpy import Job
     from tests._database import Schema
 
 
@@ -31,10 +30,7 @@ async def test_lost_listener_hears_nothing(schema: Schema) -> None:
 
     rig = Rig(schema)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with proxied(schema.url) as proxy, rig.working(listen_url=proxy.url) as client:
         run: Any = client._run
         await until(is_notified=True)
@@ -53,9 +49,7 @@ async def test_listener_that_is_lost_before_it_has_heard(
     monkeypatch.setattr(notifier, "PROBE_TIMEOUT", 2 * PATIENCE)
     rig, is_sent = Rig(schema), asyncio.Event()
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
+    rig.register_task()
 
     async def lose(*_: object) -> bool:
         is_sent.set()
@@ -85,10 +79,7 @@ async def test_listener_that_is_lost_again_and_again(
     monkeypatch.setattr(notifier, "PROBE_TIMEOUT", 2 * PATIENCE)
     rig = Rig(schema)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with proxied(schema.url) as proxy, rig.working(listen_url=proxy.url) as client:
         run: Any = client._run
         send_probe, pauses = run._notifier._send_probe, run._notifier._backoff
@@ -126,10 +117,7 @@ async def test_listener_that_cannot_be_tested(
     connection stays."""
     rig = Rig(schema)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with proxied(schema.url) as proxy, rig.working(listen_url=proxy.url) as client:
         run: Any = client._run
         monkeypatch.setattr(notifier, "UNSENT_PROBE_RETRY_DELAY", 0.02)
@@ -164,10 +152,7 @@ async def test_half_open_listener_is_replaced_once(
     probed: list[object] = []
     rig = Rig(schema)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with proxied(schema.url) as proxy, rig.working(listen_url=proxy.url) as client:
         run: Any = client._run
         listening = run._notifier

@@ -9,10 +9,10 @@ import anyio
 import asyncpg
 import pytest
 
-from riverpy import Client, Config, Job
+from riverpy import Client, Config
 from riverpy._waiting import listener as listener_module
 from tests.kit.proxy import proxied
-from tests.work.rig import PATIENCE, Rig, Task
+from tests.work.rig import PATIENCE, Rig
 
 if TYPE_CHECKING:
     from tests._database import Schema
@@ -80,11 +80,7 @@ async def test_own_connection(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None
 async def test_connection_of_the_run(rig: Rig) -> None:
     """While the client works, it has one listening connection. Subscribers move to it at the start
     of the work, and to an own one at its end."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     subscriber, schema = Subscriber(), rig.schema
     client = rig.client()
     async with client:

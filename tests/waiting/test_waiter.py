@@ -330,10 +330,7 @@ async def test_unmarked_jobs_and_failing_notifications(
 
     monkeypatch.setattr(result_notifier, "wait_notify_ends", fail)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with rig.working() as client:
         await rig.work(client, Task(), opts=InsertOpts(metadata={"note": "not riverpy"}))
         assert sent == []

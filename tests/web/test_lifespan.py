@@ -114,10 +114,7 @@ async def test_frameworks(rig: Rig, make_app: Callable[..., Any], test_client: A
         yield {"own": 1}
         steps.append(("end", client.is_open, client.is_running))
 
-    @rig.job
-    async def work(job: riverpy.Job[Task]) -> None:
-        """Do nothing."""
-
+    rig.register_task()
     app = make_app(riverpy.web.lifespan(client, work=True, inner=inner))
     for _ in range(2):
         with test_client(app) as http:
@@ -167,10 +164,7 @@ async def test_failed_start(rig: Rig, unused_tcp_port: int) -> None:
     async def undecorated(app: object) -> AsyncGenerator[None]:
         yield
 
-    @rig.job
-    async def work(job: riverpy.Job[Task]) -> None:
-        """Do nothing."""
-
+    rig.register_task()
     client = rig.client()
     unreachable = riverpy.Client(f"postgres://nobody@127.0.0.1:{unused_tcp_port}/none")
     no_tables = rig.client(schema="none")
@@ -200,10 +194,7 @@ async def test_fault(rig: Rig, monkeypatch: pytest.MonkeyPatch, log: list[Any]) 
     with its error. An error of the block is raised as it is, after the client has stopped."""
     client = rig.client(queues={"default": QueueConfig(max_workers=1)})
 
-    @rig.job
-    async def work(job: riverpy.Job[Task]) -> None:
-        """Do nothing."""
-
+    rig.register_task()
     lifespan = riverpy.web.lifespan(client, work=True)
     own = KeyError("own")
     with pytest.raises(KeyError) as raised:

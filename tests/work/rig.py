@@ -75,6 +75,12 @@ class Rig:
 
         return register if function is None else register(function)
 
+    def register_task(self) -> None:
+        """Register a job for `Task` that does nothing."""
+
+        @self.workers.job
+        async def work(job: Job[Task]) -> None: ...
+
     def client(
         self,
         *,

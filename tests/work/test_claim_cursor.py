@@ -224,10 +224,7 @@ def is_behind(claim: QueueRange) -> bool:
 async def test_other_kinds_are_skipped(rig: Rig, claims: list[QueueRange]) -> None:
     """A claim finds a new job after jobs of other kinds without reading those again. A claim from
     the beginning finds a job that committed late (FR-09)."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     await rig.schema.execute(
         "INSERT INTO river_job (kind, max_attempts, args, scheduled_at)"
         " SELECT 'other', 25, '{}'::jsonb, now() - interval '1 hour'"
@@ -266,9 +263,7 @@ async def test_claims_longer_than_the_pause(
 
     monkeypatch.setattr(riverpy._work.producer, "job_claim", slow)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     async with rig.working(slots=5) as client:
         for jobs in range(11, 16):
             await rig.insert_rows(jobs)

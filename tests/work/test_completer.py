@@ -457,10 +457,7 @@ async def test_errors_of_a_driver(
 ) -> None:
     """Errors of a connection that is just being lost, in a claim or while storing, are retried and
     end nothing."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
+    rig.register_task()
 
     def once(function: Any) -> Any:
         errors = [error]
@@ -574,10 +571,7 @@ async def test_stop_while_a_result_is_stored(
 
     monkeypatch.setattr(jobs, "job_complete", slow)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     for turn in range(25):
         sending.clear()
         go_on.clear()
@@ -649,10 +643,7 @@ async def test_claims_wait_for_the_backlog(rig: Rig, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(jobs, "job_complete", slow)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     await rig.insert_rows(100)
     async with rig.working(slots=5) as client:
         completer = client._run._completer  # type: ignore[union-attr]

@@ -22,9 +22,7 @@ async def test_claims_beside_a_damaged_row(
     """A job with an unreadable column is logged and set aside. All others are worked."""
     monkeypatch.setattr("riverpy._postgres.skipped_rows.RETRY_DELAY_MIN", 0.05)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     await rig.insert_rows(50)
     await damage(rig.schema, 20, column)
     async with rig.working() as client:
@@ -70,8 +68,7 @@ async def test_lost_claims_beside_a_damaged_row(
     monkeypatch.setattr("riverpy._work.reconciler.CLAIM_TIMEOUT", 0.0)
     monkeypatch.setattr("riverpy._work.reconciler.RECONCILE_RETRY_DELAY", 0.05)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
+    rig.register_task()
 
     async def lose_claims() -> None:
         await rig.schema.execute(

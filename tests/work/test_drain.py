@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 async def test_empty_queue(rig: Rig) -> None:
     """A drain of empty queues ends at once."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     report = await rig.client().run(drain=True)
     assert report.is_clean
 
@@ -51,11 +47,7 @@ async def test_everything_is_worked(rig: Rig) -> None:
 async def test_available_and_far_from_due(rig: Rig) -> None:
     """A drain does not wait for rows that are available but due much later, which only SQL can
     make."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     await rig.insert_rows(3)
     await rig.schema.execute(
         "UPDATE river_job SET scheduled_at = CASE id WHEN 1 THEN timestamptz 'infinity'"
@@ -139,10 +131,7 @@ async def test_job_that_ends_while_the_queues_are_read(
 
     monkeypatch.setattr(run_queues, "job_is_any_available", looking)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with rig.schema.connected() as connection:
         await connection.execute("BEGIN; LOCK TABLE river_job IN EXCLUSIVE MODE")
         async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:

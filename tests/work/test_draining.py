@@ -44,10 +44,7 @@ async def test_heartbeat_during_a_drain(rig: Rig) -> None:
 async def test_signals_stay_the_application_s(rig: Rig) -> None:
     """A client inside another program, such as a web server, changes no signal handler and no
     wake-up descriptor, during its work or after it (SC-07)."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
+    rig.register_task()
 
     def taken() -> list[object]:
         wake_up = signal.set_wakeup_fd(-1)

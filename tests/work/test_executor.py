@@ -466,11 +466,7 @@ async def test_kind_that_names_code(
 ) -> None:
     """A job of a kind without a worker fails with River's text. The name of a Python function or
     module is an unknown kind too (SE-01). Another job is not affected."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     (tmp_path / "canary.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(tmp_path)
     kinds = ["os:system", "os.system", "canary", "canary:work", "__import__"]

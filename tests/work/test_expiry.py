@@ -78,11 +78,7 @@ async def test_expired_jobs_do_not_run(rig: Rig, earlier_attempts: int) -> None:
 async def test_damaged_expiries(rig: Rig) -> None:
     """Jobs whose metadata other programs have damaged run like jobs without an expiry, also after
     `job_retry` and `job_retry_many`. A job that has expired is still cancelled beside them."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with rig.client() as client:
         ids = [(await client.insert(Task(n))).job.id for n in range(len(DAMAGED_EXPIRIES) + 1)]
         for job_id, metadata in zip(ids[1:], DAMAGED_EXPIRIES, strict=True):

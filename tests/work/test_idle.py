@@ -112,11 +112,7 @@ async def rate_of_maintenance(schema: Schema, sent: list[Sent], inserter: Insert
 async def test_statements_while_idle(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """With default settings an idle client sends less than two statements per second, even as
     leader. With 35 queues that are polled every 5 s it sends 35/5 and a half (PF-04)."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     sent = record_statements(monkeypatch, "")
     inserter: Any = None
     beside_polls = await rate_beside_polls(rig, sent)
@@ -139,11 +135,7 @@ async def test_statements_while_idle(rig: Rig, monkeypatch: pytest.MonkeyPatch) 
 async def test_statements_of_a_quiet_client(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the settings of docs/operations.md for a database that should sleep, an idle client
     sends less than one statement in ten minutes (PB-06)."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     sent = record_statements(monkeypatch, "")
     beside_polls = await rate_beside_polls(
         rig, sent, candidate=False, quiet_interval=timedelta(hours=1), dead_after=timedelta(hours=6)
@@ -155,11 +147,7 @@ async def test_statements_of_a_quiet_client(rig: Rig, monkeypatch: pytest.Monkey
 async def test_all_sessions_of_a_quiet_client_are_closed(rig: Rig) -> None:
     """After the server has closed all sessions, the next insert of another program works, and the
     worker runs the job long before its poll (PB-06)."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with (
         rig.client(queues={}, pool_size=1) as inserter,
         rig.working(candidate=False, quiet_interval=timedelta(hours=1)) as worker,

@@ -36,10 +36,7 @@ def new_workers() -> Workers:
 async def test_other_kinds_wait_for_their_workers(rig: Rig) -> None:
     """Jobs without a worker in this client stay as they were inserted. Jobs after them run at once.
     A client that works the kind or its alias completes each at the first attempt (FR-09)."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     await rig.insert_rows(100, kind="beta")
     await rig.insert_rows(1, kind="old_beta")
     before = await rig.schema.fetch("SELECT * FROM river_job WHERE kind <> 'task' ORDER BY id")
@@ -58,10 +55,7 @@ async def test_other_kinds_wait_for_their_workers(rig: Rig) -> None:
 
 async def test_drain_leaves_other_kinds(rig: Rig) -> None:
     """A drain ends when no job of its kinds is left, although other jobs wait (FR-09)."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     await rig.insert_rows(3, kind="beta")
     await rig.insert_rows(3)
     async with asyncio.timeout(PATIENCE):
@@ -72,10 +66,7 @@ async def test_drain_leaves_other_kinds(rig: Rig) -> None:
 
 async def test_known_kinds_are_those_of_the_start(rig: Rig) -> None:
     """A worker that is registered while the client runs is used after the next start (CF-106)."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     await rig.insert_rows(1, kind="beta")
     async with rig.working() as client:
 
@@ -92,10 +83,7 @@ async def test_known_kinds_are_those_of_the_start(rig: Rig) -> None:
 async def test_notifications_of_other_kinds(rig: Rig) -> None:
     """Many notifications for jobs of other kinds do not cause a stream of empty claims. A job of
     the client's own kinds is found among them (FR-09)."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     await rig.insert_rows(1, kind="beta")
     async with rig.working() as client:
         assert client._run is not None

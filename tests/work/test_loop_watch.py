@@ -86,10 +86,7 @@ async def test_job_that_blocks_the_loop(rig: Rig, log: list[dict[str, Any]], whe
 
 async def test_blocked_by_no_job(rig: Rig, log: list[dict[str, Any]]) -> None:
     """If other code of the program blocks the loop, no job is named, but the code position is."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     async with rig.working() as client:
         run = client._run
         assert run is not None

@@ -85,10 +85,7 @@ async def test_answer_is_lost_at_the_end(rig: Rig, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(riverpy._work.reconciler, "CLAIM_TIMEOUT", 600.0)
     monkeypatch.setattr(riverpy._work.reconciler, "CLAIM_RELEASE_TIMEOUT_MIN", 10.0)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with proxied(rig.url) as proxy:
         async with rig.working(url=proxy.url) as client:
             await rig.work(client, Task())
@@ -163,10 +160,7 @@ async def test_lost_claim_with_a_cancel(rig: Rig, monkeypatch: pytest.MonkeyPatc
     """A lost claim whose job was cancelled in the meantime is cancelled when it is released."""
     monkeypatch.setattr(riverpy._work.reconciler, "RECONCILE_INTERVAL", 0.02)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     await rig.insert_rows(1)
     await rig.schema.execute(
         "UPDATE river_job SET state = 'running', attempt = 1, attempted_by = array['me'],"
@@ -214,11 +208,7 @@ async def test_every_connection_is_cut_again_and_again(
 async def test_listener_is_killed(rig: Rig) -> None:
     """A listener that is terminated reconnects, and jobs inserted in between are found. Each later
     cancel and insert is received once."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with rig.working() as client:
         for n in range(5):
             killed = await rig.schema.fetchval(

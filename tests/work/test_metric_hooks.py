@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from riverpy import HookMetricEmitFunc, Job, JobGetAvailableCount, JobGetAvailableDuration, Metric
+from riverpy import HookMetricEmitFunc, JobGetAvailableCount, JobGetAvailableDuration, Metric
 from riverpy._log_events import METRIC_HOOK_FAILED
 from tests.work.rig import Task
 
@@ -17,9 +17,7 @@ async def test_claims(rig: Rig) -> None:
     """Each successful claim emits its duration and its number of jobs."""
     metrics: list[Metric] = []
 
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     await rig.insert_rows(3)
     async with rig.working(hooks=[HookMetricEmitFunc(metrics.append)]):
         await rig.take(3)
@@ -38,9 +36,7 @@ async def test_failing(rig: Rig, log: list[dict[str, object]]) -> None:
     def fail(metric: Metric) -> None:
         raise SystemExit(str(metric))
 
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     hooks = [HookMetricEmitFunc(fail), HookMetricEmitFunc(seen.append)]
     async with rig.working(hooks=hooks) as client:
         await rig.work(client, Task(1))

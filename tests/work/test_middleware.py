@@ -149,9 +149,7 @@ async def test_failures_before_the_code(rig: Rig, insert: Any, error: str) -> No
     (TY-07)."""
     calls: list[str] = []
 
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     row = await rig.run_one(insert, plugins=[Recorder("p", calls)], known_kinds_only=False)
     assert calls == ["p in", "p begin", f"p end {error}", f"p out {error}"]
     assert len(errors_of(row)) == 1
@@ -658,8 +656,7 @@ async def test_hanging_middleware(rig: Rig) -> None:
     """A middleware that hangs keeps only its slot. A cancel ends it."""
     begun.clear()
 
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
+    rig.register_task()
 
     async def hang(job: Job[Any], do_inner: WorkInner) -> None:
         if job.encoded_args == '{"n": 1}':

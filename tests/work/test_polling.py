@@ -48,11 +48,7 @@ async def until_looked(looks: dict[str, list[float]], count: int) -> None:
 async def test_poll_finds_jobs_of_lost_notifications(rig: Rig, *, poll_only: bool) -> None:
     """The poll finds jobs whose notification was lost, in each queue, with LISTEN and without it
     (NR-06)."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     settings: dict[str, Any] = {
         "queues": {queue: QueueConfig() for queue in QUEUES},
         "fetch_poll_interval": timedelta(seconds=POLL),
@@ -80,10 +76,7 @@ async def test_one_poll_an_interval(rig: Rig, looks: dict[str, list[float]]) -> 
         "candidate": False,
     }
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with rig.working(**settings):
         await until_looked(looks, 12)
     for times in looks.values():
@@ -96,11 +89,7 @@ async def test_polls_are_spread(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> No
     """Twenty clients that started or were notified together poll at different times: the deviation
     is more than a tenth of the interval. No poll is more than a tenth of the interval late
     (NR-14)."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     chance = random.Random(14)
     monkeypatch.setattr(riverpy._work.producer, "random", chance)
     producers: list[Any] = [rig.client()._make_run().producers["default"] for _ in range(20)]
@@ -143,11 +132,7 @@ async def test_job_that_becomes_due_between_polls(rig: Rig) -> None:
 async def test_job_that_is_made_available_early(rig: Rig) -> None:
     """A client that is notified of jobs that become due soon claims at that time, however far off
     its poll is (NR-16)."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with rig.working(candidate=False):
         now = await rig.schema.fetchval("SELECT now()")
         await rig.insert_rows(1, scheduled_at=now + timedelta(seconds=0.5))

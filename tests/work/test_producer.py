@@ -79,10 +79,7 @@ async def test_order_with_one_slot(rig: Rig) -> None:
 async def test_row_of_a_claimed_job(rig: Rig) -> None:
     """A claim keeps the newest 99 client ids in attempted_by, and removes a cancel mark from before
     a retry."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     names = [f"worker-{n}" for n in range(120)]
     await rig.insert_rows(1, attempted_by=names)
     await rig.schema.execute(
@@ -98,10 +95,7 @@ async def test_row_of_a_claimed_job(rig: Rig) -> None:
 
 async def test_locked_row_holds_up_no_claim(rig: Rig) -> None:
     """A claim skips a job that another session has locked, and finds it later."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     await rig.insert_rows(2)
     async with rig.schema.connected() as other, other.transaction():
         await other.execute("SELECT FROM river_job WHERE id = 1 FOR UPDATE")
@@ -141,11 +135,7 @@ async def test_slots_and_claim_sizes(rig: Rig, claims: list[tuple[int, int]]) ->
 
 async def test_few_slots_are_claimed_at_once(rig: Rig, claims: list[tuple[int, int]]) -> None:
     """Up to 100 slots are filled by one claim."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     await rig.insert_rows(100)
     async with rig.working(slots=100):
         await rig.take(100)
@@ -200,11 +190,7 @@ async def test_two_clients_never_run_one_job_twice(rig: Rig) -> None:
 
 async def test_wakes_on_notification(rig: Rig) -> None:
     """With a poll interval of minutes a committed job starts at once, in each queue."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     queues = {"a": QueueConfig(), "b": QueueConfig()}
     async with rig.working(queues=queues) as client:
         for queue in ("a", "b", "a"):
@@ -275,10 +261,7 @@ async def test_follow_up_claims_after_a_notification(
         notify(producer, notify_interval_ms)
         planned.append([at - now for at in producer._follow_up_claim_times])
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with rig.working() as client, asyncio.timeout(PATIENCE):
         run: Any = client._run
         while run.producers["default"]._follow_up_claim_times:
@@ -312,10 +295,7 @@ async def test_insert_of_an_open_transaction(rig: Rig, monkeypatch: pytest.Monke
         woken.append(producer.queue)
         notify(producer, notify_interval_ms)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     monkeypatch.setattr(Producer, "wake_after_notification", spy)
     async with rig.working() as client, rig.schema.connected() as connection:
         transaction = connection.transaction()
@@ -342,11 +322,7 @@ FOREIGN = ["", "not json", "[]", '{"queue":5}', '{"action":"explode"}', "{" * 79
 async def test_foreign_payloads(rig: Rig, log: list[dict[str, Any]]) -> None:
     """Invalid payloads are logged at most once each and change nothing. The next job runs
     (NR-09)."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with rig.working() as client:
         for topic in ("river_insert", "river_control", "river_leadership"):
             for payload in FOREIGN:
@@ -361,11 +337,7 @@ async def test_foreign_payloads(rig: Rig, log: list[dict[str, Any]]) -> None:
 
 async def test_poll_finds_a_job_without_a_notification(rig: Rig) -> None:
     """Without any notification the poll finds a job."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with rig.working(fetch_poll_interval=timedelta(milliseconds=20)):
         await rig.insert_rows(1)
         await rig.event()
@@ -412,11 +384,7 @@ async def test_paused_queue(rig: Rig) -> None:
 async def test_queue_rows(rig: Rig) -> None:
     """The row of a worked queue is made at the start and renewed later, and not changed
     otherwise."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     await rig.schema.execute(
         "INSERT INTO river_queue (name, created_at, metadata, updated_at)"
         """ VALUES ('a', '2020-01-01Z', '{"x": 1}', '2020-01-01Z')"""
@@ -457,11 +425,7 @@ async def test_unreadable_rows(rig: Rig) -> None:
 @pytest.mark.usefixtures("fast_claims")
 async def test_fetch_cooldown(rig: Rig, claims: list[tuple[int, int]]) -> None:
     """With a cooldown, many notifications cause few claims, and no job is left behind."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     config = QueueConfig(fetch_cooldown=timedelta(milliseconds=100), fetch_poll_interval=FAR)
     began = time.monotonic()
     async with rig.working(queues={"default": config}) as client:
@@ -512,10 +476,7 @@ async def test_due_during_a_claim(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(riverpy._work.producer, "job_claim", slow)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     client = rig.client()
     async with rig.running(client):
         assert (await rig.event()).kind is EventKind.JOB_COMPLETED

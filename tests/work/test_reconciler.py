@@ -37,11 +37,7 @@ async def test_pause_notified_before_an_older_answer(
 ) -> None:
     """A pause or a resume that is notified while an older answer is in flight stays. The answer
     still applies to the other queues (OP-09)."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     both = {name: QueueConfig(max_workers=1) for name in ("default", "other")}
     async with rig.working(queues=both) as client:
         assert client._run is not None
@@ -150,10 +146,7 @@ async def test_cancel_beside_an_attempt_that_keeps_running(
 async def test_claims_after_a_reconnect(rig: Rig) -> None:
     """After a reconnect each queue is claimed as after a notification: at once, and again for what
     a sender may have inserted after the lost notification."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None: ...
-
+    rig.register_task()
     async with rig.working() as client:
         run: Any = client._run
         producer, claims = run.producers["default"], asyncio.Semaphore(0)

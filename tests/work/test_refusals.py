@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def plain(rig: Rig) -> None:
     """Jobs of kind `task` complete at once."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
+    rig.register_task()
 
 
 async def refuse(rig: Rig, condition: str, body: str) -> None:

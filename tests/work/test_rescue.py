@@ -113,11 +113,7 @@ async def until_completed(rig: Rig, count: int, since: float) -> None:
 @pytest.fixture
 def working_rig(rig: Rig) -> Rig:
     """Return a rig whose clients complete the jobs that hang in the process."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     return rig
 
 

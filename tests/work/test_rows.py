@@ -129,12 +129,12 @@ async def just_work(rig: Rig, client: Client, row: dict[str, str | None]) -> int
     return job_id
 
 
-async def work_thrice(rig: Rig, client: Client, row: dict[str, str | None]) -> int:
-    """Insert, and let it fail until the third attempt."""
+async def fail_until_the_attempt(rig: Rig, client: Client, row: dict[str, str | None]) -> int:
+    """Insert, and let it fail until the recorded attempt."""
     assert row["kind"] is not None
     assert row["args"] is not None
     number = int(row["attempt"] or 0)
-    opts = InsertOpts(metadata={"until": number})
+    opts = InsertOpts(metadata={"until": number}, queue=row["queue"])
     inserted = await client.insert(RawArgs(row["kind"], row["args"]), opts)
     assert len(await drain(client)) == number
     await rig.schema.execute("UPDATE river_job SET metadata = '{}'")
@@ -240,17 +240,6 @@ async def cancel_retryable(rig: Rig, client: Client, row: dict[str, str | None])
     return job_id
 
 
-async def time_out(rig: Rig, client: Client, row: dict[str, str | None]) -> int:
-    """Insert, and let two attempts run into the timeout."""
-    assert row["kind"] is not None
-    assert row["args"] is not None
-    opts = InsertOpts(metadata={"until": 2}, queue="tq")
-    inserted = await client.insert(RawArgs(row["kind"], row["args"]), opts)
-    assert len(await drain(client)) == 2
-    await rig.schema.execute("UPDATE river_job SET metadata = '{}'")
-    return inserted.job.id
-
-
 INTERRUPTED = (
     "running when its client got SIGTERM with SoftStopTimeout=1s (worker returned ctx error)"
 )
@@ -258,15 +247,15 @@ REMOTE = "remote cancel while running at a poll-only client; worker then: "
 PLAYS: dict[str, Any] = {
     "completed": just_work,
     "completed, tags+metadata+priority+queue+max_attempts": just_work,
-    "errored, repeatedly retried (snapshot after a few attempts)": work_thrice,
+    "errored, repeatedly retried (snapshot after a few attempts)": fail_until_the_attempt,
     "errored once with max_attempts=1 -> discarded": just_work,
-    "panicked -> retryable": work_thrice,
+    "panicked -> retryable": fail_until_the_attempt,
     "snoozed 1h": just_work,
     "snoozed 1h, with metadata": just_work,
     "cancelled by worker (JobCancel error)": just_work,
     "output recorded (default)": just_work,
     "output recorded, with metadata": just_work,
-    "kind not registered at the worker": work_thrice,
+    "kind not registered at the worker": fail_until_the_attempt,
     "cancelled remotely while running (worker returns ctx error)": cancel_running,
     "scheduled (+1h)": schedule,
     "unique by args, completed": unique,
@@ -284,7 +273,7 @@ PLAYS: dict[str, Any] = {
     "remote cancel while running; worker ignores ctx and returns nil": cancel_running,
     "remote cancel while running; worker ignores ctx and snoozes 1h": cancel_running,
     "cancelled while retryable": cancel_retryable,
-    "job timeout (JobTimeout=1s)": time_out,
+    "job timeout (JobTimeout=1s)": fail_until_the_attempt,
     "snoozed 4s (< scheduler interval), snapshot ~1s after": just_work,
     "running (snapshot)": snapshot,
 }

@@ -110,10 +110,7 @@ async def test_listener_hears_the_first_schema_too(schema: Schema, tenant: str) 
     sends with the same path."""
     rig = Rig(schema)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     first = tenant.partition(",")[0]
     async with rig.working(schema=None, url=with_path(schema.url, tenant)) as client:
         await client.insert(Task(1))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import riverpy._work.producer
-from riverpy import Job
 from riverpy._log_events import CONNECTION_LOST, CONNECTION_RESTORED
 from tests.work.rig import PATIENCE, Task
 
@@ -22,10 +21,7 @@ OURS = "datname = current_database() AND application_name"
 @pytest.fixture
 def plain(rig: Rig) -> None:
     """Jobs of kind `task` complete at once."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
+    rig.register_task()
 
 
 @pytest.mark.usefixtures("plain")

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 import riverpy._postgres.connection
-from riverpy import InsertOpts, Job, QueueConfig
+from riverpy import InsertOpts, QueueConfig
 from riverpy._log_events import (
     CONNECTION_LOST,
     JOB_CLAIM_FAILED,
@@ -45,9 +45,7 @@ def plain(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs of kind `task` complete at once. Rows that are set aside are soon tried again."""
     monkeypatch.setattr("riverpy._postgres.skipped_rows.RETRY_DELAY_MIN", 0.05)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
+    rig.register_task()
 
 
 @pytest.fixture

@@ -60,11 +60,7 @@ async def test_pool_that_user_code_has_filled(rig: Rig) -> None:
     """While user code holds every connection of the pool, jobs are still worked, cancelled and
     stored. An insert times out with a clear error, and works again when a connection is free
     (PB-09)."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with rig.working(pool_size=1) as client:
         async with client._get_open_pool().acquire():
             await rig.insert_rows(JOBS)

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 import riverpy
-from riverpy import Job, QueueConfig, Workers
+from riverpy import QueueConfig, Workers
 from riverpy._log_events import NOTIFICATIONS_NOT_RECEIVED
 from riverpy._work.reconciler import Reconciler
 from tests.kit.proxy import proxied
@@ -32,10 +32,7 @@ NO_CONNECTION = (
 @pytest.fixture(autouse=True)
 def worker(rig: Rig) -> None:
     """Register a worker of kind `task`."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
+    rig.register_task()
 
 
 async def stop_when_held(rig: Rig, proxy: Proxy, name: str, step: int, how: str) -> bool:

@@ -168,10 +168,7 @@ async def test_claim_in_flight_at_a_stop(rig: Rig, monkeypatch: pytest.MonkeyPat
         await go_on.wait()
         return rows
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     monkeypatch.setattr(riverpy._work.producer, "job_claim", slow)
     monkeypatch.setattr(riverpy._work.producer, "CLAIM_TIMEOUT_AFTER_STOP", PATIENCE)
     await rig.insert_rows(3)

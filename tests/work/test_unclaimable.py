@@ -85,11 +85,7 @@ async def test_trigger_that_refuses(
 ) -> None:
     """Jobs whose claims a user's trigger refuses are skipped, logged once, and tried again later.
     All others are worked, and no claim counts as lost."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     monkeypatch.setattr(riverpy._postgres.skipped_rows, "RETRY_DELAY_MIN", 60.0)
     await rig.insert_rows(120)
     await refuse(rig, "NEW.id IN (1, 60, 61, 120)")
@@ -129,10 +125,7 @@ async def test_refused_row_that_comes_in_between(
             await rig.insert_rows(1, priority=2, scheduled_at=datetime(2026, 1, 1, tzinfo=UTC))
         return found
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     monkeypatch.setattr(riverpy._work.producer, "job_lock_next", looking)
     await rig.insert_rows(1, priority=2)
     await rig.insert_rows(1, priority=3)
@@ -187,10 +180,7 @@ async def test_refused_row_is_tried_again(
     monkeypatch.setattr(riverpy._postgres.skipped_rows, "RETRY_DELAY_MIN", 0.02)
     monkeypatch.setattr(riverpy._postgres.skipped_rows, "RETRY_DELAY_MAX", 0.02)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     await rig.insert_rows(5)
     await refuse(rig, "NEW.id IN (2, 3)")
     async with rig.working(queues={"default": QueueConfig(fetch_poll_interval=SOON)}):
@@ -209,10 +199,7 @@ async def test_every_row_is_refused(
     the reason is gone."""
     monkeypatch.setattr(riverpy._work.unclaimable, "SKIPPED_JOBS_MAX", 8)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     await rig.insert_rows(50)
     await refuse(rig, "true")
     async with rig.working():
@@ -227,11 +214,7 @@ async def test_every_row_is_refused(
 
 async def test_claims_that_are_not_permitted(rig: Rig, log: list[dict[str, Any]]) -> None:
     """A refusal that no row causes is logged once, and so is its end. It names no row."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     async with rig.working() as client:
         await rig.schema.execute("ALTER TABLE river_job RENAME TO elsewhere")
         assert client._run is not None
@@ -280,11 +263,7 @@ async def test_text_that_cannot_cross(server_url: str, log: list[dict[str, Any]]
 
 async def test_drain_ends_beside_a_refused_row(rig: Rig) -> None:
     """A drain does not wait for a row that cannot be claimed (LD-16)."""
-
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     await rig.insert_rows(5)
     await refuse(rig, "NEW.id = 3")
     await rig.client().run(drain=True)

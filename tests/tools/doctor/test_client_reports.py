@@ -14,12 +14,11 @@ from tests.tools.doctor.conftest import (
     register,
     set_leader,
 )
-from tests.work.rig import Rig, Task
+from tests.work.rig import Rig
 
 if TYPE_CHECKING:
     import pytest
 
-    from riverpy import Job
     from tests._database import Schema
     from tests.tools.doctor.conftest import Doctor
 
@@ -130,10 +129,7 @@ async def test_set_aside_rows_of_a_worker(
     monkeypatch.setattr(batch_runner, "ROW_RETRY_DELAY_MIN", 0.05)
     rig = Rig(schema)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     await rig.insert_rows(5)
     await schema.execute(
         "UPDATE river_job SET state = 'scheduled', scheduled_at = now() - interval '1 minute'"

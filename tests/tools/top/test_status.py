@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from riverpy import Job, QueueConfig
+from riverpy import QueueConfig
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._tools.top import lease_status
 from riverpy._tools.top import status as status_module
@@ -16,7 +16,7 @@ from riverpy._tools.top.view import status_lines
 from riverpy.errors import SchemaMissingError
 from tests.kit import pgbouncer
 from tests.kit.damaged_rows import damage
-from tests.work.rig import Rig, Task
+from tests.work.rig import Rig
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -238,10 +238,7 @@ async def test_slots_of_a_client(schema: Schema, reader: StatusReader) -> None:
     """A client reports its slots when it starts."""
     rig = Rig(schema)
 
-    @rig.job
-    async def work(job: Job[Task]) -> None:
-        pass
-
+    rig.register_task()
     queues = {"a": QueueConfig(max_workers=3), "b": QueueConfig(max_workers=4)}
     async with rig.running(rig.client(queues=queues)):
         status = await reader.read()
