@@ -479,20 +479,18 @@ CANCELLED = {
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("how", CANCELLED)
-async def test_process_is_killed(rig: Rig, tmp_path: Path, how: str) -> None:
+async def test_process_is_killed(rig: Rig, tmp_path: Path) -> None:
     """A process whose job does not use `job.cancelled` is killed at its timeout, by a cancel, or by
     a hard stop, with the programs that the job has started."""
     register_apart(rig, timedelta(minutes=1))
-    file = tmp_path / "pid"
     async with rig.working(soft_stop_timeout=timedelta(0)) as client:
-        inserted = await client.insert(Apart("program", str(file)))
-        await until_exists(file)
-        await end_by(how, client, inserted.job.id)
-        event = await rig.event()
-    row = await rig.row(inserted.job.id)
-    assert (event.kind, row["state"], row["attempt"]) == CANCELLED[how]
-    for written in (file, file.with_name("pid.program")):
+        for job_id, how in enumerate(CANCELLED, start=1):
+            await client.insert(Apart("program", str(tmp_path / how)))
+            await until_exists(tmp_path / how)
+            await end_by(how, client, job_id)
+            event, row = await rig.event(), await rig.row(job_id)
+            assert (event.kind, row["state"], row["attempt"]) == CANCELLED[how]
+    for written in tmp_path.iterdir():
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(int(written.read_text()))
             async with asyncio.timeout(PATIENCE):
@@ -501,10 +499,9 @@ async def test_process_is_killed(rig: Rig, tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("how", CANCELLED)
 @pytest.mark.parametrize("executor", ["thread", "process"])
 async def test_job_sees_that_it_is_cancelled(
-    rig: Rig, tmp_path: Path, executor: Literal["thread", "process"], how: str
+    rig: Rig, tmp_path: Path, executor: Literal["thread", "process"]
 ) -> None:
     """A blocking job sees its timeout, a cancel and a hard stop in `job.cancelled`, and can end
     itself as cancelled."""
@@ -517,13 +514,14 @@ async def test_job_sees_that_it_is_cancelled(
     async with rig.working(**stop) as client:
         assert client._run is not None
         client._run._job_executor._blocking_runner._cancel_grace_period = 60.0
-        inserted = await client.insert(Watch(str(tmp_path)))
-        await until_exists(tmp_path / "started")
-        await end_by(how, client, inserted.job.id)
-        event = await rig.event()
-    row = await rig.row(inserted.job.id)
-    assert (event.kind, row["state"], row["attempt"]) == CANCELLED[how]
-    assert (tmp_path / "seen").exists()
+        for job_id, how in enumerate(CANCELLED, start=1):
+            (directory := tmp_path / how).mkdir()
+            await client.insert(Watch(str(directory)))
+            await until_exists(directory / "started")
+            await end_by(how, client, job_id)
+            event, row = await rig.event(), await rig.row(job_id)
+            assert (event.kind, row["state"], row["attempt"]) == CANCELLED[how]
+            assert (directory / "seen").exists()
 
 
 @pytest.mark.timeout(120)

@@ -305,23 +305,23 @@ async def test_results_are_sent_in_the_order_of_ids(
     assert all(ids == sorted(ids) for ids in sent)
 
 
-TAKEN = {
-    "claimed again": "attempted_at = now()",
-    "put back": "state = 'available', attempt = 0",
-    "made available": "state = 'available'",
-    "next attempt": "attempt = 2, attempted_at = now()",
-    "cancelled later": "state = 'cancelled', attempt = 2, finalized_at = now()",
-    "deleted": None,
-}
+TAKEN = [
+    "attempted_at = now()",
+    "state = 'available', attempt = 0",
+    "state = 'available'",
+    "attempt = 2, attempted_at = now()",
+    "state = 'cancelled', attempt = 2, finalized_at = now()",
+]
+"""What other sessions do to rows: a second claim, a return, a retry, a later attempt, a cancel."""
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("how", TAKEN)
 async def test_late_result_is_refused(
-    rig: Rig, gate: Gate, log: list[dict[str, Any]], how: str, fails: bool
+    rig: Rig, gate: Gate, log: list[dict[str, Any]], fails: bool
 ) -> None:
     """A result for a row that no longer belongs to the attempt is logged once and not stored. It
     causes no event, and the rest of its batch is stored (LD-13)."""
+    taken = dict(enumerate(TAKEN, start=2))
     await rig.insert_rows(20)
     if fails:
         await rig.schema.execute("""UPDATE river_job SET args = '{"n": -1}'""")
@@ -330,18 +330,18 @@ async def test_late_result_is_refused(
             await gate.started.get()
         await client.queue_pause("default")
         await rig.event()
-        if TAKEN[how]:
-            await rig.schema.execute(f"UPDATE river_job SET {TAKEN[how]} WHERE id = 2")
-        else:
-            await rig.schema.execute("DELETE FROM river_job WHERE id = 2")
-        before = await rig.schema.fetchrow("SELECT * FROM river_job WHERE id = 2")
+        for job_id, change in taken.items():
+            await rig.schema.execute(f"UPDATE river_job SET {change} WHERE id = $1", job_id)
+        await rig.schema.execute("DELETE FROM river_job WHERE id = 1")
+        rows = "SELECT * FROM river_job WHERE id = any($1) ORDER BY id"
+        before = await rig.schema.fetch(rows, list(taken))
         gate.open.set()
-        events = await rig.take(19)
+        events = await rig.take(19 - len(taken))
     assert rig.report is not None
     assert rig.report.is_clean
-    assert 2 not in {id_of(event) for event in events}
-    assert refusals(log) == [2]
-    assert await rig.schema.fetchrow("SELECT * FROM river_job WHERE id = 2") == before
+    assert not {1, *taken} & {id_of(event) for event in events}
+    assert sorted(refusals(log)) == [1, *taken]
+    assert await rig.schema.fetch(rows, list(taken)) == before
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -441,38 +441,37 @@ async def test_database_outage(rig: Rig, gate: Gate, log: list[dict[str, Any]]) 
     assert len(lost) == 1
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        asyncpg.InternalClientError("cannot switch to state 11"),
-        asyncpg.InterfaceError("the underlying connection is closed"),
-        asyncpg.AdminShutdownError("terminating connection"),
-        asyncpg.DeadlockDetectedError("deadlock detected"),
-        asyncpg.SerializationError("could not serialize access"),
-        ConnectionResetError("reset"),
-    ],
-)
-async def test_errors_of_a_driver(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+async def test_errors_of_a_driver(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors of a connection that is just being lost, in a claim or while storing, are retried and
     end nothing."""
     rig.register_task()
+    failing: dict[Any, Exception] = {}
 
-    def once(function: Any) -> Any:
-        errors = [error]
-
+    def failing_once(function: Any) -> Any:
         async def fail_once(*args: Any, **values: Any) -> Any:
-            if errors:
-                raise errors.pop()
+            if function in failing:
+                raise failing.pop(function)
             return await function(*args, **values)
 
         return fail_once
 
-    monkeypatch.setattr(jobs, "job_complete", once(jobs.job_complete))
-    monkeypatch.setattr(riverpy._work.producer, "job_claim", once(riverpy._work.producer.job_claim))
-    row = await rig.run_one_in_client()
-    assert (row["state"], row["attempt"]) == ("completed", 1)
+    functions = [(jobs, "job_complete"), (riverpy._work.producer, "job_claim")]
+    originals = [getattr(module, name) for module, name in functions]
+    for (module, name), function in zip(functions, originals, strict=True):
+        monkeypatch.setattr(module, name, failing_once(function))
+    async with rig.working() as client:
+        for error in (
+            asyncpg.InternalClientError("cannot switch to state 11"),
+            asyncpg.InterfaceError("the underlying connection is closed"),
+            asyncpg.AdminShutdownError("terminating connection"),
+            asyncpg.DeadlockDetectedError("deadlock detected"),
+            asyncpg.SerializationError("could not serialize access"),
+            ConnectionResetError("reset"),
+        ):
+            failing.update(dict.fromkeys(originals, error))
+            (row,) = await rig.work(client, Task())
+            assert (row["state"], row["attempt"]) == ("completed", 1)
+            assert failing == {}
 
 
 async def test_half_open_connection(rig: Rig, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import riverpy
-from riverpy import InsertOpts, Job, Worker, WorkerMiddlewareFunc
+from riverpy import EventKind, InsertOpts, Job, Worker, WorkerMiddlewareFunc
 from riverpy._log_events import CANCELLED_JOB_COMPLETED
 from tests.work.rig import PATIENCE, Task, errors_of, metadata_of
 
@@ -173,20 +173,16 @@ async def end_by(how: str, rig: Rig, client: Client, job_id: int) -> None:
 
 REASON = {
     "cancel": "job cancelled remotely",
-    "stop": "hard stop",
     "timeout": "job timeout",
+    "stop": "hard stop",
 }
+"""The ways of `end_by`, and the reasons that are logged. A stop is the last."""
 
 
 @pytest.mark.parametrize("middleware", [[], MIDDLEWARE], ids=["plain", "middleware"])
 @pytest.mark.parametrize("executor", ["task", "thread"])
-@pytest.mark.parametrize("how", REASON)
 async def test_completed_although_cancelled(
-    rig: Rig,
-    log: list[Any],
-    how: str,
-    executor: Literal["task", "thread"],
-    middleware: list[Any],
+    rig: Rig, log: list[Any], executor: Literal["task", "thread"], middleware: list[Any]
 ) -> None:
     """A job that returns normally after its cancellation is completed, and this is logged."""
     started = asyncio.Event()
@@ -210,23 +206,26 @@ async def test_completed_although_cancelled(
             assert job.cancelled.wait(PATIENCE)
 
     async with rig.working(middleware=middleware) as client:
-        job_id = (await client.insert(Task())).job.id
-        async with asyncio.timeout(PATIENCE):
-            await started.wait()
-        await end_by(how, rig, client, job_id)
-        await rig.event()
-    assert (await rig.row(job_id))["state"] == "completed"
-    (entry,) = [entry for entry in log if entry["event"] == CANCELLED_JOB_COMPLETED]
-    assert entry["seconds"] >= 0
-    assert entry | {"seconds": 0} == {
-        "event": CANCELLED_JOB_COMPLETED,
-        "log_level": "warning",
-        "job_id": job_id,
-        "kind": "task",
-        "queue": "default",
-        "reason": REASON[how],
-        "seconds": 0,
-    }
+        for job_id, how in enumerate(REASON, start=1):
+            started.clear()
+            await client.insert(Task())
+            async with asyncio.timeout(PATIENCE):
+                await started.wait()
+            await end_by(how, rig, client, job_id)
+            assert (await rig.event()).kind is EventKind.JOB_COMPLETED
+    assert await rig.states() == {"completed": len(REASON)}
+    entries = [entry for entry in log if entry["event"] == CANCELLED_JOB_COMPLETED]
+    for (job_id, reason), entry in zip(enumerate(REASON.values(), start=1), entries, strict=True):
+        assert entry["seconds"] >= 0
+        assert entry | {"seconds": 0} == {
+            "event": CANCELLED_JOB_COMPLETED,
+            "log_level": "warning",
+            "job_id": job_id,
+            "kind": "task",
+            "queue": "default",
+            "reason": reason,
+            "seconds": 0,
+        }
 
 
 async def test_many_completed_although_cancelled(rig: Rig, log: list[Any]) -> None:
