@@ -19,6 +19,7 @@ from riverpy.context import running_blocking_client
 from riverpy.errors import ClientStateError, UniqueConflictError
 from riverpy.testing._blocking_client import BlockingTestClient
 from riverpy.testing._inline_run import InlineRun
+from riverpy.testing._session_turns import hold_shared_turn
 from riverpy.testing._transaction_guard import TransactionGuard
 from riverpy.worker import Workers
 
@@ -81,7 +82,7 @@ class InlineClient(Client):
             async with super()._transaction(tx, isolation=isolation) as connection:
                 yield connection
             return
-        async with self._lock.hold(), open_savepoint(self._tx) as connection:
+        async with hold_shared_turn(), self._lock.hold(), open_savepoint(self._tx) as connection:
             yield connection
 
     def _get_open_pool(self) -> Pool:

@@ -6,7 +6,7 @@ its result, over the connection of a test.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -185,14 +185,14 @@ class InlineRun:
             ClientStateError: the code does not end.
             TransactionError: the code has ended or aborted the test's transaction.
         """
-        if self._guard is not None:
-            await self._guard.begin()
-        self._executor.launch_attempts([row], lambda: None, 1)
-        (attempt,) = self._running
+        context = nullcontext() if self._guard is None else await self._guard.begin()
         try:
-            with anyio.CancelScope() as scope:
-                self._stuck_handler.on_stuck = scope.cancel
-                await self._running.drain(None, self._get_cancelled_job_timeout)
+            with context:
+                self._executor.launch_attempts([row], lambda: None, 1)
+                (attempt,) = self._running
+                with anyio.CancelScope() as scope:
+                    self._stuck_handler.on_stuck = scope.cancel
+                    await self._running.drain(None, self._get_cancelled_job_timeout)
         except BaseException:
             if self._guard is None:
                 self._store_ended_attempt()
@@ -205,7 +205,9 @@ class InlineRun:
                 "job.cancelled is set"
             )
         if self._guard is not None:
-            await self._guard.end(has_failed=attempt.outcome is not None)
+            await self._guard.end(
+                has_failed=attempt.outcome is not None, error=self._error_by_attempt.get(attempt)
+            )
 
     def _store_ended_attempt(self) -> None:
         for attempt in self._ended_attempts:

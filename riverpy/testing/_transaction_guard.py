@@ -7,6 +7,7 @@ test both are the same transaction, so it is rolled back to a savepoint from bef
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from riverpy._postgres.driver import DATABASE_ERRORS
@@ -16,6 +17,8 @@ from riverpy._postgres.transactions import expect_transaction, read_server_time
 from riverpy.errors import TransactionError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.sessions.protocols import CallerTransaction
     from riverpy._postgres.sessions.session import NestedTransaction
@@ -23,7 +26,9 @@ if TYPE_CHECKING:
 _ENDED_ERROR_TEXT = (
     "the code of the job has committed or rolled back the transaction given as tx, or has closed "
     "its connection, so the result of the job cannot be stored: give the code a session that joins "
-    "the transaction of the test with savepoints, or pass the connection under the session as tx"
+    "the transaction of the test with savepoints, or pass the connection under the session as tx. "
+    "Code that uses this connection in several tasks at once needs a connection for each of them: "
+    "work the job with riverpy.testing.drain(client), without tx"
 )
 _ABORTED_ERROR_TEXT = (
     "the code of the job has returned after an error that aborted the transaction given as tx: let "
@@ -40,16 +45,20 @@ class TransactionGuard:
         self._connection: Transaction | None = None
         self._nested: NestedTransaction | None = None
 
-    async def begin(self) -> None:
-        """Set a savepoint before the code of the job."""
+    async def begin(self) -> AbstractContextManager[None]:
+        """Set a savepoint before the code of the job. Run the code in the returned context."""
         connection = self._connection = expect_transaction(self._tx)
         if isinstance(connection, CallerSession):
             self._nested = await connection.begin_nested()
         if self._nested is None:
             await get_query("session", "session_attempt_savepoint", None).execute(connection)
+        if isinstance(connection, CallerSession):
+            return connection.keep_connection_if_cancelled()
+        return nullcontext()
 
-    async def end(self, *, has_failed: bool) -> None:
+    async def end(self, *, has_failed: bool, error: BaseException | None) -> None:
         """If the code of the job has failed and has aborted the transaction, undo what it did.
+        `error` is what the code has raised.
 
         Raises:
             TransactionError: the code has ended the transaction, or has aborted it and returned.
@@ -61,12 +70,12 @@ class TransactionGuard:
             elif cause is not None and self._connection is not None:
                 rollback = get_query("session", "session_attempt_rollback", None)
                 await rollback.execute(self._connection)
-        except (TransactionError, *DATABASE_ERRORS) as error:
-            raise TransactionError(_ENDED_ERROR_TEXT) from error
+        except (TransactionError, *DATABASE_ERRORS) as failure:
+            raise _make_ended_error(error) from failure
         if cause is None:
             return
-        if (error := await self._check_usable()) is not None:
-            raise TransactionError(_ENDED_ERROR_TEXT) from error
+        if (failure := await self._check_usable()) is not None:
+            raise _make_ended_error(error) from failure
         if not has_failed:
             raise TransactionError(_ABORTED_ERROR_TEXT) from cause
 
@@ -77,3 +86,14 @@ class TransactionGuard:
         except (TransactionError, *DATABASE_ERRORS) as error:
             return error
         return None
+
+
+def _make_ended_error(error: BaseException | None) -> TransactionError:
+    """Return the error for a transaction that has ended. `error` is what the code has raised."""
+    if not isinstance(error, TimeoutError):
+        return TransactionError(_ENDED_ERROR_TEXT)
+    return TransactionError(
+        f"{error}, and this has ended the connection of the transaction given as tx: either the "
+        "code closes its connection when it is cancelled, or the driver does. Work the job with "
+        "riverpy.testing.drain(client), without tx, where the code has connections of its own"
+    )

@@ -10,6 +10,7 @@ from riverpy._postgres.sessions.adapter import adapt_session
 from riverpy._postgres.test_databases import is_transaction_marked, mark_transaction
 from riverpy._without_loop import run_without_loop
 from riverpy.errors import TransactionError
+from riverpy.testing._session_turns import SessionTurns, sharing_turns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
         AsyncSession,
         async_sessionmaker,
     )
-    from sqlalchemy.orm import Session, sessionmaker
+    from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 
     from riverpy._postgres.driver import Connection, Transaction
 
@@ -91,7 +92,7 @@ async def open_session(
         await mark_transaction(adapter)
         makers = select_session_makers(session_makers, is_async=True)
         try:
-            with bind_session_makers(makers, connection):
+            with bind_session_makers(makers, connection), taking_turns(makers, SessionTurns()):
                 async with AsyncSession(
                     connection, join_transaction_mode="create_savepoint", expire_on_commit=False
                 ) as session:
@@ -157,3 +158,42 @@ def bind_session_makers(session_makers: Sequence[SessionMaker], bind: Bind) -> G
     finally:
         for maker, before in zip(session_makers, settings, strict=True):
             maker.kw = before
+
+
+@contextmanager
+def taking_turns(session_makers: Sequence[Any], turns: SessionTurns) -> Generator[None]:
+    """During the block, let the sessions of the makers, which share a connection, and the calls of
+    clients in jobs take turns. The makers are bound to the connection."""
+    for maker in session_makers:
+        session_class = maker.kw.get("sync_session_class") or maker.class_.sync_session_class
+        maker.configure(sync_session_class=_make_class_of_turns(session_class, turns))
+    with sharing_turns(turns):
+        yield
+
+
+def _make_class_of_turns(session_class: type[Session], turns: SessionTurns) -> type[Session]:
+    """Return a class of sessions whose transactions wait for their turn."""
+    from sqlalchemy import event
+
+    class SessionWithTurns(session_class):
+        """A session that waits for its turn before its first statement."""
+
+        def get_bind(self, *args: Any, **options: Any) -> Any:
+            """Return the connection of the test. SQLAlchemy calls this before each statement."""
+            bind: Any = super().get_bind(*args, **options)
+            if not turns.has_turn(self):
+                if not turns.is_free():
+                    # This waits in the event loop, as statements do.
+                    bind.connection.run_async(wait_until_free)
+                turns.begin(self)
+            return bind
+
+    async def wait_until_free(_driver_connection: object) -> None:
+        await turns.wait_until_free()
+
+    def end_turn(session: Session, transaction: SessionTransaction) -> None:
+        if transaction.parent is None:
+            turns.end(session)
+
+    event.listen(SessionWithTurns, "after_transaction_end", end_turn)
+    return SessionWithTurns

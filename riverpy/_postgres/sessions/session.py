@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from riverpy.errors import TransactionError
 
 if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from riverpy._postgres.sessions.records import Record
 
@@ -102,6 +102,11 @@ class CallerSession(ABC):
     async def begin_nested(self) -> NestedTransaction | None:
         """Begin a savepoint of the library. None: the library need not know about savepoints."""
         return None
+
+    def keep_connection_if_cancelled(self) -> AbstractContextManager[None]:
+        """During a `with` block, keep the connection if a statement on it is cancelled, also if the
+        library would close it. A savepoint was set before."""
+        return nullcontext()
 
     def transaction(self, **_: object) -> AbstractAsyncContextManager[None]:
         """Run an `async with` block in the library's transaction or savepoint, if

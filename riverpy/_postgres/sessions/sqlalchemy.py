@@ -9,9 +9,11 @@ the blocking one, and the async adapter runs it by SQLAlchemy's `run_sync`.
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from sqlalchemy import event
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import (
     DBAPIError,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
     from contextlib import AbstractAsyncContextManager
 
+    from sqlalchemy.engine import ExceptionContext
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
     from sqlalchemy.orm import SessionTransaction
 
@@ -187,10 +190,35 @@ class SqlAlchemySession(CallerSession):
         return super().savepoint()
 
     async def begin_nested(self) -> NestedTransaction | None:
-        if not isinstance(self._tx, Session):
+        session = self._tx
+        if not isinstance(session, Session):
             return None
-        nested = await self._run(self._tx.begin_nested)
-        return _NestedSessionTransaction(self, self._tx, nested)
+
+        def begin_now() -> SessionTransaction:
+            nested = session.begin_nested()
+            # Otherwise SQLAlchemy sends SAVEPOINT before the next statement of this session. By
+            # then a savepoint of another session on the same connection may be open.
+            self._connection = self._open()
+            return nested
+
+        return _NestedSessionTransaction(self, session, await self._run(begin_now))
+
+    @contextmanager
+    def keep_connection_if_cancelled(self) -> Generator[None]:
+        connection = self._connection
+        assert connection is not None  # noqa: S101 (a savepoint was set)
+
+        def keep(context: ExceptionContext) -> None:
+            if isinstance(context.original_exception, CancelledError) and (
+                context.connection is connection
+            ):
+                context.is_disconnect = False  # the driver has cancelled the statement only
+
+        event.listen(connection.engine, "handle_error", keep)
+        try:
+            yield
+        finally:
+            event.remove(connection.engine, "handle_error", keep)
 
     async def end_nested(self, session: Session, nested: SessionTransaction, *, keep: bool) -> None:
         """End a nested transaction, unless the caller has ended it."""

@@ -1,0 +1,122 @@
+"""SessionTurns: lets tasks use the one connection of a test in turn.
+
+In a test all sessions of the application share a connection, and the transaction of a session is a
+savepoint. Savepoints end in the reverse order of their begin. So the transactions of two tasks must
+not overlap: one task waits until the other one has ended its transaction, as with a pool of one
+connection. A session in a session of the same task, or of the task that has started it, need not
+wait: its savepoint ends first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from riverpy._without_loop import get_current_task
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+    from contextlib import AbstractAsyncContextManager
+
+TURN_TIMEOUT = 2.0
+"""The longest wait for the transaction of another task, in seconds. Then the transactions overlap:
+the other task may wait for this one, which then ends first."""
+
+
+class _Turn:
+    """The time in which one session, or one call of a client, has an open savepoint."""
+
+    def __init__(self, session: object | None) -> None:
+        """`session` may end without notice; None: the turn is a call of a client."""
+        self._task = get_current_task()
+        self._session = None if session is None else weakref.ref(session)
+        self.has_ended = False
+
+    def may_continue(self) -> bool:
+        """Whether a task may still use this turn."""
+        is_forgotten = self._session is not None and self._session() is None
+        has_task = self._task is None or not self._task.done()
+        return not (self.has_ended or is_forgotten) and has_task
+
+
+_turns_of_task: ContextVar[tuple[_Turn, ...]] = ContextVar("riverpy_turns_of_task", default=())
+
+
+class SessionTurns:
+    """The turns of one connection. All methods are called in the event loop of the test."""
+
+    def __init__(self) -> None:
+        self._turns: list[_Turn] = []
+        self._turn_by_session: weakref.WeakKeyDictionary[Any, _Turn] = weakref.WeakKeyDictionary()
+        self._ended = asyncio.Event()
+
+    def has_turn(self, session: object) -> bool:
+        """Whether a session has a turn."""
+        turn = self._turn_by_session.get(session)
+        return turn is not None and not turn.has_ended
+
+    def is_free(self) -> bool:
+        """Whether the calling task may begin a turn now."""
+        self._turns = [turn for turn in self._turns if turn.may_continue()]
+        return not self._turns or self._turns[-1] in _turns_of_task.get()
+
+    async def wait_until_free(self) -> None:
+        """Wait until the calling task may begin a turn, at most `TURN_TIMEOUT` seconds."""
+        with anyio.move_on_after(TURN_TIMEOUT):
+            while not self.is_free():
+                self._ended.clear()
+                await self._ended.wait()
+
+    def begin(self, session: object | None) -> _Turn:
+        """Begin a turn in the calling task; None: for a call of a client."""
+        turn = _Turn(session)
+        self._turns.append(turn)
+        if session is not None:
+            self._turn_by_session[session] = turn
+        open_turns = [one for one in _turns_of_task.get() if not one.has_ended]
+        _turns_of_task.set((*open_turns, turn))
+        return turn
+
+    def end(self, session: object) -> None:
+        """End the turn of a session, if it has one."""
+        if (turn := self._turn_by_session.pop(session, None)) is not None:
+            self._end_turn(turn)
+
+    @asynccontextmanager
+    async def hold(self) -> AsyncGenerator[None]:
+        """Hold a turn for a call of a client in the `async with` block."""
+        if not self.is_free():
+            await self.wait_until_free()
+        turn = self.begin(None)
+        try:
+            yield
+        finally:
+            self._end_turn(turn)
+
+    def _end_turn(self, turn: _Turn) -> None:
+        turn.has_ended = True
+        self._ended.set()
+
+
+_shared_turns: list[SessionTurns] = []
+"""The turns of the test that runs, if its sessions share a connection."""
+
+
+@contextmanager
+def sharing_turns(turns: SessionTurns) -> Generator[None]:
+    """During the block, let calls of clients in jobs take part in these turns."""
+    _shared_turns.append(turns)
+    try:
+        yield
+    finally:
+        _shared_turns.remove(turns)
+
+
+def hold_shared_turn() -> AbstractAsyncContextManager[None]:
+    """Hold a turn in an `async with` block, if the test that runs has turns."""
+    return _shared_turns[-1].hold() if _shared_turns else nullcontext()
