@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from riverpy._clock import Timer
     from riverpy._leading.queue_scope import QueueScope
     from riverpy._leading.term_fence import TermFence
     from riverpy._postgres.connection import DedicatedConnection
     from riverpy._postgres.driver import Connection
+    from riverpy._postgres.fleet import EndedJob
     from riverpy.config import Config
     from riverpy.worker import Workers
+
+
+class EndedJobPublisher(Protocol):
+    """Sends the events of jobs that a leader has ended to the clients that follow."""
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether a client follows."""
+        ...
+
+    def publish_ended_jobs(self, jobs: Iterable[EndedJob], state_by_id: Mapping[int, str]) -> None:
+        """Send the events of jobs. `state_by_id` has the states that the leader has stored."""
+
+    def count_dropped_events(self, count: int) -> None:
+        """Count events that are not sent, because there are too many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +56,8 @@ class TermContext:
     Raises:
         Exception: one of DATABASE_ERRORS; the service soon repeats the run.
     """
+    ended_job_publisher: EndedJobPublisher | None = None
+    """Sends the events of jobs that a service has ended; None: no client can follow them."""
     all_services_started: asyncio.Event = field(default_factory=asyncio.Event)
     """An event that is set when all services of the term have started. No service does its work
     before that."""

@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING
 from riverpy._clock import Backoff
 from riverpy._lifecycle import TestSignal
 from riverpy._log import RepeatedFailureLog, get_logger
-from riverpy._log_events import MAINTENANCE_RUN_FAILED, MAINTENANCE_RUN_SUCCEEDED_AGAIN
+from riverpy._log_events import (
+    FLEET_EVENTS_NOT_SENT,
+    MAINTENANCE_RUN_FAILED,
+    MAINTENANCE_RUN_SUCCEEDED_AGAIN,
+)
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
+from riverpy._postgres.fleet import fleet_read_ended_jobs
 from riverpy.errors import FencedOutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from anyio.abc import TaskStatus
@@ -26,6 +31,9 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection
     from riverpy._postgres.skipped_rows import SkippedRowReport
 
+ENDED_JOB_EVENTS_MAX = 1_000
+"""The maximum number of events that a service sends after one statement. Further events are dropped
+and counted."""
 FIRST_RUN_DELAY_MAX = 1.0
 """The longest random delay before the first run of a service, in seconds."""
 READ_STATEMENT_TIMEOUT = 5.0
@@ -73,6 +81,23 @@ class MaintenanceService(ABC):
     def read_connection(self, purpose: str) -> AbstractAsyncContextManager[Connection]:
         """Return a context manager for a connection for reads. `purpose` is for the log."""
         return self.context.connection.acquire(purpose, READ_STATEMENT_TIMEOUT)
+
+    async def publish_ended_jobs(self, state_by_id: Mapping[int, str]) -> None:
+        """Send the events of jobs that this service has ended. While no client follows, this does
+        nothing. `state_by_id` has the stored states."""
+        publisher = self.context.ended_job_publisher
+        if publisher is None or not publisher.is_followed or not state_by_id:
+            return
+        ids = list(state_by_id)[:ENDED_JOB_EVENTS_MAX]
+        publisher.count_dropped_events(len(state_by_id) - len(ids))
+        try:
+            async with self.read_connection("reading ended jobs") as connection:
+                jobs = await fleet_read_ended_jobs(connection, self.schema, ids)
+        except DATABASE_ERRORS as error:  # the jobs have ended: only their events are lost
+            publisher.count_dropped_events(len(ids))
+            self.log.debug(FLEET_EVENTS_NOT_SENT, events=len(ids), reason=describe_error(error))
+            return
+        publisher.publish_ended_jobs(jobs, state_by_id)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Prepare the service, wait until all have started, and run repeatedly until stopped."""

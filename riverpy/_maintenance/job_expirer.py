@@ -8,6 +8,7 @@ from riverpy._log_events import EXPIRED_JOBS_CANCELLED
 from riverpy._maintenance.base import READ_STATEMENT_TIMEOUT, MaintenanceService
 from riverpy._maintenance.batch_runner import BatchRunner
 from riverpy._postgres.job_maintenance import job_cancel_expired, job_list_expired
+from riverpy.job import JobState
 
 if TYPE_CHECKING:
     from riverpy._leading.term_context import TermContext
@@ -90,3 +91,4 @@ class JobExpirer(MaintenanceService):
             cancelled = await job_cancel_expired(connection, self.schema, ids)
         self._unchanged_job_ids.update(set(ids) - cancelled)
         self._cancelled_job_count += len(cancelled)
+        await self.publish_ended_jobs(dict.fromkeys(cancelled, JobState.CANCELLED.value))

@@ -331,3 +331,4 @@ class JobRescuer(MaintenanceService):
                 states=dict(Counter(states.values())),
                 client_ids=sorted(filter(None, clients)),
             )
+            await self.publish_ended_jobs(states)

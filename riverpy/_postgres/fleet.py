@@ -33,6 +33,24 @@ class ChangedJob(NamedTuple):
     """The values of the row, in the order of `JobColumn`; None: the row does not exist."""
 
 
+class EndedJob(NamedTuple):
+    """What an event says about a job whose attempt a leader has ended. Times are in the wire
+    format."""
+
+    id: int
+    kind: str
+    queue: str
+    priority: int
+    attempt: int
+    max_attempts: int
+    created_at: bytes
+    scheduled_at: bytes
+    attempted_at: bytes | None
+    finalized_at: bytes | None
+    error: str | None
+    """The entry of the newest error, as JSON text."""
+
+
 async def fleet_notify(
     connection: Transaction, schema: str | None, topic: str, payloads: Sequence[str]
 ) -> bool:
@@ -52,3 +70,11 @@ async def fleet_read_changed_jobs(
     return [
         ChangedJob(row[0], row[1] or "", None if row[1] is None else tuple(row)[2:]) for row in rows
     ]
+
+
+async def fleet_read_ended_jobs(
+    connection: Transaction, schema: str | None, ids: Sequence[int]
+) -> list[EndedJob]:
+    """Return the given jobs that exist."""
+    rows = await get_query(_SQL_FILE, "fleet_ended_jobs", schema).fetch(connection, id=list(ids))
+    return [EndedJob(*row) for row in rows]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from riverpy._attempt_errors import parse_error_entry
 from riverpy._dsn import mask_passwords
 from riverpy._fleet.messages import ERROR_LENGTH_MAX, PROGRESS_TEXT_LENGTH_MAX, EventMessage
 from riverpy._timestamps import decode_timestamp, decode_wire_timestamp, encode_timestamp
@@ -18,6 +19,7 @@ from riverpy.progress import JobProgress
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from riverpy._postgres.fleet import EndedJob
     from riverpy._work.attempt import Attempt
 
 
@@ -135,6 +137,26 @@ def _make_message(
         wait=wait,
         run=run,
         store=store,
+    )
+
+
+def make_ended_job_message(kind: EventKind, job: EndedJob, state: str) -> EventMessage:
+    """Return the message of a job whose attempt this client has ended as the leader."""
+    error = "" if job.error is None else parse_error_entry(job.error).error
+    return EventMessage(
+        event=kind.value,
+        job_id=job.id,
+        kind=job.kind,
+        queue=job.queue,
+        state=state,
+        priority=job.priority,
+        attempt=job.attempt,
+        max_attempts=job.max_attempts,
+        created_at=decode_wire_timestamp(job.created_at),
+        scheduled_at=decode_wire_timestamp(job.scheduled_at),
+        attempted_at=_to_integer(job.attempted_at),
+        finalized_at=_to_integer(job.finalized_at),
+        error=mask_passwords(error)[:ERROR_LENGTH_MAX],
     )
 
 

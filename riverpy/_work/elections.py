@@ -227,6 +227,7 @@ class MaintenanceElection:
             timer=self._timer,
             open_direct_connection=run.connections.connector.connect_for_reindexer,
             read_queue_scope=self._domain_queues.read_queue_scope,
+            ended_job_publisher=run.client.subscriptions,
         )
         self._services = self.make_maintenance_services(context)
         return context, self._services

@@ -10,17 +10,20 @@ from riverpy._log_events import EVENT_DROPPED, SUBSCRIBER_EVENTS_DROPPED
 from riverpy._stream import Stream, StreamGroup, check_stream_size
 from riverpy._work.attempt_events import (
     make_end_message,
+    make_ended_job_message,
     make_job_event,
     make_other_message,
     make_running_message,
 )
 from riverpy.errors import ConfigError
 from riverpy.events import Event, EventKind, FleetEventKind, LeaseEventKind
+from riverpy.job import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from riverpy._fleet.outbox import FleetOutbox
+    from riverpy._postgres.fleet import EndedJob
     from riverpy._work.attempt import Attempt
     from riverpy.job import JobRow
 
@@ -144,6 +147,30 @@ class SubscriptionManager(StreamGroup[Subscription]):
     def publish_progress(self, job: JobRow, progress_text: str) -> None:
         """Send a progress, given as JSON text, to the clients that follow this client."""
         self._send_running_event(FleetEventKind.JOB_PROGRESS, job, progress_text)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether a client follows the events of this client."""
+        return self.fleet_outbox is not None
+
+    def publish_ended_jobs(self, jobs: Iterable[EndedJob], state_by_id: Mapping[int, str]) -> None:
+        """Send the ends of attempts that this client has caused as the leader to the clients that
+        follow it."""
+        if self.fleet_outbox is None:
+            return
+        for job in jobs:
+            state = state_by_id[job.id]
+            is_cancelled = state == JobState.CANCELLED
+            kind = EventKind.JOB_CANCELLED if is_cancelled else EventKind.JOB_FAILED
+            make_message = partial(make_ended_job_message, kind, job, state)
+            self.fleet_outbox.add_event(
+                kind, make_message, kind_of_job=job.kind, queue=job.queue, job_id=job.id
+            )
+
+    def count_dropped_events(self, count: int) -> None:
+        """Count events that are not sent to the clients that follow this client."""
+        if self.fleet_outbox is not None:
+            self.fleet_outbox.dropped_count += count
 
     def _send_running_event(
         self, kind: FleetEventKind, job: JobRow, progress_text: str | None = None

@@ -24,3 +24,12 @@ select
 from unnest(@id::bigint[], @version::text[]) as given (watched_id, known_version)
 left join /* schema */ river_job as job on job.id = watched_id and job.id = any(@id::bigint[])
 where job.id is null or job.xmin::text <> known_version;
+
+
+-- name: fleet_ended_jobs
+-- What an event says about jobs whose attempts a leader has ended.
+select
+  id, kind, queue, priority, attempt, max_attempts, timestamptz_send(created_at), timestamptz_send(scheduled_at),
+  timestamptz_send(attempted_at), timestamptz_send(finalized_at), errors[array_upper(errors, 1)]::text
+from /* schema */ river_job
+where id = any(@id::bigint[]);

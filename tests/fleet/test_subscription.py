@@ -35,6 +35,7 @@ from riverpy._fleet.messages import (
     encode_announcements,
     encode_line,
 )
+from riverpy._maintenance import base
 from riverpy._postgres import fleet
 from riverpy._postgres.fleet import PAYLOAD_BYTES_MAX
 from tests._database import connected
@@ -132,6 +133,44 @@ async def test_events_of_jobs_queues_and_leases(rig: Rig, follower: Client) -> N
     assert acquired.lease is not None
     assert (acquired.lease.name, acquired.client_id) == ("a-lease", client.id)
     assert (paused.kind, paused.queue) == (EventKind.QUEUE_PAUSED, "q")
+
+
+async def test_jobs_that_the_leader_ends(
+    rig: Rig, follower: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower receives the ends of jobs that the leader has caused, here of waiting jobs that
+    have expired, with their errors. A service sends a limited number of such events at a time, and
+    counts the others."""
+    monkeypatch.setattr(base, "ENDED_JOB_EVENTS_MAX", 1)
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        pass
+
+    async with (
+        rig.working() as client,
+        follower.subscribe(*ALL, fleet=True, job_kinds=["late"]) as events,
+    ):
+        assert client._subscriptions.is_followed
+        await rig.schema.execute(
+            "INSERT INTO river_job (args, kind, max_attempts, queue, metadata) SELECT '{}', 'late',"
+            " 1, 'other', '{\"riverpy:expires_at\": \"2026-01-01T00:00:00.000000Z\"}'"
+            " FROM generate_series(1, 3)"
+        )
+        async with asyncio.timeout(PATIENCE):
+            while not client.is_leader:
+                await asyncio.sleep(0.01)
+            elections = client._run._election_manager
+            while not events._stream._waiting_items:
+                for one in elections.maintenance_elections:
+                    one.wake_services()
+                await asyncio.sleep(0.05)
+        (event,) = await take(events, 1)
+    assert event.kind is EventKind.JOB_CANCELLED
+    assert event.job is not None
+    assert (event.job.state, event.job.queue, event.statistics) == ("cancelled", "other", None)
+    assert "expired" in event.job.errors[-1].error
+    assert events.dropped_by_workers == 2
 
 
 async def test_reconnect(rig: Rig, follower: Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,6 +15,8 @@ import pytest
 from msgspec import UNSET
 
 from riverpy import Job, JobRow, Worker, Workers
+from riverpy._fleet.filters import FOLLOW_ALL
+from riverpy._fleet.outbox import FleetOutbox
 from riverpy._leading.queue_scope import only_queues
 from riverpy._leading.term_fence import FenceTimeoutError
 from riverpy._log_events import JOBS_OF_UNKNOWN_KIND_SKIPPED, JOBS_RESCUED, ROW_SET_ASIDE
@@ -22,6 +25,7 @@ from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._postgres import clients, job_maintenance
 from riverpy._postgres.driver import use_raw_timestamps
 from riverpy._postgres.jobs import AttemptResult, ClaimKey, job_complete, job_store_results
+from riverpy._work.subscriptions import SubscriptionManager
 from riverpy.errors import FencedOutError
 from tests.leading.term_context import QuickTimer, held_term
 from tests.maintenance.dead_clients import BEAT, in_contact, observed, register
@@ -95,8 +99,11 @@ async def quick(schema: Schema) -> AsyncGenerator[HeldTerm]:
 async def test_outcomes(quick: HeldTerm, log: list[dict[str, Any]]) -> None:
     """The running jobs of a client that writes no heartbeats run again, whatever kinds the leader
     knows; without an attempt left they are discarded, with a cancel mark cancelled. The attempt
-    counts: it stays, and has an error (LD-07)."""
+    counts: it stays, and has an error (LD-07). Each attempt is an event for clients that follow."""
     schema = quick.schema
+    subscriptions, outbox = SubscriptionManager(), FleetOutbox(lambda: None)
+    subscriptions.fleet_outbox, outbox.filters = outbox, [FOLLOW_ALL]
+    quick.context = replace(quick.context, ended_job_publisher=subscriptions)
     await register(schema, "dead")
     mark = '{"cancel_attempted_at": "2026-01-01T00:00:00Z", "river:rescue_count": 2}'
     await insert(schema, attempt=3)
@@ -135,6 +142,16 @@ async def test_outcomes(quick: HeldTerm, log: list[dict[str, Any]]) -> None:
     assert entry["client_ids"] == ["dead"]
     assert entry["states"] == {"available": 2, "discarded": 1, "cancelled": 1}
     assert entry["reason"] == job_rescuer.RESCUE_REASON_CLIENT_DEAD
+    events = [json.loads(line) for line in outbox.take_lines(10, 8_000)]
+    assert {event["error"] for event in events} == {"Stuck job rescued by JobRescuer"}
+    assert sorted(
+        (one["job_id"], one["event"], one["state"], one["attempt"]) for one in events
+    ) == [
+        (1, "job_failed", "available", 3),
+        (2, "job_failed", "available", 1),
+        (3, "job_failed", "discarded", 25),
+        (4, "job_cancelled", "cancelled", 1),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,8 @@ async def test_watched_jobs(large: asyncpg.Connection[Any]) -> None:
     """The read of watched jobs reads only their rows."""
     nodes = await plan_of(large, "fleet_changed_jobs", IDS_LITERAL, TEXTS, file="riverpy_fleet")
     assert scans_of(nodes) == {"river_job_pkey"}
+    nodes = await plan_of(large, "fleet_ended_jobs", IDS_LITERAL, file="riverpy_fleet")
+    assert scans_of(nodes) == {"river_job_pkey"}
 
 
 @pytest.mark.parametrize("name", ["job_merge_running_metadata", "job_complete_running"])
