@@ -265,7 +265,8 @@ async def test_result_that_can_never_be_stored(
     )
     await rig.insert_rows(3)
     gate.open.set()
-    async with rig.working():
+    short = timedelta(milliseconds=500)
+    async with rig.working(soft_stop_timeout=short, hard_stop_timeout=short):
         assert {id_of(event) for event in await rig.take(2)} == {1, 3}
         await rig.insert_rows(1)
     await rig.schema.execute("ALTER TABLE river_job DROP CONSTRAINT poison")
@@ -593,7 +594,7 @@ async def test_results_that_cannot_be_stored_in_time(
     """A stop while the database is away ends within its timeout and reports what is left."""
     async with proxied(rig.url) as proxy:
         bound = timedelta(milliseconds=500)
-        client = rig.client(url=proxy.url, hard_stop_timeout=bound)
+        client = rig.client(url=proxy.url, soft_stop_timeout=bound, hard_stop_timeout=bound)
         async with rig.running(client):
             for n in range(3):
                 await client.insert(Task(n=n))
