@@ -10,11 +10,11 @@ import pytest
 import sentry_sdk
 from sentry_sdk.transport import Transport
 
-from riverpy import InsertOpts, Job, JobCancel, JobSnooze, RawArgs
+from riverpy import Client, Config, InsertOpts, Job, JobCancel, JobSnooze, RawArgs
 from riverpy.periodic import PeriodicJob
 from riverpy.schedules import every
 from riverpy.sentry import SentryPlugin
-from tests.periodic.enqueuing import enqueuing
+from riverpy.testing import advance
 from tests.work.rig import Task, errors_of, metadata_of
 
 if TYPE_CHECKING:
@@ -158,10 +158,10 @@ async def test_trace(rig: Rig, sent: Memory) -> None:
 async def test_traces_of_periodic_jobs(schema: Schema, sent: Memory) -> None:
     """Each run of a periodic job starts a new trace, so that each is sampled separately."""
     job = PeriodicJob(every(timedelta(minutes=1)), Task(), id="ticks")
-    async with enqueuing(schema, job, plugins=[SentryPlugin()]) as one:
-        for minutes in (3, 2, 1):
-            await one.move("ticks", timedelta(minutes=minutes))
-            await one.run()
+    config = Config(schema=schema.name, plugins=[SentryPlugin()])
+    client = Client(periodic_jobs=[job], config=config)
+    async with schema.connection.transaction():
+        await advance(timedelta(minutes=3), client=client, tx=schema.connection)
     traces = {metadata_of(row)["sentry-trace"].split("-")[0] for row in await schema.jobs()}
     assert len(traces) == 3
 

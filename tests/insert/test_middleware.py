@@ -32,7 +32,7 @@ from riverpy._insert import inserter as _insert
 from riverpy._log_events import CONNECTION_LOST
 from riverpy.periodic import PeriodicJob
 from riverpy.schedules import every
-from riverpy.testing import recording, require_inserted
+from riverpy.testing import advance, recording, require_inserted
 from tests.periodic.enqueuing import enqueuing
 
 if TYPE_CHECKING:
@@ -138,10 +138,10 @@ async def test_periodic(schema: Schema) -> None:
         params.tags.append("by-hook")
 
     job = PeriodicJob(every(timedelta(minutes=1)), Traced(1), id="ticks")
-    hooks = [HookInsertBeginFunc(tag)]
-    async with enqueuing(schema, job, plugins=[Recorder("p")], hooks=hooks) as one:
-        await one.move("ticks", timedelta(seconds=1))
-        await one.run()
+    config = Config(schema=schema.name, plugins=[Recorder("p")], hooks=[HookInsertBeginFunc(tag)])
+    client = Client(periodic_jobs=[job], config=config)
+    async with schema.connection.transaction():
+        await advance(timedelta(minutes=1), client=client, tx=schema.connection)
     (row,) = await schema.jobs()
     assert row["tags"] == ["by-hook"]
     assert json.loads(row["metadata"])["river:periodic_job_id"] == "ticks"
