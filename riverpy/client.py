@@ -32,7 +32,8 @@ from riverpy._client_arguments import (
 from riverpy._clients.process import ProcessAndLoop
 from riverpy._dsn import validate_url
 from riverpy._insert.errors import translate_notify_channel_error
-from riverpy._insert.inserter import ACQUIRE_CONNECTION_TIMEOUT, NO_CONNECTION_ERROR_TEXT, Inserter
+from riverpy._insert.inserter import NO_CONNECTION_ERROR_TEXT, Inserter, make_shared_inserts
+from riverpy._insert.retries import ACQUIRE_CONNECTION_TIMEOUT, POOL_STATEMENT_TIMEOUT
 from riverpy._lifecycle import unwrap_single_error
 from riverpy._log import get_logger
 from riverpy._log_events import HELD_POOL_CONNECTIONS_CLOSED
@@ -69,9 +70,6 @@ if TYPE_CHECKING:
     from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
     from riverpy.job import JobArgs, RawArgs
     from riverpy.periodic import PeriodicJob
-
-POOL_STATEMENT_TIMEOUT = 30.0
-"""Seconds for one statement on the client's own pool."""
 
 
 class Client(
@@ -306,8 +304,11 @@ class Client(
         finally:
             if self._run is None:  # a run ends the subscriptions itself
                 self._subscriptions.close()
-            if pool is not None and pool is not self._database and not await close_pool(pool):
-                self._log.warning(HELD_POOL_CONNECTIONS_CLOSED)
+            try:
+                await self._inserter.close()
+            finally:
+                if pool is not None and pool is not self._database and not await close_pool(pool):
+                    self._log.warning(HELD_POOL_CONNECTIONS_CLOSED)
 
     def _get_open_pool(self) -> Pool:
         if self._pool is None or self._opened_in is None:
@@ -361,6 +362,9 @@ class Client(
             insert_settings=make_insert_settings(self._config, self._workers),
             plugins=PluginLists(self._config.plugins, self._config.hooks, self._config.middleware),
             clock=make_insert_clock(self._config),
+            shared_inserts=make_shared_inserts(
+                self._database, self._config, self._password, self._get_open_pool
+            ),
         )
 
     async def insert(

@@ -68,6 +68,18 @@ def translate_insert_errors(
         raise translation from error
 
 
+def make_insert_error(error: Exception) -> Exception:
+    """Return riverpy's error for a database error that has a known cause, or the error itself."""
+    if not isinstance(error, DATABASE_ERRORS):
+        return error
+    translation = _translate_statement_error(error, "")
+    translation = translation or _translate_connection_error(error, None, "")
+    if translation is None:
+        return error
+    translation.__cause__ = error
+    return translation
+
+
 @contextmanager
 def translate_notify_channel_error() -> Generator[None]:
     """Raise ConfigError if the server refuses a notification because the schema's name is too

@@ -5,18 +5,29 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from datetime import UTC, timedelta
+from datetime import UTC
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar, cast
 
 import anyio
 
 from riverpy._clock import Backoff
 from riverpy._error_text import error_text
-from riverpy._insert.errors import sqlstate, translate_insert_errors
-from riverpy._insert.json_text import utf8_size
+from riverpy._insert.errors import translate_insert_errors
+from riverpy._insert.insert_backlog import STATEMENT_BYTES_MAX, measure_rows
+from riverpy._insert.notify_limiter import NotifyLimiter
 from riverpy._insert.recorder import get_recorder
 from riverpy._insert.replacement import merge_replacing_row
+from riverpy._insert.retries import (
+    ACQUIRE_CONNECTION_TIMEOUT,
+    CONNECT_RETRY_DELAY_MAX,
+    CONNECT_RETRY_DELAY_MIN,
+    ROLLBACK_RETRIES_MAX,
+    ROLLBACK_RETRY_DELAY_MAX,
+    ROLLBACK_RETRY_DELAY_MIN,
+    is_rolled_back_for_conflict,
+    is_unavailable,
+)
 from riverpy._insert.row import (
     InsertSettings,
     PreparedJob,
@@ -25,10 +36,12 @@ from riverpy._insert.row import (
     prepare_row,
     prepare_rows,
 )
+from riverpy._insert.shared_statement import SharedStatementSender
 from riverpy._lifecycle import is_cancellation
 from riverpy._log import NotificationQueueLog
 from riverpy._middleware_chain import run_middleware
 from riverpy._plugins import plugin_name, read_class_plugins
+from riverpy._postgres.connector import Connector
 from riverpy._postgres.driver import DATABASE_ERRORS, is_notification_queue_full
 from riverpy._postgres.inserts import (
     InsertRow,
@@ -36,8 +49,8 @@ from riverpy._postgres.inserts import (
     insert_notify_queues,
     job_insert,
     job_insert_with_copy,
+    list_available_queues,
 )
-from riverpy._postgres.sessions.errors import LoginRefusedError
 from riverpy._postgres.transactions import expect_copy, expect_transaction, savepoint
 from riverpy._without_loop import refuse_wait, sleep
 from riverpy.errors import InsertError, TransactionError
@@ -52,8 +65,10 @@ if TYPE_CHECKING:
     from riverpy._clock import Clock
     from riverpy._insert.recorder import InsertRecorder
     from riverpy._plugins import PluginLists
-    from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.driver import Connection, Pool, Transaction
+    from riverpy._postgres.passwords import PasswordSource
     from riverpy._postgres.sessions.protocols import CallerTransaction
+    from riverpy.config import Config
     from riverpy.job import JobArgs
 
 T = TypeVar("T")
@@ -67,9 +82,6 @@ INSERT_STATEMENT_BYTES_MAX = 900 * 1024 * 1024
 up to 1 GiB."""
 INSERT_STATEMENT_TIMEOUT = 600.0
 """The timeout of one statement, in seconds. A shorter timeout of the pool has precedence."""
-ACQUIRE_CONNECTION_TIMEOUT = 10.0
-"""The longest time to wait for a connection of the pool, in seconds. It includes the time in which
-the database starts."""
 NO_CONNECTION_ERROR_TEXT = (
     f"got no connection from the pool within {ACQUIRE_CONNECTION_TIMEOUT:g} s: increase "
     "Config(pool_size=…), find the code that keeps connections, or check that the database answers"
@@ -77,17 +89,8 @@ NO_CONNECTION_ERROR_TEXT = (
 INSERT_HOOKS_TIMEOUT = 2.0
 """Seconds that the hooks and middleware of an insert may take in a transaction of riverpy. The
 timeout applies to the time before the statement, and again to the time after the statement."""
-ROLLBACK_RETRIES_MAX = 10
-"""The maximum number of retries of an insert without `tx`, if the server rolls the insert back."""
-_ROLLBACK_SQLSTATES = {"40001", "40P01"}
-"""The error codes of a serialization failure and of a deadlock."""
-_UNAVAILABLE_SQLSTATES = {"53300", "57P03"}
-"""The error codes of too many connections, and of a server that starts or stops."""
-NOTIFY_INTERVAL_MIN = 0.002
-"""The minimum time between two notifications of one queue, in seconds. It applies to the inserts of
-one client without `tx`."""
-_REMEMBERED_QUEUES_MAX = 1000
-"""The maximum number of queues that a `NotifyLimiter` remembers."""
+SHARED_CALL_JOBS_MAX = 100
+"""A call of more jobs does not share its statement with other calls."""
 
 
 def _iterate_checked_params(params: object) -> Iterator[InsertManyParams]:
@@ -125,27 +128,28 @@ def _describe_hook(hook: object) -> str:
     return f"the hook {plugin_name(hook)}"
 
 
-class NotifyLimiter:
-    """Limits the notifications of each queue to one per `NOTIFY_INTERVAL_MIN`.
+class SharedInserts(NamedTuple):
+    """What statements need that several calls share."""
 
-    A transaction that notifies takes a lock at its commit, so two such transactions cannot commit
-    at the same time. Fewer notifications are enough. The payload has the interval: a client that
-    receives a notification claims again after the interval, and then finds jobs that were inserted
-    after the notification.
-    """
+    connect: Callable[[], Awaitable[Connection]]
+    """Makes the connection that the client reserves for these statements."""
+    expect_open: Callable[[], object]
+    """Raises ClientStateError if the client is not open, here and in this event loop."""
+    trace_internal: bool
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._notified_at_by_queue: dict[str, float] = {}
 
-    def limit_notifications(self, queues: Iterable[str]) -> QueuesToNotify:
-        """Return the queues that may be notified now, and record that they are notified."""
-        now, times = self._clock.monotonic(), self._notified_at_by_queue
-        selected = [q for q in queues if now - times.get(q, -1e9) > NOTIFY_INTERVAL_MIN]
-        if len(self._notified_at_by_queue) > _REMEMBERED_QUEUES_MAX:
-            self._notified_at_by_queue.clear()
-        self._notified_at_by_queue.update(dict.fromkeys(selected, now))
-        return QueuesToNotify(selected, round(NOTIFY_INTERVAL_MIN * 1000))
+def make_shared_inserts(
+    database: str | Pool | None,
+    config: Config,
+    password: PasswordSource | None,
+    expect_open: Callable[[], object],
+) -> SharedInserts | None:
+    """Return what a client's shared statements need. None: calls do not share statements, because
+    the client has no URL. A pool of the caller's may set up its connections for each call."""
+    if not isinstance(database, str):
+        return None
+    connector = Connector(database, config, password)
+    return SharedInserts(connector.connect_for_inserts, expect_open, config.trace_internal)
 
 
 class Inserter:
@@ -159,9 +163,11 @@ class Inserter:
         insert_settings: InsertSettings,
         plugins: PluginLists,
         clock: Clock,
+        shared_inserts: SharedInserts | None = None,
     ) -> None:
         """`acquire_from_pool` provides a connection of the client's pool. The clock is for
-        unique periods and for the limit on notifications."""
+        unique periods and for the limit on notifications. `shared_inserts`: what statements need
+        that several calls share. None: each call has a statement of its own."""
         self._acquire_from_pool = acquire_from_pool
         self._schema = schema
         self._insert_settings = insert_settings
@@ -169,6 +175,22 @@ class Inserter:
         self._clock = clock
         self._notify_limiter = NotifyLimiter(clock)
         self._notification_queue_log = NotificationQueueLog()
+        self._shared_sender: SharedStatementSender | None = None
+        if shared_inserts is not None:
+            self._expect_open = shared_inserts.expect_open
+            self._shared_sender = SharedStatementSender(
+                shared_inserts.connect,
+                schema=schema,
+                notify_limiter=self._notify_limiter,
+                notification_queue_log=self._notification_queue_log,
+                should_notify=insert_settings.should_notify,
+                trace_internal=shared_inserts.trace_internal,
+            )
+
+    async def close(self) -> None:
+        """Send the jobs that wait for a shared statement, for a limited time."""
+        if self._shared_sender is not None:
+            await self._shared_sender.close()
 
     async def insert(
         self, args: Args, opts: InsertOpts | None, *, tx: CallerTransaction | None
@@ -180,7 +202,8 @@ class Inserter:
     async def insert_many(
         self, params: Sequence[InsertManyParams], *, tx: CallerTransaction | None
     ) -> list[InsertResult]:
-        """Insert all jobs or none, in one statement. The results are in the order of `params`.
+        """Insert all jobs or none, in one statement. Calls without `tx` may share it. The results
+        are in the order of `params`.
 
         The ids of jobs that are not unique are in the order of `params` too. Unique jobs get their
         ids in the order of the unique keys. If two jobs of the batch have the same unique key, the
@@ -352,43 +375,64 @@ class Inserter:
     async def _send_rows(
         self, tx: CallerTransaction | None, rows: list[InsertRow], send: SendRows[T]
     ) -> T:
-        to_notify = self._find_queues_to_notify(rows)
         if tx is None:
-            if not any(row.replace is not None for row in rows):
-                to_notify = self._notify_limiter.limit_notifications(to_notify.queues)
-            return await self._send_with_retries(rows, to_notify, send)
+            if self._shared_sender is None or send != self._send_insert_statement:
+                return await self._send_with_retries(rows, send)
+            if len(rows) <= SHARED_CALL_JOBS_MAX and not any(row.unique_key for row in rows):
+                size = measure_rows(rows)
+                if size <= STATEMENT_BYTES_MAX:
+                    self._expect_open()
+                    return cast("T", await self._shared_sender.insert(rows, size))
+            return await self._send_with_retries(rows, send)
         connection = expect_transaction(tx)
         with translate_insert_errors(connection):
-            return await send(connection, rows, to_notify)
+            return await send(connection, rows, self._find_queues_to_notify(rows))
 
     def _find_queues_to_notify(self, rows: list[InsertRow]) -> QueuesToNotify:
-        """Return the queues in which a job may be due."""
+        """Return the queues to notify in a transaction of the caller."""
         if not self._insert_settings.should_notify:
             return QueuesToNotify([])
-        # A replaced job may become due although the new job is not.
-        available = (
-            row.queue for row in rows if row.state == JobState.AVAILABLE or row.replace is not None
-        )
-        return QueuesToNotify(list(dict.fromkeys(available)))
+        return QueuesToNotify(list_available_queues(rows))
 
     # -- on the client's pool
 
-    async def _send_with_retries(
-        self, rows: list[InsertRow], to_notify: QueuesToNotify, send: SendRows[T]
-    ) -> T:
-        backoff = Backoff(timedelta(milliseconds=5), timedelta(milliseconds=200))
+    async def _send_with_retries(self, rows: list[InsertRow], send: SendRows[T]) -> T:
+        backoff: Backoff | None = None
+        should_notify = self._insert_settings.should_notify
         for retries in range(ROLLBACK_RETRIES_MAX + 1):
             try:
-                return await self._send_on_pool(rows, to_notify, send)
+                return await self._send_and_notify(rows, send, should_notify=should_notify)
             except DATABASE_ERRORS as error:
-                if to_notify.queues and is_notification_queue_full(error):
-                    self._log_notification_queue(to_notify.queues, 0)
-                    to_notify = QueuesToNotify([])
+                if should_notify and is_notification_queue_full(error):
+                    should_notify = False
                     continue
-                if sqlstate(error) not in _ROLLBACK_SQLSTATES or retries == ROLLBACK_RETRIES_MAX:
+                if not is_rolled_back_for_conflict(error) or retries == ROLLBACK_RETRIES_MAX:
                     raise
+            backoff = backoff or Backoff(ROLLBACK_RETRY_DELAY_MIN, ROLLBACK_RETRY_DELAY_MAX)
             await sleep(backoff.next_delay())
         raise AssertionError("unreachable")
+
+    async def _send_and_notify(
+        self, rows: list[InsertRow], send: SendRows[T], *, should_notify: bool
+    ) -> T:
+        queues = list_available_queues(rows) if should_notify else []
+        if any(row.replace is not None for row in rows):
+            # The limiter does not know the queues of replaced jobs.
+            return await self._send_on_pool(rows, QueuesToNotify(queues), send)
+        selection = self._notify_limiter.select_queues(queues)
+        is_stored = False
+        try:
+            result = await self._send_on_pool(rows, selection.to_notify, send)
+            is_stored = True
+        except DATABASE_ERRORS as error:
+            if is_notification_queue_full(error):
+                self._log_notification_queue(selection.notified, 0)
+            raise
+        finally:
+            self._notify_limiter.record_end(selection, is_stored=is_stored)
+            if self._notify_limiter.owed_queues and self._shared_sender is not None:
+                self._shared_sender.send_owed_notifications_soon()
+        return result
 
     async def _send_on_pool(
         self, rows: list[InsertRow], to_notify: QueuesToNotify, send: SendRows[T]
@@ -421,16 +465,9 @@ class Inserter:
             try:
                 return pooled, await pooled.__aenter__()
             except DATABASE_ERRORS as error:
-                is_unavailable = (
-                    not isinstance(error, LoginRefusedError)
-                    if isinstance(error, OSError)
-                    else sqlstate(error) in _UNAVAILABLE_SQLSTATES
-                )
-                if not is_unavailable:
+                if not is_unavailable(error) or time.monotonic() > give_up_at:
                     raise
-                if time.monotonic() > give_up_at:
-                    raise
-            backoff = backoff or Backoff(timedelta(milliseconds=50), timedelta(seconds=1))
+            backoff = backoff or Backoff(CONNECT_RETRY_DELAY_MIN, CONNECT_RETRY_DELAY_MAX)
             await sleep(backoff.next_delay())
 
     # -- sending
@@ -452,10 +489,7 @@ class Inserter:
                 sent_rows[first] = merge_replacing_row(sent_rows[first], row)
         if firsts:
             sent.sort(key=lambda index: _get_row_sort_key(rows[index]))
-        size = sum(
-            utf8_size(sent_rows[index].args) + utf8_size(sent_rows[index].metadata)
-            for index in sent
-        )
+        size = measure_rows([sent_rows[index] for index in sent])
         if size > INSERT_STATEMENT_BYTES_MAX:
             raise InsertError(
                 f"the batch has {size:,} bytes, but one statement can carry "

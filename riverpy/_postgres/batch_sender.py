@@ -166,6 +166,8 @@ class BatchStatement(Generic[Row]):
     """Returns how many of the given rows fit into one statement."""
     is_row_error: Callable[[Exception], bool] | None = None
     """Returns whether a row may be the cause of an error. None: `RepeatedErrorDetector` decides."""
+    row_by_row_batch_size_max: int = ROW_BY_ROW_BATCH_SIZE_MAX
+    """A failed batch of at most this many rows is sent again row by row."""
 
 
 def _do_nothing(*_args: object) -> None:
@@ -373,7 +375,9 @@ class BatchSender(Generic[Row]):
     def _handle_failure(self, rows: list[Row], error: Exception, seconds: float) -> None:
         if len(rows) > 1:
             self.batch_size.shrink(len(rows))
-            self._failed_batch_parts.extend(split_batch(rows))
+            self._failed_batch_parts.extend(
+                split_batch(rows, self._statement.row_by_row_batch_size_max)
+            )
             if find_error_cause(error) is ErrorCause.TIMEOUT:
                 self._on_too_slow(self.batch_size.row_count, error)
             return
@@ -404,8 +408,11 @@ class BatchSender(Generic[Row]):
             self._backoff.reset()
 
 
-def split_batch(rows: list[Row]) -> list[list[Row]]:
+def split_batch(
+    rows: list[Row], row_by_row_batch_size_max: int = ROW_BY_ROW_BATCH_SIZE_MAX
+) -> list[list[Row]]:
     """Split a failed batch of N rows into parts of about sqrt(N) rows, or into single rows if N is
-    small. After at most two more failures a failing row is alone in a statement."""
-    size = math.isqrt(len(rows)) if len(rows) > ROW_BY_ROW_BATCH_SIZE_MAX else 1
+    small. With the default, a failing row is alone in a statement after at most two more
+    failures."""
+    size = math.isqrt(len(rows)) if len(rows) > row_by_row_batch_size_max else 1
     return [rows[start : start + size] for start in range(0, len(rows), size)]

@@ -290,7 +290,7 @@ class DedicatedConnection:
                         yield connection
                     except BaseException as error:
                         is_cut = not isinstance(error, Exception)
-                        if connection.is_closed() or _may_break_session(error):
+                        if connection.is_closed() or may_break_session(error):
                             is_replaced = not self._is_connection_lost(connection, error)
                             self._terminate_connection()
                         raise
@@ -455,7 +455,7 @@ async def close_connections(connections: Iterable[DedicatedConnection]) -> None:
                 tasks.start_soon(connection.close)
 
 
-def _may_break_session(error: BaseException) -> bool:
+def may_break_session(error: BaseException) -> bool:
     """Whether the session may be unusable after an error. If the server only refused the statement,
     the session is usable."""
     if not isinstance(error, PostgresError):

@@ -72,6 +72,19 @@ class Connector:
             password=self._password,
         )
 
+    async def connect_for_inserts(self) -> Connection:
+        """Return a connection for the inserts of many calls. Each statement has a timeout of its
+        own, and a shorter `statement_timeout` of the role applies."""
+        connection = await connect(
+            self._url,
+            application_name="riverpy inserts",
+            through_pooler=self._config.pooler,
+            password=self._password,
+        )
+        with terminate_on_error(connection):
+            await use_raw_timestamps(connection)
+        return connection
+
     async def connect_for_notifications(self) -> Connection:
         """Return a connection for LISTEN, to `listen_url` if that is set."""
         name, listen_url = "riverpy listener", self._config.listen_url

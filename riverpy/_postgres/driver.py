@@ -175,6 +175,15 @@ def is_statement_timeout(error: BaseException) -> bool:
     return isinstance(error, asyncpg.QueryCanceledError)
 
 
+def is_rolled_back(error: BaseException) -> bool:
+    """Whether a statement has certainly changed nothing: its values could not be sent, or the
+    server refused it and keeps the session."""
+    if isinstance(error, asyncpg.PostgresError):
+        severity: str | None = getattr(error, "severity_en", None)
+        return severity == "ERROR" and _get_sqlstate_class(error) != "08"
+    return isinstance(error, asyncpg.DataError)
+
+
 def is_connection_loss(error: BaseException) -> bool:
     """Whether the connection was lost while it was used."""
     return isinstance(

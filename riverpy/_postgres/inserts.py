@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from riverpy._names import EXPIRES_AT_METADATA_KEY
+from riverpy._postgres.driver import PostgresError
 from riverpy._postgres.sql_files import get_query
 from riverpy._timestamps import PG_EPOCH, decode_wire_timestamp, format_microseconds
+from riverpy.errors import InsertError
 from riverpy.insert_opts import InsertResult
 from riverpy.job import JobColumn, JobRow, JobState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Sequence
 
     from asyncpg import Record
 
-    from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.driver import Connection, Transaction
 
 _SQL_FILE = "river_job_insert"
 _INTEGER_COLUMNS = (JobColumn.ID, JobColumn.ATTEMPT, JobColumn.MAX_ATTEMPTS, JobColumn.PRIORITY)
@@ -29,6 +31,9 @@ _HEX_TEXT_COLUMNS = (
 )
 _DUPLICATE_COLUMN = JobColumn.UNIQUE_STATES + 1
 _NOTIFIED_COUNT_COLUMN = JobColumn.UNIQUE_STATES + 2
+_NOTIFIED_COUNT_IN_SHARED_COLUMN = JobColumn.UNIQUE_STATES + 1
+_LEFT_OUT_TEXT = "riverpy: jobs left out by a trigger"
+"""A part of the error's text in job_insert_shared."""
 _WAITING_STATES = (
     JobState.AVAILABLE,
     JobState.PENDING,
@@ -38,6 +43,16 @@ _WAITING_STATES = (
 _COPY_BATCH_ROW_COUNT = 500
 """The number of jobs that are encoded for COPY at a time."""
 _COPY_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"})
+
+
+class JobLeftOutError(InsertError):
+    """A trigger of the user has left out a job of an insert. No job of the statement was stored."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a trigger of river_job has left out a job, so no job of this call was inserted: let "
+            "the trigger return the row or raise an error"
+        )
 
 
 class InsertRow(NamedTuple):
@@ -83,6 +98,20 @@ class QueuesToNotify(NamedTuple):
         return {"notify": self.queues, "notify_interval": str(self.interval_ms)}
 
 
+def list_available_queues(rows: Iterable[InsertRow]) -> list[str]:
+    """Return the queues in which a job of these rows may be due. A replaced job may become due
+    although the new job is not."""
+    return list(
+        dict.fromkeys(
+            [
+                row.queue
+                for row in rows
+                if row.state == JobState.AVAILABLE or row.replace is not None
+            ]
+        )
+    )
+
+
 async def job_insert(
     connection: Transaction,
     schema: str | None,
@@ -113,6 +142,41 @@ async def job_insert(
         for record in records
     ]
     return results, int(records[0][_NOTIFIED_COUNT_COLUMN])
+
+
+async def job_insert_shared(
+    connection: Connection,
+    schema: str | None,
+    rows: Sequence[InsertRow],
+    *,
+    to_notify: QueuesToNotify,
+    timeout: float,
+) -> tuple[list[InsertResult], int]:
+    """Insert jobs without unique keys in one statement that also notifies queues. `connection` is
+    one of riverpy that has raw timestamps. Return the results in the order of the rows, and how
+    many queues were notified.
+
+    Raises:
+        JobLeftOutError: a trigger of the table has left out a job. No job was inserted.
+    """
+    columns = zip(*rows, strict=True)
+    values: dict[str, object] = dict(zip(InsertRow._fields, map(list, columns), strict=True))
+    query = get_query(_SQL_FILE, "job_insert_shared", schema)
+    values |= to_notify.make_arguments()
+    arguments = [values[name] for name in query.parameters]
+    try:
+        records = await connection.fetch(query.text, *arguments, timeout=timeout)
+    except PostgresError as error:
+        if _LEFT_OUT_TEXT in str(error):
+            raise JobLeftOutError from error
+        raise
+    if not records:
+        raise JobLeftOutError
+    # A record is a sequence of its values, although asyncpg's types do not say so.
+    rows_found = cast("list[Sequence[object]]", records)
+    return [InsertResult(JobRow(row), False) for row in rows_found], records[0][
+        _NOTIFIED_COUNT_IN_SHARED_COLUMN
+    ]
 
 
 async def _insert_with_general_statement(

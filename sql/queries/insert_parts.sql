@@ -26,3 +26,17 @@ textout(encode(timestamptz_send(job.finalized_at), 'hex')), textout(job.kind), i
 jsonb_out(job.metadata), int2out(job.priority), textout(job.queue), enum_out(job.state),
 textout(encode(timestamptz_send(job.scheduled_at), 'hex')), job.tags::text[], textout(encode(job.unique_key, 'hex')),
 bit_out(job.unique_states);
+
+
+-- name: metadata_with_expiry
+-- The metadata of a given job, with the time at which it expires.
+case
+  when given.expires_in is null then given.metadata::jsonb
+  else given.metadata::jsonb || jsonb_build_object(
+    'riverpy:expires_at',
+    to_char(
+      (now() + given.expires_in::bigint * interval '1 microsecond') at time zone 'UTC',
+      'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'
+    )
+  )
+end;

@@ -45,6 +45,41 @@ returning
   , boolout(job.xmax <> 0), (select int8out(count(*)) from notified);
 
 
+-- name: job_insert_shared
+-- Insert jobs of several calls, none with a unique key, over a connection of riverpy: no codecs of a caller apply, and
+-- timestamps are integers. If a trigger leaves a job out, callers would get the rows of others, so the cast of a text
+-- fails.
+with notified as (
+  -- include: river_notification.insert_notify
+), stored as (
+  insert into /* schema */ river_job as job (
+    args, kind, max_attempts, metadata, priority, queue, scheduled_at, state, tags
+  )
+  select
+    given.args::jsonb, given.kind, given.max_attempts::smallint,
+    -- include: insert_parts.metadata_with_expiry
+    , given.priority::smallint, given.queue, coalesce(given.scheduled_at::timestamptz, now()),
+    given.state::/* schema */ river_job_state, string_to_array(given.tags, ',')
+  from unnest(
+    @args::text[], @expires_in::text[], @kind::text[], @metadata::text[], @queue::text[], @priority::text[],
+    @max_attempts::text[], @state::text[], @tags::text[], @scheduled_at::text[]
+  ) as given (args, expires_in, kind, metadata, queue, priority, max_attempts, state, tags, scheduled_at)
+  returning job.*
+)
+select
+  job.id, job.args::text, job.attempt, job.attempted_at, job.attempted_by, job.created_at, job.errors::text[],
+  job.finalized_at, job.kind, job.max_attempts, job.metadata::text, job.priority, job.queue, job.state::text,
+  job.scheduled_at, job.tags, job.unique_key, job.unique_states::int,
+  (select count(*) from notified), (
+    select case
+      when count(*) < cardinality(@args::text[])
+      then ('riverpy: jobs left out by a trigger, stored: ' || count(*))::int
+    end
+    from stored
+  )
+from stored as job;
+
+
 -- name: job_insert_general
 -- Insert jobs of which some expire, or replace values of the existing job with their unique key. @replace is an object:
 -- for each key, the names of the values to replace. An existing job is changed only while it waits. This is decided
@@ -59,17 +94,8 @@ with replacements as materialized (
   )
   select
     given.args::jsonb, given.kind, given.max_attempts::smallint,
-    case
-      when given.expires_in is null then given.metadata::jsonb
-      else given.metadata::jsonb || jsonb_build_object(
-        'riverpy:expires_at',
-        to_char(
-          (now() + given.expires_in::bigint * interval '1 microsecond') at time zone 'UTC',
-          'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'
-        )
-      )
-    end,
-    given.priority::smallint, given.queue, coalesce(given.scheduled_at::timestamptz, now()),
+    -- include: insert_parts.metadata_with_expiry
+    , given.priority::smallint, given.queue, coalesce(given.scheduled_at::timestamptz, now()),
     given.state::/* schema */ river_job_state, string_to_array(given.tags, ','), decode(given.unique_key, 'hex'),
     given.unique_states::bit(8)
   from unnest(

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 LOCKED = """
 SELECT count(*) FROM pg_stat_activity
-WHERE application_name = 'riverpy' AND wait_event_type = 'Lock' AND $1 = ANY (pg_blocking_pids(pid))
+WHERE application_name ~ '^riverpy' AND wait_event_type = 'Lock'
+  AND $1 = ANY (pg_blocking_pids(pid))
 """
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import riverpy.client
+from riverpy._insert import shared_statement
 from riverpy._log_events import (
     JOB_CLAIM_FAILED,
     LEADERSHIP_ENDED,
@@ -17,7 +17,7 @@ from riverpy._log_events import (
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.leaders import leader_request_resign
 from tests.kit.load import HELD, LOST, PUT_BACK, RESTORED, until
-from tests.kit.server_faults import POOL_NAME, find_backends, frozen_backends, kill_backends
+from tests.kit.server_faults import INSERTS_NAME, find_backends, frozen_backends, kill_backends
 
 if TYPE_CHECKING:
     from tests.kit.load import Stage
@@ -92,12 +92,12 @@ async def test_topics_after_losses(stage: Stage) -> None:
         assert member.warnings == []
 
 
-async def test_killed_pool(stage: Stage) -> None:
-    """The connections of an inserting client's pool are killed 20 times. At most one insert fails
-    for each kill (PB-07)."""
+async def test_killed_insert_connection(stage: Stage) -> None:
+    """The connection of a client for inserts is killed 20 times. At most one insert fails for each
+    kill (PB-07)."""
     async with stage.load() as load:
         for _ in range(KILLS):
-            await kill_backends(stage.url, POOL_NAME)
+            await kill_backends(stage.url, INSERTS_NAME)
             await load.until_completed()
         assert len(load.failures) <= KILLS
         assert all(isinstance(error, DATABASE_ERRORS) for error in load.failures)
@@ -146,12 +146,12 @@ async def test_frozen_rarely_used_connections(stage: Stage) -> None:
         assert len({*lost}) == len(lost)
 
 
-async def test_frozen_pool(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connections of an inserting client's pool freeze: an insert fails at its timeout, and the
-    next one uses another connection."""
-    monkeypatch.setattr(riverpy.client, "POOL_STATEMENT_TIMEOUT", 2.0)
+async def test_frozen_insert_connection(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection of a client for inserts freezes: an insert fails at its timeout, and the next
+    one uses a new connection."""
+    monkeypatch.setattr(shared_statement, "POOL_STATEMENT_TIMEOUT", 2.0)
     async with stage.load() as load:
-        async with frozen_backends(stage.url, await find_backends(stage.url, POOL_NAME)):
+        async with frozen_backends(stage.url, await find_backends(stage.url, INSERTS_NAME)):
             await until(lambda: len(load.failures) > 0)
             await load.until_completed()
         assert all(isinstance(error, TimeoutError) for error in load.failures)

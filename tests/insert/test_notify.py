@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from riverpy._insert.inserter import NOTIFY_INTERVAL_MIN, NotifyLimiter
+from riverpy._insert.notify_limiter import NOTIFY_INTERVAL_MIN, NotifyLimiter
 from riverpy.client import Client
 from riverpy.config import Config
 from riverpy.insert_opts import InsertManyParams, InsertOpts
@@ -179,6 +179,6 @@ def test_limiter_size_is_limited() -> None:
     limiter = NotifyLimiter(clock)
     for number in range(10_000):
         clock.time += 1
-        assert limiter.limit_notifications([f"q{number}"]).queues == [f"q{number}"]
-        assert limiter.limit_notifications([f"q{number}"]).queues == []
-    assert len(limiter._notified_at_by_queue) <= 1001
+        assert limiter.select_queues([f"q{number}"]).notified == [f"q{number}"]
+        assert limiter.select_queues([f"q{number}"]).skipped == [f"q{number}"]
+    assert len(limiter._selected_at_by_queue) <= 1001

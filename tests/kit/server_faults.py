@@ -39,6 +39,8 @@ CONNECTION_NAMES = ("riverpy listener", "riverpy reserved", "riverpy claims", "r
 """Names of the connections of which each worker has one."""
 POOL_NAME = "riverpy"
 """Name of the connections of a client's pool."""
+INSERTS_NAME = "riverpy inserts"
+"""Name of the connection of a client for shared inserts."""
 
 
 # --- backends

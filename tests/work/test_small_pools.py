@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import riverpy._insert.inserter
-import riverpy.client
-from riverpy import Job
+import riverpy
+from riverpy import InsertOpts, Job, UniqueOpts
+from riverpy._insert import inserter
 from tests.work.rig import Task
 
 if TYPE_CHECKING:
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from tests.work.rig import Rig
 
 JOBS = 30
+UNIQUE = InsertOpts(unique_opts=UniqueOpts(by_queue=True))
 
 
 @contextmanager
 def short_waiting() -> Generator[None]:
     """Limit the wait for a connection of the pool."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        for module in (riverpy._insert.inserter, riverpy.client):
+        for module in (inserter, riverpy.client):
             monkeypatch.setattr(module, "ACQUIRE_CONNECTION_TIMEOUT", 0.5)
         yield
 
@@ -58,21 +59,23 @@ async def test_jobs_share_few_connections(rig: Rig, size: int) -> None:
 
 async def test_pool_that_user_code_has_filled(rig: Rig) -> None:
     """While user code holds every connection of the pool, jobs are still worked, cancelled and
-    stored. An insert times out with a clear error, and works again when a connection is free
-    (PB-09)."""
+    stored. Inserts that share a statement need no connection of the pool. A unique insert times out
+    with a clear error, and works again when a connection is free (PB-09)."""
     rig.register_task()
     async with rig.working(pool_size=1) as client:
         async with client._get_open_pool().acquire():
             await rig.insert_rows(JOBS)
             await notify(rig)
             await rig.take(JOBS)
+            await client.insert(Task())
+            await rig.event()
             with short_waiting():
-                for call in (client.insert(Task()), client.job_get(1)):
+                for call in (client.insert(Task(), UNIQUE), client.job_get(1)):
                     with pytest.raises(TimeoutError, match=r"Config\(pool_size=…\)"):
                         await call
-        await client.insert(Task())
+        await client.insert(Task(), UNIQUE)
         await rig.event()
-    assert await rig.states() == {"completed": JOBS + 1}
+    assert await rig.states() == {"completed": JOBS + 2}
 
 
 async def notify(rig: Rig) -> None:

@@ -1,0 +1,129 @@
+"""InsertBacklog: the calls whose jobs wait to be inserted by a shared statement."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from riverpy._insert.json_text import utf8_size
+
+if TYPE_CHECKING:
+    from riverpy._postgres.inserts import InsertRow
+    from riverpy.insert_opts import InsertResult
+
+STATEMENT_JOBS_MAX = 1_000
+"""The maximum number of jobs in one shared statement."""
+STATEMENT_BYTES_MAX = 8 * 1024 * 1024
+"""The maximum number of bytes of args and metadata in one shared statement."""
+BACKLOG_JOBS_MAX = 10_000
+BACKLOG_BYTES_MAX = 64 * 1024 * 1024
+"""The maximum numbers of jobs, and of bytes of their args and metadata, that wait. More calls wait
+until there is room."""
+
+
+class InsertCall:
+    """The jobs of one call, which are inserted by one statement, and the call's result."""
+
+    __slots__ = ("give_up_at", "result", "rows", "size")
+
+    def __init__(
+        self,
+        rows: list[InsertRow],
+        size: int,
+        result: asyncio.Future[list[InsertResult]],
+        give_up_at: float,
+    ) -> None:
+        """`give_up_at` is the time of the event loop at which the call fails if it still waits."""
+        self.rows, self.size, self.result, self.give_up_at = rows, size, result, give_up_at
+
+    def fail(self, error: Exception) -> None:
+        """End the call with this error, unless it has ended."""
+        if not self.result.done():
+            self.result.set_exception(error)
+
+
+def measure_rows(rows: list[InsertRow]) -> int:
+    """Return the number of bytes of the args and metadata of these jobs."""
+    return sum(utf8_size(row.args) + utf8_size(row.metadata) for row in rows)
+
+
+class InsertBacklog:
+    """The waiting calls, in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self._calls: dict[InsertCall, None] = {}
+        self._job_count = self._byte_count = 0
+        self._room_made: asyncio.Event | None = None
+        """An event that is set when the backlog has room again. None: no call waits for room."""
+
+    def __len__(self) -> int:
+        """Count the waiting calls."""
+        return len(self._calls)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next call has to wait."""
+        return self._job_count >= BACKLOG_JOBS_MAX or self._byte_count >= BACKLOG_BYTES_MAX
+
+    async def wait_for_room(self) -> None:
+        """Wait until the backlog has room."""
+        while self.is_full:
+            if self._room_made is None:
+                self._room_made = asyncio.Event()
+            await self._room_made.wait()
+
+    def add(self, call: InsertCall) -> None:
+        """Add a call at the end."""
+        self._calls[call] = None
+        self._job_count += len(call.rows)
+        self._byte_count += call.size
+
+    def discard(self, call: InsertCall) -> None:
+        """Remove a call, if it waits."""
+        if call in self._calls:
+            self._remove(call)
+
+    def take_batch(self) -> list[InsertCall]:
+        """Remove and return the calls of the next statement: the oldest ones that fit."""
+        batch: list[InsertCall] = []
+        job_count = byte_count = 0
+        for call in self._calls:
+            job_count += len(call.rows)
+            byte_count += call.size
+            if batch and (job_count > STATEMENT_JOBS_MAX or byte_count > STATEMENT_BYTES_MAX):
+                break
+            batch.append(call)
+        for call in batch:
+            self._remove(call)
+        return batch
+
+    def take_expired(self, now: float) -> list[InsertCall]:
+        """Remove and return the calls that have waited for too long."""
+        expired: list[InsertCall] = []
+        for call in self._calls:
+            if call.give_up_at > now:
+                break
+            expired.append(call)
+        for call in expired:
+            self._remove(call)
+        return expired
+
+    def take_all(self) -> list[InsertCall]:
+        """Remove and return all calls."""
+        calls = list(self._calls)
+        for call in calls:
+            self._remove(call)
+        return calls
+
+    @property
+    def next_expiry(self) -> float | None:
+        """The time at which the oldest call has waited for too long. None: no call waits."""
+        return next((call.give_up_at for call in self._calls), None)
+
+    def _remove(self, call: InsertCall) -> None:
+        del self._calls[call]
+        self._job_count -= len(call.rows)
+        self._byte_count -= call.size
+        if self._room_made is not None and not self.is_full:
+            self._room_made.set()
+            self._room_made = None

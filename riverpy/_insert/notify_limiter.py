@@ -1,0 +1,112 @@
+"""NotifyLimiter: decides which queues an insert without `tx` notifies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from riverpy._postgres.inserts import QueuesToNotify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from riverpy._clock import Clock
+
+NOTIFY_INTERVAL_MIN = 0.002
+"""The minimum time between two notifications of one queue, in seconds. It applies to the inserts of
+one client without `tx`."""
+COVERED_TIME = 0.004
+"""Seconds after the start of a statement that notifies. A job that is stored within this time is
+found by the claim that follows the notification. A client claims again 5 ms after it."""
+_REMEMBERED_QUEUES_MAX = 1000
+"""The maximum number of queues that a `NotifyLimiter` remembers."""
+
+
+class NotifySelection(NamedTuple):
+    """The queues of one statement."""
+
+    notified: list[str]
+    """The queues that the statement notifies."""
+    skipped: list[str]
+    """The queues that the statement does not notify, because they were notified just before."""
+    owed: list[str]
+    """The queues of `notified` whose notification an earlier statement owes."""
+    started_at: float
+    """The monotonic time before the statement is sent, in seconds."""
+
+    @property
+    def to_notify(self) -> QueuesToNotify:
+        """The queues that the statement notifies, with the interval for their clients."""
+        return QueuesToNotify(self.notified, round(NOTIFY_INTERVAL_MIN * 1000))
+
+
+class NotifyLimiter:
+    """Limits the notifications of each queue to one per `NOTIFY_INTERVAL_MIN`.
+
+    A transaction that notifies takes a lock at its commit, so two such transactions cannot commit
+    at the same time. Fewer notifications are enough. The payload has the interval: a client that
+    receives a notification claims again some milliseconds after the interval, and then finds jobs
+    that were stored after the notification.
+
+    A statement that did not notify may end too late for this claim, for example because the disk
+    is slow. Then its queues are owed a notification, until a statement that notifies them ends.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._selected_at_by_queue: dict[str, float] = {}
+        """The time at which the last statement that notifies a queue was started."""
+        self._sent_at_by_queue: dict[str, float] = {}
+        """The same, of the last such statement that has succeeded."""
+        self.owed_queues: dict[str, None] = {}
+        """The queues that must be notified although no job is inserted."""
+
+    def select_queues(
+        self, queues: Iterable[str], *, counts_running_statements: bool = True
+    ) -> NotifySelection:
+        """Choose the queues that a statement notifies.
+
+        `counts_running_statements`: whether a notification counts before its statement has ended.
+        Several statements that run at the same time need this. But a statement that waits for a
+        lock notifies late.
+        """
+        now = self._clock.monotonic()
+        times = self._sent_at_by_queue
+        if counts_running_statements:
+            times = self._selected_at_by_queue
+        owed = list(self.owed_queues)
+        self.owed_queues.clear()
+        notified, skipped = owed.copy(), list[str]()
+        for queue in queues:
+            if now - times.get(queue, -1e9) > NOTIFY_INTERVAL_MIN:
+                if queue not in owed:
+                    notified.append(queue)
+            elif queue not in owed:
+                skipped.append(queue)
+        self._record(self._selected_at_by_queue, notified, now)
+        return NotifySelection(notified, skipped, owed, now)
+
+    def record_end(self, selection: NotifySelection, *, is_stored: bool) -> None:
+        """Record that a statement has ended. `is_stored`: whether it has succeeded. Otherwise it
+        does not count as a notification."""
+        if is_stored:
+            self._record(self._sent_at_by_queue, selection.notified, selection.started_at)
+            for queue in selection.notified:
+                self.owed_queues.pop(queue, None)
+        else:
+            for queue in selection.notified:
+                if self._selected_at_by_queue.get(queue) == selection.started_at:
+                    del self._selected_at_by_queue[queue]
+            self._owe(selection.owed)
+        if selection.skipped:
+            now, sent_at = self._clock.monotonic(), self._sent_at_by_queue
+            self._owe(q for q in selection.skipped if now - sent_at.get(q, -1e9) > COVERED_TIME)
+
+    def _owe(self, queues: Iterable[str]) -> None:
+        if len(self.owed_queues) < _REMEMBERED_QUEUES_MAX:  # otherwise polling finds the jobs
+            self.owed_queues.update(dict.fromkeys(queues))
+
+    def _record(self, times: dict[str, float], queues: list[str], now: float) -> None:
+        if len(times) > _REMEMBERED_QUEUES_MAX:
+            times.clear()
+        for queue in queues:
+            times[queue] = now

@@ -1,0 +1,38 @@
+"""Retries of inserts without `tx`: which errors they follow, how long and how often."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from riverpy._insert.errors import sqlstate
+from riverpy._postgres.driver import DATABASE_ERRORS
+from riverpy._postgres.sessions.errors import LoginRefusedError
+
+ACQUIRE_CONNECTION_TIMEOUT = 10.0
+"""The longest time to wait for a connection, in seconds. It includes the time in which the database
+starts."""
+POOL_STATEMENT_TIMEOUT = 30.0
+"""Seconds for one statement without `tx`."""
+CONNECT_RETRY_DELAY_MIN, CONNECT_RETRY_DELAY_MAX = timedelta(milliseconds=50), timedelta(seconds=1)
+ROLLBACK_RETRIES_MAX = 10
+"""The maximum number of retries of an insert without `tx`, if the server rolls the insert back."""
+ROLLBACK_RETRY_DELAY_MIN = timedelta(milliseconds=5)
+ROLLBACK_RETRY_DELAY_MAX = timedelta(milliseconds=200)
+_ROLLBACK_SQLSTATES = {"40001", "40P01"}
+"""The error codes of a serialization failure and of a deadlock."""
+_UNAVAILABLE_SQLSTATES = {"53300", "57P03"}
+"""The error codes of too many connections, and of a server that starts or stops."""
+
+
+def is_unavailable(error: BaseException) -> bool:
+    """Whether an error of connecting means that the database may be available soon."""
+    if not isinstance(error, DATABASE_ERRORS):
+        return False
+    if isinstance(error, OSError):
+        return not isinstance(error, LoginRefusedError)
+    return sqlstate(error) in _UNAVAILABLE_SQLSTATES
+
+
+def is_rolled_back_for_conflict(error: BaseException) -> bool:
+    """Whether the server rolled a statement back because of other sessions. A retry may succeed."""
+    return sqlstate(error) in _ROLLBACK_SQLSTATES

@@ -1,0 +1,451 @@
+"""SharedStatementSender: inserts the jobs of many calls with one statement after the other.
+
+One statement runs at a time, over a connection that the client reserves for it. Calls that arrive
+during this statement wait for the next one, which inserts the jobs of all of them and commits once.
+A call that arrives while no statement runs is sent at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import copy
+import math
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+
+from riverpy._clock import Backoff
+from riverpy._insert.errors import make_insert_error
+from riverpy._insert.insert_backlog import InsertBacklog, InsertCall
+from riverpy._insert.retries import (
+    ACQUIRE_CONNECTION_TIMEOUT,
+    CONNECT_RETRY_DELAY_MAX,
+    CONNECT_RETRY_DELAY_MIN,
+    POOL_STATEMENT_TIMEOUT,
+    ROLLBACK_RETRIES_MAX,
+    ROLLBACK_RETRY_DELAY_MAX,
+    ROLLBACK_RETRY_DELAY_MIN,
+    is_rolled_back_for_conflict,
+    is_unavailable,
+)
+from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
+from riverpy._postgres.connection import may_break_session
+from riverpy._postgres.driver import (
+    DATABASE_ERRORS,
+    close_connection,
+    describe_error,
+    is_data_error,
+    is_notification_queue_full,
+    is_permanent_statement_error,
+    is_rolled_back,
+)
+from riverpy._postgres.inserts import (
+    JobLeftOutError,
+    insert_notify_queues,
+    job_insert_shared,
+    list_available_queues,
+)
+from riverpy._postgres.tracing import suppress_tracing
+from riverpy.errors import ClientStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from riverpy._insert.notify_limiter import NotifyLimiter
+    from riverpy._log import NotificationQueueLog
+    from riverpy._postgres.driver import Connection
+    from riverpy._postgres.inserts import InsertRow
+    from riverpy.insert_opts import InsertResult
+
+PARTS_TIMEOUT = 30.0
+"""Seconds in which the parts of a refused statement are sent."""
+PART_ROW_BY_ROW_MAX = 10
+"""A refused part of at most this many calls is sent again call by call."""
+TEMPORARY_FAILURES_MAX = 3
+"""How many parts may fail one after the other for a reason that is not in their jobs. After that,
+the calls of all remaining parts get the error."""
+OWED_NOTIFICATION_DELAY = 0.003
+"""Seconds to wait for a statement that notifies an owed queue. Then a statement of its own does."""
+NOTIFY_TIMEOUT = 5.0
+"""Seconds for a statement that only notifies."""
+CLOSE_TIMEOUT = 5.0
+"""Seconds in which `close` sends the jobs that wait."""
+CANCEL_TIMEOUT = 1.0
+"""Seconds for the end of a cancelled statement, or of the cancelled task."""
+_MAY_BE_STORED_TEXT = "the job may be stored: make it unique if it must not be inserted twice"
+
+
+class SharedStatementSender:
+    """Sends the jobs of many calls, in the order of the calls."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Connection]],
+        *,
+        schema: str | None,
+        notify_limiter: NotifyLimiter,
+        notification_queue_log: NotificationQueueLog,
+        should_notify: bool,
+        trace_internal: bool = False,
+    ) -> None:
+        """`connect` makes the reserved connection, at the first insert and after a loss."""
+        self._connect, self._schema = connect, schema
+        self._notify_limiter, self._should_notify = notify_limiter, should_notify
+        self._notification_queue_log = notification_queue_log
+        self._trace_internal = trace_internal
+        self._connection: Connection | None = None
+        self._connect_error: Exception | None = None
+        """Why there is no connection."""
+        self._backlog = InsertBacklog()
+        self._task: asyncio.Task[None] | None = None
+        """The task that sends. It runs while a call waits."""
+        self._expiry_timer: asyncio.TimerHandle | None = None
+        """The timer that ends calls that have waited for too long. One timer serves all calls."""
+        self._owed_timer: asyncio.TimerHandle | None = None
+        self._sent_calls: list[InsertCall] = []
+        """The calls of the running statement."""
+        self._is_statement_abandoned = False
+        """Whether the running statement is cancelled because no call waits for it."""
+
+    async def insert(self, rows: list[InsertRow], size: int) -> list[InsertResult]:
+        """Insert the jobs of one call, of `size` bytes, all or none. No row has a unique key.
+
+        Raises:
+            Exception: see `Inserter.insert_many`.
+        """
+        loop = asyncio.get_running_loop()
+        backlog = self._backlog
+        if backlog.is_full:
+            reason = f"{ACQUIRE_CONNECTION_TIMEOUT:g} s: too many jobs wait to be inserted"
+            with anyio.fail_after(
+                ACQUIRE_CONNECTION_TIMEOUT, reason=f"not inserted within {reason}"
+            ):
+                await backlog.wait_for_room()
+        call = InsertCall(
+            rows, size, loop.create_future(), loop.time() + ACQUIRE_CONNECTION_TIMEOUT
+        )
+        backlog.add(call)
+        if self._task is None:
+            self._start(loop)
+        if self._expiry_timer is None:
+            self._expiry_timer = loop.call_at(call.give_up_at, self._end_expired_calls)
+        try:
+            return await call.result
+        except asyncio.CancelledError:
+            backlog.discard(call)
+            self._cancel_abandoned_statement()
+            raise
+
+    def _cancel_abandoned_statement(self) -> None:
+        """Cancel the running statement if all of its calls were cancelled."""
+        if self._sent_calls and all(call.result.done() for call in self._sent_calls):
+            self._sent_calls = []
+            self._is_statement_abandoned = True
+            if self._task is not None:
+                self._task.cancel()
+
+    def send_owed_notifications_soon(self) -> None:
+        """Notify the owed queues, unless a statement does it first."""
+        if self._notify_limiter.owed_queues and self._owed_timer is None:
+            self._owed_timer = asyncio.get_running_loop().call_later(
+                OWED_NOTIFICATION_DELAY, self._start_for_owed_notifications
+            )
+
+    async def close(self) -> None:
+        """Send the jobs that wait, for a limited time, and close the connection."""
+        task = self._task
+        try:
+            with anyio.CancelScope(shield=True):
+                if task is not None:
+                    await asyncio.wait([task], timeout=CLOSE_TIMEOUT)
+        finally:
+            for timer in (self._expiry_timer, self._owed_timer):
+                if timer is not None:
+                    timer.cancel()
+            self._expiry_timer = self._owed_timer = None
+            with anyio.CancelScope(shield=True):
+                if task is not None and not task.done():
+                    task.cancel()
+                    await asyncio.wait([task], timeout=CANCEL_TIMEOUT)
+                connection, self._connection = self._connection, None
+                if connection is not None:
+                    await close_connection(connection)
+
+    # -- the task
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        # It gets none of the context variables of the call that starts it.
+        self._task = loop.create_task(
+            self._run(), name="riverpy inserts", context=contextvars.Context()
+        )
+
+    def _start_for_owed_notifications(self) -> None:
+        self._owed_timer = None
+        if self._task is None and self._notify_limiter.owed_queues:
+            self._start(asyncio.get_running_loop())
+
+    async def _run(self) -> None:
+        """Send until no call waits."""
+        try:
+            with suppress_tracing(trace_internal=self._trace_internal):
+                while self._backlog or self._notify_limiter.owed_queues:
+                    connection = self._get_connection()
+                    if connection is None and not await self._reconnect():
+                        continue
+                    if calls := self._backlog.take_batch():
+                        await self._send(calls)
+                    else:
+                        await self._notify_owed_queues()
+        finally:
+            self._task = None
+            for call in self._backlog.take_all():  # there are some if the task was cancelled
+                call.fail(ClientStateError("the client was closed before the job was inserted"))
+
+    def _end_expired_calls(self) -> None:
+        """End the calls that have waited for too long, and set the timer for the next one."""
+        loop = asyncio.get_running_loop()
+        for call in self._backlog.take_expired(loop.time()):
+            call.fail(self._make_expiry_error())
+        expiry = self._backlog.next_expiry
+        self._expiry_timer = (
+            None if expiry is None else loop.call_at(expiry, self._end_expired_calls)
+        )
+
+    def _make_expiry_error(self) -> Exception:
+        if self._connect_error is not None:
+            return make_insert_error(copy.copy(self._connect_error))
+        return TimeoutError(
+            f"the insert was not sent within {ACQUIRE_CONNECTION_TIMEOUT:g} s, so nothing was "
+            "stored: the statement before it takes longer. Check that the database answers"
+        )
+
+    # -- the connection
+
+    def _get_connection(self) -> Connection | None:
+        """Return the connection. None: there is none, or it was lost while it was idle."""
+        connection = self._connection
+        return None if connection is None or connection.is_closed() else connection
+
+    def _cut_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
+
+    async def _reconnect(self) -> bool:
+        """Make the connection again while calls wait. Return whether there is one."""
+        backoff = Backoff(CONNECT_RETRY_DELAY_MIN, CONNECT_RETRY_DELAY_MAX)
+        while True:
+            try:
+                self._connection = await self._connect()
+            except Exception as error:
+                self._connect_error = error
+                if not is_unavailable(error):
+                    for call in self._backlog.take_all():
+                        call.fail(make_insert_error(copy.copy(error)))
+                if not self._backlog:
+                    self._notify_limiter.owed_queues.clear()  # clients find the jobs by polling
+                    return False
+            else:
+                self._connect_error = None
+                return True
+            await anyio.sleep(backoff.next_delay())
+
+    # -- sending
+
+    async def _send(self, calls: list[InsertCall]) -> None:
+        """Insert the jobs of these calls, and end the calls."""
+        try:
+            try:
+                await self._send_statement(calls)
+            except (*DATABASE_ERRORS, JobLeftOutError) as error:
+                if len(calls) == 1:
+                    calls[0].fail(make_insert_error(error))
+                else:
+                    await _CallParts(calls, self._send_statement).send()
+        except Exception as error:  # a fault in riverpy: the task must go on
+            for call in calls:
+                call.fail(copy.copy(error))
+        finally:
+            for call in calls:  # the task was cancelled
+                call.fail(ClientStateError("the client was closed before the job was inserted"))
+
+    async def _send_statement(self, calls: list[InsertCall]) -> None:
+        """Insert the jobs of these calls with one statement. It is sent again if the server rolls
+        it back for a conflict. If the connection is lost, end the calls with an error.
+
+        Raises:
+            Exception: one of DATABASE_ERRORS, or JobLeftOutError; nothing was stored.
+        """
+        backoff: Backoff | None = None
+        should_notify = self._should_notify
+        for retries in range(ROLLBACK_RETRIES_MAX + 1):
+            calls = [call for call in calls if not call.result.done()]
+            if not calls:
+                return
+            try:
+                await self._send_once(calls, should_notify=should_notify)
+            except DATABASE_ERRORS as error:
+                if is_notification_queue_full(error) and should_notify:
+                    should_notify = False
+                    continue
+                if not is_rolled_back_for_conflict(error) or retries == ROLLBACK_RETRIES_MAX:
+                    raise
+            else:
+                return
+            backoff = backoff or Backoff(ROLLBACK_RETRY_DELAY_MIN, ROLLBACK_RETRY_DELAY_MAX)
+            await anyio.sleep(backoff.next_delay())
+
+    async def _send_once(self, calls: list[InsertCall], *, should_notify: bool) -> None:
+        connection = self._get_connection()
+        if connection is None:
+            connection = self._connection = await self._connect()
+        rows = calls[0].rows if len(calls) == 1 else [row for call in calls for row in call.rows]
+        selection = self._notify_limiter.select_queues(
+            list_available_queues(rows) if should_notify else (), counts_running_statements=False
+        )
+        is_stored = False
+        self._sent_calls = calls
+        try:
+            results, notified_count = await job_insert_shared(
+                connection,
+                self._schema,
+                rows,
+                to_notify=selection.to_notify,
+                timeout=POOL_STATEMENT_TIMEOUT,
+            )
+            is_stored = True
+        except JobLeftOutError:
+            raise
+        except BaseException as error:
+            self._sent_calls = []
+            is_abandoned = self._take_abandonment()
+            if is_notification_queue_full(error):
+                self._log_notification_queue(selection.notified, 0)
+            is_lost = isinstance(error, DATABASE_ERRORS) and not is_rolled_back(error)
+            if is_lost or not isinstance(error, Exception):
+                for call in calls:
+                    call.fail(_make_loss_error(error))
+            await self._recover_connection(connection, error, is_abandoned=is_abandoned)
+            if is_lost or is_abandoned:
+                return
+            raise
+        finally:
+            self._sent_calls = []
+            self._notify_limiter.record_end(selection, is_stored=is_stored)
+        self._log_notification_queue(selection.notified, notified_count)
+        _give_results(calls, results)
+
+    async def _recover_connection(
+        self, connection: Connection, error: BaseException, *, is_abandoned: bool
+    ) -> None:
+        """Cut the connection, unless it is usable after this error. After a timeout or a
+        cancellation, asyncpg first cancels the statement on the server."""
+        if is_data_error(error) or not may_break_session(error):
+            return
+        if is_abandoned or isinstance(error, TimeoutError):
+            with anyio.move_on_after(CANCEL_TIMEOUT), suppress(*DATABASE_ERRORS):
+                await connection.execute("")
+                return
+        if connection is self._connection:
+            self._cut_connection()
+
+    def _take_abandonment(self) -> bool:
+        """Whether the task was cancelled only to end its statement. Then it continues."""
+        is_abandoned, self._is_statement_abandoned = self._is_statement_abandoned, False
+        return is_abandoned and self._task is not None and self._task.uncancel() == 0
+
+    async def _notify_owed_queues(self) -> None:
+        """Notify the owed queues without an insert. After an error they are found by polling."""
+        connection = self._get_connection()
+        selection = self._notify_limiter.select_queues(())
+        try:
+            with anyio.fail_after(NOTIFY_TIMEOUT):
+                if connection is not None:
+                    await insert_notify_queues(connection, self._schema, selection.to_notify)
+        except DATABASE_ERRORS as error:
+            if may_break_session(error):
+                self._cut_connection()
+        self._notify_limiter.record_end(selection, is_stored=True)
+
+    def _log_notification_queue(self, queues: list[str], notified_count: int) -> None:
+        if queues:
+            self._notification_queue_log.log_queue_state(is_full=notified_count < len(queues))
+
+
+class _CallParts:
+    """Sends the calls of a refused statement in smaller parts, until each refused call is alone."""
+
+    def __init__(
+        self, calls: list[InsertCall], send_statement: Callable[[list[InsertCall]], Awaitable[None]]
+    ) -> None:
+        self._send_statement = send_statement
+        self._temporary_failure_count = 0
+        self._sender = BatchSender(
+            BatchStatement(
+                self._send_part,
+                get_row_id=id,
+                is_row_error=lambda _error: True,
+                row_by_row_batch_size_max=PART_ROW_BY_ROW_MAX,
+            ),
+            batch_size=BatchSize(math.isqrt(len(calls)), POOL_STATEMENT_TIMEOUT),
+            skipped_rows=None,
+            on_row_skipped=lambda call, error: call.fail(make_insert_error(error)),
+            failures_before_pause=sys.maxsize,
+        )
+        for call in calls:
+            self._sender.add_row(call)
+
+    async def send(self) -> None:
+        """Send all parts, and end all calls."""
+        if not await self._sender.send_all_due_rows(timeout=PARTS_TIMEOUT):
+            self._give_up(TimeoutError(f"the job was not inserted within {PARTS_TIMEOUT:g} s"))
+
+    async def _send_part(self, calls: list[InsertCall]) -> None:
+        try:
+            await self._send_statement(calls)
+        except (*DATABASE_ERRORS, JobLeftOutError) as error:
+            is_permanent = isinstance(error, JobLeftOutError) or is_permanent_statement_error(error)
+            if not is_permanent:
+                self._temporary_failure_count += 1
+                if self._temporary_failure_count >= TEMPORARY_FAILURES_MAX:
+                    self._give_up(error)
+                    return
+            raise
+        self._temporary_failure_count = 0
+
+    def _give_up(self, error: Exception) -> None:
+        """End all calls that are left with this error."""
+        for call in self._sender.unsent_rows:
+            call.fail(make_insert_error(copy.copy(error)))
+        self._sender.discard_unsent_rows()
+
+
+def _give_results(calls: list[InsertCall], results: list[InsertResult]) -> None:
+    """Give each call the results of its jobs."""
+    start = 0
+    for call in calls:
+        end = start + len(call.rows)
+        if not call.result.done():
+            call.result.set_result(results[start:end])
+        start = end
+
+
+def _make_loss_error(error: BaseException) -> Exception:
+    """Return the error for a statement that may have committed."""
+    if not isinstance(error, Exception):
+        return ConnectionError(
+            f"the client was closed during the insert, and {_MAY_BE_STORED_TEXT}"
+        )
+    if isinstance(error, TimeoutError):
+        reason = f"inserting jobs took longer than {POOL_STATEMENT_TIMEOUT:g} s"
+        loss: Exception = TimeoutError(f"{reason}, and {_MAY_BE_STORED_TEXT}")
+    else:
+        loss = ConnectionError(
+            f"the connection was lost during the insert ({describe_error(error)}), and "
+            f"{_MAY_BE_STORED_TEXT}"
+        )
+    loss.__cause__ = error
+    return loss
