@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from riverpy._log_events import (
     LOG_EVENTS_LIMITED,
@@ -27,12 +27,32 @@ _LOG_RECORD_ATTRIBUTES = {
 """The attributes that each record of `logging` has. Extra attributes may not have these names."""
 
 
+class EventWriter(Protocol):
+    """Writes events for the command line."""
+
+    lowest_level: int
+    """The lowest level that is written, as a number of `logging`."""
+
+    def write_event(self, level: str, event: str, keys: dict[str, Any]) -> None:
+        """Write an event. `level` is not below the lowest level."""
+        ...
+
+
+_event_writer: EventWriter | None = None
+
+
+def send_events_to(writer: EventWriter | None) -> None:
+    """Send the events of this process to `writer`; None: to `logging` again."""
+    global _event_writer
+    _event_writer = writer
+
+
 class Log:
     """A logger of events with key-value pairs.
 
-    If the program has configured structlog, events go to it, and otherwise to
-    `logging.getLogger("riverpy")`. Each log call checks this, so the program can configure
-    structlog at any time.
+    If the program has configured structlog, events go to it. Otherwise they go to the writer of the
+    command line, or in another program to `logging.getLogger("riverpy")`. Each log call checks
+    this, so the program can configure structlog at any time.
     """
 
     __slots__ = ("_keys",)
@@ -53,6 +73,8 @@ class Log:
     def is_debug_enabled(self) -> bool:
         """Whether an event of level debug would be written."""
         structlog = _find_configured_structlog()
+        if structlog is None and _event_writer is not None:
+            return _event_writer.lowest_level <= logging.DEBUG
         if structlog is None:
             return logging.getLogger(_LOGGER_NAME).isEnabledFor(logging.DEBUG)
         log: Any = structlog.get_logger(_LOGGER_NAME).bind()
@@ -90,7 +112,12 @@ class Log:
             log: Any = structlog.get_logger(_LOGGER_NAME).bind(**self._keys)
             getattr(log, level)(event, **keys)
             return
-        logger, number = logging.getLogger(_LOGGER_NAME), _LEVEL_NUMBERS[level.upper()]
+        number = _LEVEL_NUMBERS[level.upper()]
+        if _event_writer is not None:
+            if number >= _event_writer.lowest_level:
+                _event_writer.write_event(level, event, {**self._keys, **keys})
+            return
+        logger = logging.getLogger(_LOGGER_NAME)
         if not logger.isEnabledFor(number):
             return
         exc_info = keys.pop("exc_info", None)

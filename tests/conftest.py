@@ -19,6 +19,7 @@ import uvloop
 from hypothesis import HealthCheck, settings
 from structlog.testing import capture_logs
 
+from riverpy._log import send_events_to
 from riverpy._work import outcomes
 from riverpy.embedded import EmbeddedPostgres
 from tests._database import (
@@ -52,8 +53,6 @@ SERVER_SETTINGS = {
     # Autovacuum would take time from tests, and change their query plans at random.
     "autovacuum_naptime": "1d",
 }
-HIDING = str(Path(__file__).with_name("hidden"))
-"""A directory of modules that hide packages from the processes of the tests."""
 _SYSTEM = sorted(path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 _RENDER = structlog.processors.KeyValueRenderer(["timestamp", "level", "event"])
 _HAS_FAILED = pytest.StashKey[bool]()
@@ -61,13 +60,6 @@ _HAS_FAILED = pytest.StashKey[bool]()
 # The duration of an example depends on the machine.
 settings.register_profile("riverpy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("riverpy")
-
-
-def pytest_configure() -> None:
-    """Let all processes that the tests start find the modules in `HIDING` first."""
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if HIDING not in paths:
-        os.environ["PYTHONPATH"] = os.pathsep.join([HIDING, *filter(None, paths)])
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -133,6 +125,7 @@ def _log() -> None:
     """Log everything to stderr. This undoes the configuration of an earlier test or of a command
     that ran in this process. The format is plain, since colours and formatted tracebacks would take
     a seventh of the tests' time."""
+    send_events_to(None)
     structlog.reset_defaults()
     *processors, _ = structlog.get_config()["processors"]
     processors += [structlog.processors.format_exc_info, _RENDER]

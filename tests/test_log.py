@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -22,6 +21,8 @@ from riverpy._log import EVENT_WINDOW_SECONDS, EVENTS_PER_WINDOW_MAX, RepeatedFa
 from riverpy._log_events import JOB_FAILED
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests._database import Schema
 
 PROGRAM = """
@@ -245,14 +246,3 @@ def test_structlog_may_be_configured_late() -> None:
     with structlog.testing.capture_logs() as entries:
         log.warning("lost")
     assert entries == [{"event": "lost", "client_id": "me", "log_level": "warning"}]
-
-
-def test_only_the_command_line_imports_structlog() -> None:
-    """A program that does not use structlog need not wait for its import (FR-18)."""
-    root = Path(riverpy.__file__).parent
-    users = {
-        str(path.relative_to(root))
-        for path in root.rglob("*.py")
-        if "import structlog" in path.read_text("utf-8")
-    }
-    assert users == {"cli/_logging.py"}

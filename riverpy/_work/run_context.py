@@ -20,7 +20,7 @@ from riverpy._postgres.schema import (
     LEASE_REPORTS_MIGRATION,
     expect_migration_version,
 )
-from riverpy._version import read_version
+from riverpy._version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -77,7 +77,7 @@ class ClientParts:
             kinds=list(self.workers),
             is_candidate=self.config.candidate,
             poll_only=self.config.poll_only,
-            version=read_version(),
+            version=VERSION,
             dead_after=self.config.dead_after,
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from riverpy._version import PYPI_PACKAGE_NAME
+from riverpy._version import VERSION
 from riverpy.cli._logging import send_log_to_stderr
 from riverpy.cli._run import (
     COMMAND_ARGUMENTS_KEY,
@@ -93,7 +93,7 @@ class CommandGroup(click.Group):
 
 
 @click.group("riverpy", cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name=PYPI_PACKAGE_NAME, prog_name="riverpy")
+@click.version_option(VERSION, prog_name="riverpy")
 @debug_option
 def main() -> None:
     """The River job queue for asyncio Python on PostgreSQL."""

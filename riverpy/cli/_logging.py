@@ -1,54 +1,122 @@
-"""Logging to stderr: of structlog, of the standard library, and of uncaught errors."""
+"""Logging to stderr: of riverpy, of the standard library, of structlog if the user's code imports
+it, and of uncaught errors."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import threading
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import structlog
-
-from riverpy._dsn import mask_passwords
-from riverpy._log import get_logger
+from riverpy._log import EventWriter, get_logger, send_events_to
 from riverpy._log_events import UNCAUGHT_ERROR_RAISED
 from riverpy.cli._log_stream import LogStream
+from riverpy.cli._log_text import LogEntryFormat, LogRecordFormatter
 from riverpy.cli._output import should_use_color
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
-    from structlog.typing import EventDict, Processor
 
+class _LineWriter(EventWriter):
+    """Writes events as lines, without a lock. With a lock, a finalizer that logs during a write
+    would wait forever."""
 
-class _LineLogger:
-    """Writes the lines of structlog without a lock. With a lock, a finalizer that logs during a
-    write would wait forever."""
+    def __init__(
+        self, entry_format: LogEntryFormat, lowest_level: int, write: Callable[[str], object]
+    ) -> None:
+        self._entry_format, self._write_text = entry_format, write
+        self.lowest_level = lowest_level
 
-    def __init__(self, write: Callable[[str], object]) -> None:
-        self._write_text = write
+    def write_event(self, level: str, event: str, keys: dict[str, Any]) -> None:
+        self.msg(self._entry_format.format_entry(level, {**keys, "event": event}))
+
+    def render_event(self, _logger: object, method: str, entry: Any) -> str:
+        """Return the text of an event, as the last processor of structlog."""
+        return self._entry_format.format_entry("error" if method == "exception" else method, entry)
+
+    def get_line_logger(self, *_names: object) -> _LineWriter:
+        """Return the logger that structlog wraps."""
+        return self
 
     def msg(self, line: str) -> None:
+        """Write a line, as a logger that structlog wraps."""
         self._write_text(f"{line}\n")
 
     debug = info = warning = error = critical = msg
 
 
+class _StructlogConfigurer:
+    """Configures structlog when the user's code imports it, so that its lines look like riverpy's.
+
+    By default structlog writes to stdout, which commands use for data. riverpy does without
+    structlog itself: with rich, which structlog imports, it costs 6 MiB and a third of the start of
+    a command.
+    """
+
+    def __init__(self, writer: _LineWriter) -> None:
+        self._writer = writer
+
+    def install(self) -> None:
+        """Configure structlog now, if it is imported already. A configuration of the user is
+        kept."""
+        for other in [one for one in sys.meta_path if isinstance(one, _StructlogConfigurer)]:
+            sys.meta_path.remove(other)
+        structlog: Any = sys.modules.get("structlog")
+        if structlog is None:
+            sys.meta_path.insert(0, self)
+            return
+        factory = structlog.get_config()["logger_factory"]
+        is_ours = isinstance(getattr(factory, "__self__", None), _LineWriter)
+        if is_ours or not structlog.is_configured():
+            self._configure(structlog)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find structlog, and let its import configure it."""
+        if fullname != "structlog":
+            return None
+        sys.meta_path.remove(self)
+        from importlib.util import find_spec
+
+        spec = find_spec(fullname)
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            execute_module = loader.exec_module
+
+            def execute_and_configure(module: ModuleType) -> None:
+                execute_module(module)
+                self._configure(module)
+
+            loader.exec_module = execute_and_configure
+        return spec
+
+    def _configure(self, structlog: Any) -> None:
+        structlog.configure(
+            processors=[structlog.contextvars.merge_contextvars, self._writer.render_event],
+            wrapper_class=structlog.make_filtering_bound_logger(self._writer.lowest_level),
+            logger_factory=self._writer.get_line_logger,
+            cache_logger_on_first_use=True,
+        )
+
+
 def send_log_to_stderr() -> None:
-    """Send structlog's log to stderr, from level info on. Structlog's default is stdout, which
-    commands use for data."""
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        # Read sys.stderr at each line, because other code may replace it.
-        logger_factory=lambda *_args: _LineLogger(lambda line: sys.stderr.write(line)),
+    """Send the log of riverpy and of structlog to stderr, from level info on."""
+    # Read sys.stderr at each line, because other code may replace it.
+    _send_events_to_lines(
+        LogEntryFormat(is_json=False, has_colors=should_use_color(sys.stderr)),
+        logging.INFO,
+        lambda line: sys.stderr.write(line),
     )
 
 
 def configure_logging(
     log_format: str, lowest_level: str, *, process_number: int | None = None
 ) -> LogStream:
-    """Send structlog's and the standard library's log to stderr.
+    """Send the log of riverpy, of structlog and of the standard library to stderr.
 
     Args:
         log_format: `console` for text, `json` for one object per line.
@@ -60,27 +128,14 @@ def configure_logging(
     """
     stream = LogStream(sys.stderr)
     number = logging.getLevelNamesMapping()[lowest_level.upper()]
-    shared: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    if process_number is not None:
-        shared.append(partial(_add_process_number, process_number))
-    last = _make_rendering_processors(log_format)
-    structlog.configure(
-        processors=[*shared, *last],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=lambda *_args: _LineLogger(stream.write),
-        cache_logger_on_first_use=True,
+    entry_format = LogEntryFormat(
+        is_json=log_format == "json",
+        has_colors=should_use_color(sys.stderr),
+        process_number=process_number,
     )
+    _send_events_to_lines(entry_format, number, stream.write)
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
-        )
-    )
+    handler.setFormatter(LogRecordFormatter(entry_format))
     logging.basicConfig(handlers=[handler], level=number, force=True)
     logging.captureWarnings(capture=True)
     sys.unraisablehook = _log_unraisable_error
@@ -88,9 +143,12 @@ def configure_logging(
     return stream
 
 
-def _add_process_number(number: int, _logger: object, _method: str, event: EventDict) -> EventDict:
-    event.setdefault("process", number)
-    return event
+def _send_events_to_lines(
+    entry_format: LogEntryFormat, lowest_level: int, write: Callable[[str], object]
+) -> None:
+    writer = _LineWriter(entry_format, lowest_level, write)
+    send_events_to(writer)
+    _StructlogConfigurer(writer).install()
 
 
 def _log_unraisable_error(unraisable: sys.UnraisableHookArgs) -> None:
@@ -113,36 +171,3 @@ def _log_uncaught_error(
     log.error(
         UNCAUGHT_ERROR_RAISED, place=place, exc_info=(args.exc_type, error, args.exc_traceback)
     )
-
-
-def _make_rendering_processors(log_format: str) -> list[Processor]:
-    if log_format == "json":
-        return [
-            structlog.processors.format_exc_info,
-            _mask_passwords,
-            structlog.processors.JSONRenderer(),
-        ]
-    # plain_traceback is used because structlog's default, if rich is installed, shows local
-    # variables.
-    return [
-        structlog.processors.format_exc_info,
-        _show_trace_as_exception,
-        _mask_passwords,
-        structlog.dev.ConsoleRenderer(
-            colors=should_use_color(sys.stderr), exception_formatter=structlog.dev.plain_traceback
-        ),
-    ]
-
-
-def _show_trace_as_exception(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Show the traceback of a failed job below the log line, as for other errors."""
-    if trace := event.pop("trace", None):
-        event["exception"] = trace
-    return event
-
-
-def _mask_passwords(_logger: object, _method: str, event: EventDict) -> EventDict:
-    for key, value in event.items():
-        if isinstance(value, str):
-            event[key] = mask_passwords(value)
-    return event

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import shlex
-import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -99,6 +98,8 @@ def should_use_color(stream: IO[str]) -> bool:
 def find_riverpy_command() -> str:
     """Return the shell command that runs this program: its name if the PATH finds it, otherwise its
     path."""
+    import shutil  # its import takes long, and few commands need it
+
     path = Path(sys.argv[0])
     if path.name == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m riverpy"

@@ -7,26 +7,24 @@ riverpy and shows its traceback. The setting `debug` shows all tracebacks.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import traceback
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import IO, TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
-import anyio
 import click
 
 from riverpy._dsn import mask_passwords
 from riverpy._error_text import error_text
 from riverpy._log import get_logger
 from riverpy._log_events import LEFTOVER_TASKS_CANCELLED, PROCESS_EXIT_IGNORED
-from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy.cli._output import make_printable, print_note
 from riverpy.cli._settings import DEBUG, SettingsError, SettingSources
 from riverpy.errors import ConfigError, InsertError, RiverError
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Coroutine, Generator
 
 ArgsT = TypeVarTuple("ArgsT")
@@ -70,12 +68,16 @@ def run_async(function: Callable[[*ArgsT], Coroutine[Any, Any, ResultT]], *args:
     Raises:
         CommandError: the function failed with an expected error.
     """
+    import anyio  # not loaded by `riverpy --version` and other commands without a database
+
     with raise_command_errors():
         return anyio.run(function, *args, backend_options={"use_uvloop": _is_uvloop_installed()})
 
 
 def make_asyncio_runner() -> asyncio.Runner:
     """Return an asyncio runner. It uses uvloop's event loop if uvloop is installed."""
+    import asyncio
+
     if not _is_uvloop_installed():
         return asyncio.Runner(loop_factory=asyncio.new_event_loop)
     import uvloop
@@ -117,6 +119,8 @@ def run_until_complete(
 def close_runner(runner: asyncio.Runner) -> None:
     """Cancel the tasks that still run. Wait for these tasks and for the threads of the event loop,
     and close the event loop."""
+    import asyncio
+
     if count := len(asyncio.all_tasks(runner.get_loop())):
         log = get_logger()
         log.warning(LEFTOVER_TASKS_CANCELLED, count=count)
@@ -134,6 +138,8 @@ def raise_command_errors() -> Generator[None]:
         cause = _unwrap_single_error(error)
         if isinstance(cause, click.ClickException | click.exceptions.Exit | click.Abort):
             raise cause from None
+        from riverpy._postgres.driver import DATABASE_ERRORS
+
         is_expected = isinstance(cause, (RiverError, *DATABASE_ERRORS))
         if isinstance(cause, BrokenPipeError) or not is_expected:
             raise
@@ -167,6 +173,8 @@ def _format_with_usage_hint(error: click.ClickException) -> str:
 
 def error_to_one_line(error: BaseException) -> str:
     """Return the text of an error in one line, without passwords."""
+    from riverpy._postgres.driver import describe_error
+
     text = text_to_one_line(describe_error(error))
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror

@@ -16,7 +16,7 @@ import click
 from riverpy._dsn import mask_passwords
 from riverpy._tools.demo.files import FileScan
 from riverpy._tools.demo.run import MAX_WORKERS, DemoRun
-from riverpy._version import read_version
+from riverpy._version import VERSION
 from riverpy.cli._embedded import start_server
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import database_options
@@ -90,7 +90,7 @@ def demo(
             f"there is no file to read below {files.directory}", param_hint="--dir"
         )
     with ExitStack() as stack:
-        url = database.url or start_server(stack, POSTGRES_NAME, f"riverpy {read_version()}").url
+        url = database.url or start_server(stack, POSTGRES_NAME, f"riverpy {VERSION}").url
         result = run_async(_run_demo, url, database.schema, files, limit)
     for reason in result.read_errors[:PRINTED_PROBLEMS_MAX]:
         print_note(f"skipped {reason}")

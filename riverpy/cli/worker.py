@@ -35,7 +35,7 @@ from riverpy._tools.bench.process_cost import reduce_garbage_collection
 from riverpy._tools.health.probes import check_liveness
 from riverpy._tools.health.systemd import SystemdNotifier
 from riverpy._tools.health.worker_health import HealthRequestHandler
-from riverpy._version import read_version
+from riverpy._version import VERSION
 from riverpy.cli import _settings
 from riverpy.cli._leader_options import (
     GroupedOptionsCommand,
@@ -46,7 +46,6 @@ from riverpy.cli._leader_options import (
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import HOW_TO_GIVE_A_DATABASE, database_options
 from riverpy.cli._output import print_table
-from riverpy.cli._processes import run_worker_processes
 from riverpy.cli._run import (
     EXIT_ABANDONED,
     EXIT_FAILURE,
@@ -197,6 +196,8 @@ def worker(
     with raise_on_stop_signals():
         try:
             if process_count > 1 and supervision is None:
+                from riverpy.cli._processes import run_worker_processes
+
                 health = settings[_settings.HEALTH].or_none()
                 code = run_worker_processes(
                     process_count, stream, health=health, should_drain=drain
@@ -382,7 +383,7 @@ class _WorkerProcess:
         config = client.config
         self._log.info(
             WORKER_STARTED,
-            version=read_version(),
+            version=VERSION,
             client_id=client.id,
             database=mask_passwords(client.database_url or ""),
             schema=config.schema or "(search path)",

@@ -22,7 +22,7 @@ from riverpy._tools.bench.process_cost import (
     reduce_garbage_collection,
 )
 from riverpy._tools.errors import ToolError
-from riverpy._version import read_version
+from riverpy._version import VERSION
 from riverpy.client import Client
 from riverpy.config import Config, QueueConfig
 from riverpy.events import EventKind
@@ -215,7 +215,7 @@ class BenchRun:
             pickup_p50_ms=round(pickups[49] * 1e3, 3),
             pickup_p99_ms=round(pickups[98] * 1e3, 3),
             rss_mib=None if rss is None else round(rss, 1),
-            riverpy_version=read_version(),
+            riverpy_version=VERSION,
             postgres_version=postgres.split()[0],
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
-from riverpy._version import read_version
+from riverpy._version import VERSION
 from riverpy.stats import Histogram
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def render_metrics(
 
 
 def _process_metrics(stats: ClientStats, process_started_at: float) -> Iterator[str]:
-    info = {read_version(): 1}
+    info = {VERSION: 1}
     yield from _labelled_metric("info", "gauge", "The version of riverpy.", "version", info)
     states = {name: stats.state == name for name in ("starting", "working", "stopping", "stopped")}
     text = "1 for the current state of the worker."
