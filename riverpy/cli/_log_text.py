@@ -7,7 +7,7 @@ import logging
 import sys
 import traceback
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from riverpy._dsn import mask_passwords
 
@@ -96,9 +96,8 @@ def _format_traceback(exc_info: object) -> str:
     """Return the traceback of an exception, of a tuple as from `sys.exc_info()`, or, for another
     true value, of the exception that is being handled."""
     if isinstance(exc_info, tuple):
-        error = exc_info[1]
-    else:
-        error = exc_info if isinstance(exc_info, BaseException) else sys.exc_info()[1]
+        exc_info = cast("tuple[Any, ...]", exc_info)[1]
+    error = exc_info if isinstance(exc_info, BaseException) else sys.exc_info()[1]
     return "" if error is None else "".join(traceback.format_exception(error)).rstrip("\n")
 
 

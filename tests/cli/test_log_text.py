@@ -52,8 +52,7 @@ def failure() -> Exception:
         ({}, "T [info     ] jobs worked"),
         (
             {"b": "two words", "a": 1, "url": "postgres://u:secret@h/db", "empty": ""},
-            "T [info     ] jobs worked                    a=1 b='two words' empty= "
-            "url=postgres://u:***@h/db",
+            "T [info     ] jobs worked  a=1 b='two words' empty= url=postgres://u:***@h/db",
         ),
         (
             {"logger": "mine", "k": "x", "stack": "Stack:\n  f"},

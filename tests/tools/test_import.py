@@ -53,8 +53,8 @@ client = riverpy.Client(workers=workers, queues={"default": riverpy.QueueConfig(
 
 
 def find_loaded(code: str) -> list[str]:
-    """Run the code in a new interpreter, in a directory without a `pyproject.toml`. Return the names
-    of the modules that it has loaded."""
+    """Run the code in a new interpreter, in a directory without a `pyproject.toml`. Return the
+    names of the loaded modules."""
     code = f"import sys\n{code}\nprint(*sys.modules, file=sys.stderr)"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/"
