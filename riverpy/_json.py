@@ -145,7 +145,10 @@ def _refuse_type(value: object, _depth: int) -> NoReturn:
     name = type(value).__qualname__
     if isinstance(value, (set, frozenset)):
         raise _EncodingError(f"a {name} has no order; use a sorted list")
-    raise _EncodingError(f"the type {name} has no JSON form")
+    raise _EncodingError(
+        f"an instance of {name} has no JSON form; use a dict, a Struct, a dataclass or a pydantic "
+        "model"
+    )
 
 
 def _make_depth_error() -> _EncodingError:

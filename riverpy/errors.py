@@ -213,6 +213,18 @@ class MigrationError(RiverError):
     """A migration cannot be applied or undone."""
 
 
+class ReturnedValueError(RiverError, ValueError):
+    """The value that the code of a job has returned cannot be stored as the output of the job, so
+    the attempt has failed. The text says what to return.
+
+    Attributes: path: the position in the value, such as `$.users[3]`.
+    """
+
+    def __init__(self, message: str, *, path: str = "$") -> None:
+        super().__init__(message)
+        self.path = path
+
+
 class JobCancel(Exception):
     """Raised by a job to cancel itself: its state becomes `cancelled` and it is not retried."""
 

@@ -501,7 +501,7 @@ def _check_output_size(size: int) -> None:
     if size > OUTPUT_SIZE_MAX:
         raise ArgsError(
             f"an output or a metadata value has at most {OUTPUT_SIZE_MAX} bytes when encoded, "
-            f"got {size}"
+            f"got {size}; store the data elsewhere, and here only where it is"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING
 
-from riverpy.errors import ArgsError
+from riverpy.errors import ArgsError, ReturnedValueError
 
 if TYPE_CHECKING:
     from riverpy.job import Job
@@ -15,7 +15,7 @@ def record_returned_value(job: Job[object], value: object) -> None:
     """Record a returned value as the output of the job, unless the code has recorded one.
 
     Raises:
-        ArgsError: the value has no JSON form, or is too large.
+        ReturnedValueError: the value has no JSON form, or is too large.
     """
     if value is None or job.has_recorded_output:
         if inspect.iscoroutine(value):
@@ -23,14 +23,18 @@ def record_returned_value(job: Job[object], value: object) -> None:
         return
     if inspect.iscoroutine(value):
         value.close()  # otherwise Python warns that it was never awaited
-        raise ArgsError("the job returned a coroutine: return what it gives, with `await`")
+        raise ReturnedValueError("the job returned a coroutine: return what it gives, with `await`")
     if inspect.isgenerator(value) or inspect.isasyncgen(value):
-        raise ArgsError("the job returned a generator: return a list")
+        raise ReturnedValueError("the job returned a generator: return a list")
+    if isinstance(value, type):
+        raise ReturnedValueError(
+            f"the job returned the class {value.__qualname__}: return an instance of it"
+        )
     try:
         job.record_output(value)
     except ArgsError as error:
-        raise ArgsError(
-            f"the job returned a value that cannot be stored as its output: {error}. Return None, "
-            "a JSON value, a Struct, a dataclass or a pydantic model",
+        raise ReturnedValueError(
+            "the job returned a value that cannot be stored as its output: "
+            f"{str(error).removeprefix('$: ')}. If no code reads the output, return None",
             path=error.path,
         ) from None

@@ -125,7 +125,7 @@ class ArgsList(list[int]):
 
 
 ARGS: list[tuple[Any, type[Exception], str]] = [
-    (Data(x=object()), ArgsError, r"^\$\.x: the type object has no JSON form"),
+    (Data(x=object()), ArgsError, r"^\$\.x: an instance of object has no JSON form"),
     (Data(x=[math.nan]), ArgsError, r"^\$\.x\[0\]: nan"),
     (Data(x=-math.inf), ArgsError, r"^\$\.x: -inf"),
     (Data(x=Decimal("NaN")), ArgsError, r"^\$\.x: the Decimal NaN"),

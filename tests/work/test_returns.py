@@ -127,12 +127,13 @@ async def later() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: {1}, "a set has no order; use a sorted list.*Return None"),
-        (lambda: {"a": [object()]}, r"\$\.a\[0\]: the type object has no JSON form"),
-        (lambda: float("nan"), "nan has no JSON form"),
+        (lambda: {1}, r"output: a set has no order; use a sorted list\. If no code reads"),
+        (lambda: {"a": [object()]}, r"\$\.a\[0\]: an instance of object .*; use a dict, a Struct"),
+        (lambda: object, "the class object: return an instance"),
+        (lambda: float("nan"), "nan has no JSON form; use None"),
         (later, "a coroutine: return what it gives, with `await`"),
         (lambda: (n for n in ()), "a generator: return a list"),
-        (lambda: "x" * (32 * 1024 * 1024), "at most 33554432 bytes"),
+        (lambda: "x" * (32 * 1024 * 1024), "at most 33554432 bytes.*store the data elsewhere"),
     ],
 )
 @pytest.mark.parametrize("executor", [None, "thread"])
@@ -154,7 +155,7 @@ async def test_value_without_json_form(rig: Rig, make: Any, words: str, executor
     row = await rig.run_one(opts=InsertOpts(max_attempts=1))
     (error,) = errors_of(row)
     assert row["state"] == "discarded"
-    assert re.search(words, error["error"])
+    assert re.match(f"ReturnedValueError: the job returned .*{words}", error["error"])
     assert "output" not in metadata_of(row)
 
 
