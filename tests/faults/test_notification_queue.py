@@ -214,7 +214,8 @@ async def test_queue_that_fills_during_a_result(rig: Rig, flood: None) -> None:
         "CREATE TRIGGER flood AFTER UPDATE ON river_job FOR EACH ROW"
         " WHEN (NEW.state = 'completed') EXECUTE FUNCTION flood()"
     )
-    row = await rig.run_one_in_client()
+    async with rig.working() as client:
+        (row,) = await rig.work(client, Task())
     assert row["state"] == "completed"
     assert not row["errors"]
     assert await rig.schema.fetchval("SELECT last_value FROM floods") == 2

@@ -199,13 +199,6 @@ class Rig:
         async with connection.transaction():
             return await drain(client, with_scheduled=with_scheduled, tx=connection)
 
-    async def run_one_in_client(self, **settings: Any) -> asyncpg.Record:
-        """Insert one job, work it in a running client until its first event, and return its row."""
-        async with self.working(**settings) as client:
-            inserted = await client.insert(Task())
-            await self.event()
-        return await self.row(inserted.job.id)
-
     async def row(self, job_id: int) -> asyncpg.Record:
         """Return one row of river_job."""
         row = await self.schema.fetchrow("SELECT * FROM river_job WHERE id = $1", job_id)
