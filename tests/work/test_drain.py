@@ -69,11 +69,11 @@ async def test_pending_retry(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         if job.attempt == 1:
             raise ValueError("once")
 
-    for n in range(50):
-        async with rig.schema._connection.transaction():
-            await rig.client().insert(Task(n=n), tx=rig.schema._connection)
-        await rig.client().run(drain=True)
-        assert await rig.states() == {"completed": n + 1}
+    async with rig.client() as client:
+        for n in range(50):
+            await client.insert(Task(n=n))
+            await client.run(drain=True)
+            assert await rig.states() == {"completed": n + 1}
 
 
 async def test_claim_in_flight(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
