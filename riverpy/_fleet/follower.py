@@ -43,6 +43,7 @@ from riverpy._postgres.fleet import (
 from riverpy._postgres.tracing import suppress_tracing
 from riverpy._stream import StreamGroup
 from riverpy._waiting.background_task import BackgroundTask
+from riverpy._waiting.pool_connection import explain_read_error
 from riverpy.job import JobRow
 
 if TYPE_CHECKING:
@@ -216,8 +217,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
                     stream.put(event)
 
     def _resync(self) -> None:
-        """Announce, and read all watched jobs, because the connection listens only since now."""
-        self._announce_at = 0.0
+        """Read all watched jobs, because the connection listens only since now. An announcement that
+        is due is sent now. Earlier ones are still valid."""
         self._ids_to_read.update(self._readers_by_id)
         self._woken.set()
 
@@ -331,9 +332,10 @@ class FleetFollower(StreamGroup["FleetStream"]):
             changed = await fleet_read_changed_jobs(connection, self._schema, version_by_id)
         for job in changed:
             row = None if job.row is None else JobRow(job.row)
-            if self._version_by_id.get(job.id) == version_by_id[job.id]:  # else a reader was added
+            readers = list(self._readers_by_id.get(job.id, ()))
+            if readers:
                 self._version_by_id[job.id] = job.version
-            for reader in list(self._readers_by_id.get(job.id, ())):
+            for reader in readers:
                 reader.set_row(job.version, row)
 
     async def _read_rows_one_by_one(self, version_by_id: dict[int, str]) -> None:
@@ -344,7 +346,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
             except DATABASE_ERRORS as error:
                 if is_permanent_statement_error(error):
                     for reader in list(self._readers_by_id.get(job_id, ())):
-                        reader.fail(error)
+                        reader.fail(explain_read_error(error))
 
     def _fail_readers(self, error: Exception) -> None:
         for readers in list(self._readers_by_id.values()):

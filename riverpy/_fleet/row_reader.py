@@ -48,10 +48,11 @@ class RowReader:
     # -- called by the owner
 
     def set_row(self, version: str, row: JobRow | None) -> None:
-        """Receive the newest row; None: the job does not exist."""
+        """Receive the newest row; None: the job does not exist. A row may come twice, if another
+        reader of its job was added."""
         if row is None:
             self.fail(NotFoundError(f"there is no job {self.job_id}"))
-        elif version != self._version:
+        else:
             self._version, self._unread_row = version, row
             self._ready.set()
 
@@ -63,7 +64,7 @@ class RowReader:
     # -- called by the reader
 
     async def read_row(self) -> JobRow:
-        """Return the next version of the row.
+        """Return the newest row, when it has changed or was read again.
 
         Raises:
             StopAsyncIteration: the last row had a final state, or the reader was closed.

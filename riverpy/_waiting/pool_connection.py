@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from riverpy._postgres.driver import InsufficientPrivilegeError, describe_error
+from riverpy.errors import DatabaseError
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
@@ -30,3 +33,16 @@ class PoolConnection:
         with anyio.fail_after(timeout, reason=reason):
             async with self._lock, self._get_pool().acquire() as connection:
                 yield connection
+
+
+def explain_read_error(error: Exception) -> Exception:
+    """Return the error to raise if the database refuses to read jobs: one that names the missing
+    right, or the error itself."""
+    if not isinstance(error, InsufficientPrivilegeError):
+        return error
+    explained = DatabaseError(
+        f"the role of the client may not read jobs: {describe_error(error)}. Execute GRANT SELECT "
+        "ON river_job TO this role, as the owner of the table (docs/grants.md)"
+    )
+    explained.__cause__ = error
+    return explained

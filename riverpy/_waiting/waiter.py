@@ -33,6 +33,7 @@ from riverpy._postgres.jobs import FINAL_STATES, job_get_many
 from riverpy._postgres.tracing import suppress_tracing
 from riverpy._waiting.background_task import BackgroundTask
 from riverpy._waiting.job_wait import JobWait
+from riverpy._waiting.pool_connection import explain_read_error
 from riverpy.errors import ClientStateError, NotFoundError, RiverError
 from riverpy.job import JobColumn, JobRow, JobState
 
@@ -228,7 +229,7 @@ class Waiter:
                     self._can_mark_jobs = False
                     continue
                 if is_permanent_statement_error(error):
-                    self._fail_all_waits(error)
+                    self._fail_all_waits(explain_read_error(error))
                 self._read_error, delay = describe_error(error), self._backoff.next_delay()
             except RiverError as error:
                 self._fail_all_waits(error)

@@ -115,7 +115,8 @@ async def test_real_server(start: Start) -> None:
 
 async def test_litestar(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes of a stream are a response of Litestar. A heartbeat comes while nothing happens. A
-    job that is deleted ends its stream. A stream begins before the row if the database is slow."""
+    job that is deleted ends its stream. A stream begins before the row if the database is slow. The
+    subscription of a stream that is never read ends."""
     monkeypatch.setattr(_event_endpoint, "FIRST_READ_TIMEOUT", 0.0)
     monkeypatch.setattr(_event_stream, "HEARTBEAT_INTERVAL", 0.05)
     monkeypatch.setattr(_event_stream, "STOP_CHECK_INTERVAL", 0.01)
@@ -153,6 +154,9 @@ async def test_litestar(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None
             assert isinstance(response, StreamingResponse)
             body = aiter(response.body_iterator)
             assert [await anext(body), await anext(body)] == [b": riverpy\n\n", first]
+            await riverpy.web.events(client)(REQUEST)  # its reader has gone before the answer
+            while client._follower._open_streams:
+                await asyncio.sleep(0)
             await schema.execute("DELETE FROM river_job")
             rest = [part async for part in watching if not part.startswith(b":")]
             assert rest == [b'event: deleted\ndata: {"id":1}\n\n']

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from pathlib import Path
@@ -12,7 +13,7 @@ import asyncpg
 import pytest
 import structlog
 
-from riverpy import ConfigError, InsertManyParams, InsertOpts, UniqueOpts
+from riverpy import ConfigError, DatabaseError, InsertManyParams, InsertOpts, UniqueOpts
 from riverpy._log_events import INDEXES_OF_ANOTHER_OWNER_SKIPPED, ROW_LEVEL_SECURITY_FOUND
 from tests._database import connected
 from tests.maintenance.reindexing import Once
@@ -53,8 +54,8 @@ async def roles(schema: Schema) -> AsyncGenerator[dict[str, str]]:
 
 
 async def test_inserter(schema: Schema, roles: dict[str, str], doctor: Doctor) -> None:
-    """A role with the grants of an inserter inserts in every way and notifies, and cannot claim or
-    delete. Doctor reports that and the missing grants (SE-05)."""
+    """A role with the grants of an inserter inserts in every way and notifies, waits, watches and
+    follows, and cannot claim or delete. Doctor reports that and the missing grants (SE-05)."""
     rig = Rig(schema)
     rig.job(_nothing)
     unique = InsertOpts(unique_opts=UniqueOpts(by_args=True))
@@ -63,6 +64,10 @@ async def test_inserter(schema: Schema, roles: dict[str, str], doctor: Doctor) -
         assert (await client.insert(Task(1), unique)).unique_skipped_as_duplicate
         await client.insert_many([InsertManyParams(Task(n)) for n in range(3)])
         await client.insert_many_fast([InsertManyParams(Task(n)) for n in range(3)])
+        await schema.execute("UPDATE river_job SET state = 'cancelled', finalized_at = now()")
+        async with asyncio.timeout(30), client.subscribe("job_failed", fleet=True):  # type: ignore[call-overload]
+            assert (await client.wait(1)).state == "cancelled"
+            assert [change.job.state async for change in client.watch(1)] == ["cancelled"]
         async with connected(roles["inserter"], search_path=schema.name) as connection:
             async with connection.transaction():
                 await client.insert(Task(2), tx=connection)
@@ -165,13 +170,18 @@ async def test_row_security_of_migrations(
 
 
 async def test_role_without_grants(roles: dict[str, str], schema: Schema, doctor: Doctor) -> None:
-    """For a role without grants, doctor reports which ones it needs to insert."""
+    """For a role without grants, doctor reports which ones it needs to insert. Waits and watches
+    name the grant that they need."""
     report = await doctor(url=roles["nobody"])
     assert "permission denied" in report.one("schema", "fail")["text"]
     role = roles["nobody"].rpartition("=")[2]
     await schema.execute(f"GRANT USAGE ON SCHEMA {schema.name} TO {role}")
     await schema.execute(f"GRANT SELECT ON river_migration TO {role}")
     found = (await doctor(url=roles["nobody"])).one("grants", "fail")
+    async with asyncio.timeout(30), Rig(schema).client(url=roles["nobody"], queues={}) as client:
+        for read in (client.wait(1), anext(client.watch(1))):
+            with pytest.raises(DatabaseError, match="GRANT SELECT ON river_job"):
+                await read
     assert found["fix"] == (
         "to insert, grant SELECT, INSERT, UPDATE (kind) on river_job; "
         "USAGE on sequence river_job_id_seq"
