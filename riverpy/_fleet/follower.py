@@ -217,8 +217,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
                     stream.put(event)
 
     def _resync(self) -> None:
-        """Read all watched jobs, because the connection listens only since now. An announcement that
-        is due is sent now. Earlier ones are still valid."""
+        """Read all watched jobs, because the connection listens only since now. If an announcement
+        is due, it is sent now too. Earlier ones are still valid."""
         self._ids_to_read.update(self._readers_by_id)
         self._woken.set()
 

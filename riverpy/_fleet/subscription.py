@@ -32,6 +32,10 @@ class FleetStream(Stream[Event]):
         else:
             self._append_item(event)
 
+    def take_waiting_events(self, count: int) -> list[Event]:
+        """Remove and return the oldest waiting events, at most `count`."""
+        return [self._waiting_items.popleft() for _ in range(min(count, len(self._waiting_items)))]
+
     def add_dropped_by_workers(self, count: int) -> None:
         """Count events that a worker has dropped."""
         self.dropped_by_workers += count
@@ -92,3 +96,9 @@ class FleetSubscription:
             ClientStateError: the subscription was not opened.
         """
         return await anext(self._stream)
+
+
+def take_waiting_events(subscription: FleetSubscription, count: int) -> list[Event]:
+    """Remove and return the oldest waiting events of a subscription, at most `count`."""
+    stream = subscription._stream  # noqa: SLF001 (own class)  # pyright: ignore[reportPrivateUsage]
+    return stream.take_waiting_events(count)

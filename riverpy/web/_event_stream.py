@@ -8,12 +8,14 @@ from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
+import anyio.lowlevel
 import msgspec
 
 from riverpy._dsn import mask_passwords
 from riverpy._fleet.event_line import build_dropped_line, build_event_line
 from riverpy._fleet.messages import ERROR_LENGTH_MAX
 from riverpy._fleet.row_reader import WatchClosedError
+from riverpy._fleet.subscription import take_waiting_events
 from riverpy._fleet.watch import get_row_reader
 from riverpy._postgres.jobs import FINAL_STATES
 from riverpy.errors import ConfigError, NotFoundError
@@ -32,6 +34,8 @@ ItemT = TypeVar("ItemT")
 
 EVENTS_BUFFERED_MAX = 1_000
 """The maximum number of events that wait for a slow reader of the fleet's events."""
+EVENTS_PER_PART_MAX = 100
+"""The maximum number of events that are sent together."""
 HEARTBEAT_INTERVAL = 15.0
 """Seconds without an event after which a comment is sent, so that proxies keep the connection."""
 STOP_CHECK_INTERVAL = 0.5
@@ -103,11 +107,15 @@ async def _stream_fleet(subscription: FleetSubscription) -> AsyncGenerator[bytes
             if event is None:
                 yield _HEARTBEAT
                 continue
+            lines = [
+                build_event_line(one)
+                for one in (event, *take_waiting_events(subscription, EVENTS_PER_PART_MAX - 1))
+            ]
             if subscription.dropped > dropped:
                 dropped, count = subscription.dropped, subscription.dropped - dropped
-                yield encode_event("dropped", msgspec.json.encode(build_dropped_line(count)))
-            line = build_event_line(event)
-            yield encode_event(line.event, msgspec.json.encode(line))
+                lines.insert(0, build_dropped_line(count))
+            yield b"".join(encode_event(line.event, msgspec.json.encode(line)) for line in lines)
+            await anyio.lowlevel.checkpoint()  # other requests have their turn
 
 
 async def stream_job(

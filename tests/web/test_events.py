@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 import riverpy.web
-from riverpy import Client, ClientStateError, Config, ConfigError
+from riverpy import Client, ClientStateError, Config, ConfigError, Event, EventKind
 from riverpy.web import _event_endpoint, _event_stream
 from riverpy.web._event_stream import encode_event
 from tests.web.test_servers import JOB_LOCK, PATIENCE, UVICORN, start
@@ -116,7 +116,7 @@ async def test_real_server(start: Start) -> None:
 async def test_litestar(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes of a stream are a response of Litestar. A heartbeat comes while nothing happens. A
     job that is deleted ends its stream. A stream begins before the row if the database is slow. The
-    subscription of a stream that is never read ends."""
+    subscription of a stream that is never read ends. A hundred waiting events are one part."""
     monkeypatch.setattr(_event_endpoint, "FIRST_READ_TIMEOUT", 0.0)
     monkeypatch.setattr(_event_stream, "HEARTBEAT_INTERVAL", 0.05)
     monkeypatch.setattr(_event_stream, "STOP_CHECK_INTERVAL", 0.01)
@@ -162,6 +162,11 @@ async def test_litestar(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None
             assert rest == [b'event: deleted\ndata: {"id":1}\n\n']
             open_stream = riverpy.web.event_stream(client, kinds=["a"])
             await anext(open_stream)
+            [stream] = client._follower._open_streams
+            for number in range(101):
+                stream.put(Event(EventKind.QUEUE_PAUSED, queue=f"q{number}"))
+            parts = [await anext(open_stream) for _ in range(2)]
+            assert [part.count(b"event: queue_paused") for part in parts] == [100, 1]
         assert [part async for part in open_stream if not part.startswith(b":")] == []
 
 
