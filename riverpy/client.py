@@ -84,8 +84,8 @@ class Client(
     EventMethods,
     WaitMethods,
 ):
-    """A River client. `async with client:` opens its pool; `client.working()` works jobs while your
-    other code runs.
+    """A River client. `async with client:` opens its pool of connections. `async with
+    client.working():` works jobs while the block runs.
 
     A client without queues only inserts jobs and runs singletons (functions that run in one process
     at a time).
@@ -107,14 +107,14 @@ class Client(
             database: a `postgres://` URL, or an asyncpg pool. The client uses a pool for inserts
                 and other calls, and does not close it. A client that works jobs needs a URL. None:
                 only calls with `tx=` work, until `configure` sets a URL.
-            workers: the workers by kind. A client with workers refuses to insert other kinds unless
-                it is configured to accept them.
+            workers: the workers by kind. A client with workers refuses to insert other kinds,
+                except with `Config(skip_unknown_job_check=True)`.
             queues: the queues to work, by name.
             periodic_jobs: the periodic jobs that this client inserts while it is the leader.
             config: all other settings.
-            password: a function, `async` or not, that returns the password. It is called for each
-                new connection to the URL and to `Config.listen_url`, which have no password then. A
-                function that is not async runs in a thread. Default None: the URL, or the
+            password: a function, `async` or not, that returns the password. The client calls it for
+                each new connection, also to `Config.listen_url`. The URLs must have no password
+                then. A function that is not async runs in a thread. Default None: the URL, or the
                 environment, has the password.
 
         Raises:
@@ -160,12 +160,12 @@ class Client(
 
     @property
     def queues(self) -> ClientQueues:
-        """The queues that this client works. They may be changed at any time."""
+        """The queues that this client works. You may change them at any time."""
         return self._queues
 
     @property
     def periodic_jobs(self) -> PeriodicJobs:
-        """The periodic jobs that this client inserts while it is the leader. They may be changed at
+        """The periodic jobs that this client inserts while it is the leader. You may change them at
         any time."""
         return self._periodic_jobs
 
@@ -191,8 +191,8 @@ class Client(
 
     @property
     def id(self) -> str:
-        """The id of this client, which is written into the rows of claimed jobs. A default id is
-        made when it is first read, and again after a fork."""
+        """The id of this client. The client writes it into the rows of the jobs that it claims. A
+        default id is made when it is first read, and again after a fork."""
         if self._config.id is not None:
             return self._config.id
         pid = os.getpid()

@@ -83,7 +83,7 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_workers: int = 100
     """The number of slots: how many jobs of the queue run at a time, 1 to 10,000. Default 100."""
     fetch_cooldown: timedelta | None = None
-    """The minimum time between two claims. Default None: claiming adapts to the load."""
+    """The minimum time between two claims. Default None: no minimum."""
     fetch_poll_interval: timedelta | None = None
     """How often an idle queue is polled. Default None: the value of `Config`."""
     prefetch: bool = False
@@ -224,11 +224,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     acquire another lease, and `client.lease` waits. Use this setting to spread leases over
     processes. Default None: no limit."""
     spread_leases: bool = False
-    """Hand singletons over to clients that join later. If this client runs more singletons than its
-    share, and another client that waits for one of them runs at least two fewer, this client
-    cancels the function of one singleton, at most once in each `leader_ttl`, so that the other
-    client runs it. It needs the `riverpy` migration 8. Default False: a client keeps its
-    singletons."""
+    """Hand singletons over to clients that start later. The share of a client is the number of
+    running singletons, divided by the number of clients that run one or wait for one. If this
+    client runs more than its share, and a client that waits runs at least two fewer, this client
+    cancels the function of one singleton, so that the other client runs it. It does this at most
+    once in each `leader_ttl`. Needs version 8 of the migration line `riverpy`. Default False: a
+    client keeps its singletons."""
     leader_domain: str | None = None
     """The leader domain of this client. Each domain has its own leader, which maintains the queues
     that the domain claims. Default None: the domain `default`, to which clients of River in Go
@@ -263,8 +264,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     middleware: Sequence[Middleware] = ()
     """Middleware for all inserts and attempts. The first is the outermost. Default empty."""
     plugins: Sequence[Plugin] = ()
-    """Objects with methods of any hooks and middleware. All these methods are called. They come
-    before `hooks` and `middleware`. Default empty."""
+    """Objects with methods of any hooks and middleware. riverpy calls all these methods, before
+    those of `hooks` and `middleware`. Default empty."""
     reindexer_schedule: PeriodicSchedule | None = None
     """When the indexes are rebuilt. Default None: daily at midnight, UTC."""
     reindexer_timeout: timedelta | None = timedelta(minutes=1)

@@ -44,7 +44,7 @@ class HookInsertBegin(Protocol):
     middleware."""
 
     def insert_begin(self, params: JobInsertParams, /) -> Awaitable[None]:
-        """Change the job, or raise to refuse the whole batch."""
+        """Change the job, or raise an error to refuse the whole batch."""
         ...
 
 
@@ -54,7 +54,8 @@ class HookWorkBegin(Protocol):
     decoded."""
 
     def work_begin(self, job: Job[Any], /) -> Awaitable[None]:
-        """Change `job.encoded_args`, or raise to fail the attempt before the job's code runs."""
+        """Change `job.encoded_args`. If this method raises an error, the attempt fails before the
+        job's code runs."""
         ...
 
 
@@ -83,7 +84,8 @@ class HookPeriodicJobsStart(Protocol):
 
     def periodic_jobs_start(self, start: PeriodicJobsStart, /) -> Awaitable[None]:
         """Add or remove periodic jobs. All hooks of this kind together may take 30 seconds. If a
-        hook raises, maintenance does not start, and all these hooks are called again."""
+        hook raises an error, the leader does not start its services, and all these hooks are called
+        again."""
         ...
 
 

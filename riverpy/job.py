@@ -378,10 +378,11 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
         a second with one statement, and stores the last progress with the result of the attempt.
         May be called in any thread, and in a job with `executor="process"`.
 
-        A report never fails the job because of a computed value. Numbers below 0 count as 0, and
-        numbers above 2^63 - 1 as this. `done` may be more than `total`. If `done` is infinite or
-        NaN, nothing is reported; if `total` is, it counts as unknown. A text of more than 1,000
-        characters is cut and ends with "…". Characters that PostgreSQL cannot store are replaced.
+        The job never fails because of a number that it computed. Numbers below 0 count as 0, and
+        numbers above 2^63 - 1 count as 2^63 - 1. `done` may be more than `total`. If `done` is
+        infinite or NaN, nothing is reported. If `total` is infinite or NaN, it counts as unknown. A
+        text of more than 1,000 characters is cut and ends with "…". Characters that PostgreSQL
+        cannot store are replaced.
 
         Args:
             done: how much is done, in any unit.
@@ -414,8 +415,9 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
         self._record_metadata(OUTPUT_METADATA_KEY, encode_metadata_value(value))
 
     def save_output(self, value: object) -> Coroutine[object, None, None]:
-        """Store `value` as the job's output now: `await job.save_output(rows)`. A job can so show
-        a part of its output while it runs; `client.watch` and `riverpy.web.events` deliver it.
+        """Store `value` as the job's output now: `await job.save_output(rows)`. So other programs
+        can read a part of the output while the job runs, with `client.watch` and
+        `riverpy.web.events`.
 
         The call returns when the output is stored. Each call is a statement, so call it as often as
         readers need the output, for example once a second. Of calls at the same time, only the

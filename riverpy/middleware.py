@@ -27,7 +27,7 @@ class JobInsertMiddleware(Protocol):
     def insert_many(
         self, params: Sequence[JobInsertParams], do_inner: InsertInner, /
     ) -> Awaitable[None]:
-        """Call `do_inner` once, or raise to refuse the batch.
+        """Call `do_inner` once, or raise an error to refuse the batch.
 
         Args:
             params: the checked jobs. They may be changed before `do_inner` is called.
@@ -43,7 +43,7 @@ class WorkerMiddleware(Protocol):
     """Middleware around each attempt, even if the kind is unknown or the args cannot be decoded."""
 
     def work(self, job: Job[Any], do_inner: WorkInner, /) -> Awaitable[None]:
-        """Call `do_inner` once, or raise to end the attempt as if the job had raised.
+        """Call `do_inner` once, or raise an error, which counts as an error of the job.
 
         The job's timeout does not include the time spent here, outside `do_inner`.
 

@@ -55,8 +55,9 @@ class PeriodicJob:
                 `-[]<>/.·:+_`. The state stored under this id is kept when the leader changes.
                 Default: the kind or the function's name, with eight hexadecimal digits of a hash of
                 the schedule. Set an id if the schedule may change later.
-            run_on_start: an additional run: "each_term" (or True) when a client becomes leader,
-                "first_registration" when the id is new to the database. Default "never" (or False).
+            run_on_start: when to insert an additional job. "each_term" (or True): each time that a
+                client becomes leader. "first_registration": when the id is new to the database.
+                Default "never" (or False).
             missed: what to insert for runs that were due while there was no leader: "one" job for
                 all of them (the default); "skip": no job for a run that is more than 30 seconds
                 late; "all": a job for each of the newest 1,000.

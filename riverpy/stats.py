@@ -38,8 +38,9 @@ class Histogram(msgspec.Struct, frozen=True):
         return Histogram(self.bounds, counts, self.sum + other.sum)
 
     def quantile(self, share: float) -> float | None:
-        """Return the lowest bound that at least the fraction `share` of the values, for example
-        0.5, does not exceed; infinity: no bound is high enough; None: there are no values."""
+        """Return the lowest bound for which at least the fraction `share` of the values (0.5: half
+        of them) is not above the bound. Infinity: no bound is high enough. None: there are no
+        values."""
         left = share * self.count
         if left <= 0:
             return None

@@ -28,7 +28,7 @@ _COMMANDS = {
     "doctor": "Find problems, and show how to fix them.",
     "domain": "List leader domains, and move queues between them.",
     "events": "Follow the events of a worker on this machine.",
-    "health": "Report whether jobs are being worked, for probes and scripts.",
+    "health": "Report whether workers run jobs, for probes and scripts.",
     "insert": "Insert one job with JSON args.",
     "job": "List, show, retry, cancel and delete jobs.",
     "leader": "Show the leader, and request that it resigns.",

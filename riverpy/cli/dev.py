@@ -45,8 +45,8 @@ updated, also in a database of your own.
 With --reload, a change of pyproject.toml, riverpy.toml or a .py file below the current directory
 restarts the worker. If the code cannot be loaded, the command waits for the next change.
 
-Ctrl-C or SIGTERM stops the worker; running jobs may finish. At a second one they are cancelled, and
-the command ends within 2 s. Options after -- are those of `riverpy worker`.
+Ctrl-C or SIGTERM stops the worker, and running jobs may finish. A second Ctrl-C or SIGTERM cancels
+them, and the command ends within 2 s. Options after -- are those of `riverpy worker`.
 """
 
 

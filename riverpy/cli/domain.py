@@ -52,12 +52,12 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
     """List domains with their leaders, clients, queues and problems. Times are UTC.
 
     STANDBYS are the clients that would become leader now if there was none, as they reported with
-    their last heartbeat. Only the first are named; --json names all. `?`: a candidate does not
-    report it.
+    their last heartbeat. Only the first are named; --json names all. `?` means that a candidate
+    does not report this.
 
     LAST SEEN is the last heartbeat of a client of the domain. The row @schema shows the leader that
-    does the tasks of the whole schema, such as rebuilding indexes. `as default` means the leader of
-    default.
+    does the tasks of the whole schema, such as rebuilding indexes. `as default` means that this is
+    the leader of default.
     """
     seen, lease_map = run_async(_read_domain_map, database)
     names = (DEFAULT_DOMAIN, *seen.non_default_domains)

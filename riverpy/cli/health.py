@@ -63,7 +63,7 @@ Exit codes:
 def health(
     database: DatabaseSettings, *, address: Address | None, max_lag: timedelta | None, as_json: bool
 ) -> None:
-    """Report in one line whether jobs are being worked.
+    """Report in one line whether workers run jobs.
 
     With --url, it reads /readyz of that worker. Without --url, it checks three things in the
     database: a riverpy worker sends heartbeats, there is a leader, and no job has waited longer

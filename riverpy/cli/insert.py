@@ -82,29 +82,30 @@ def _parse_states(text: str) -> list[JobState]:
 )
 @click.option("--notify-end", is_flag=True, help="Notify clients that wait when the job ends.")
 @click.option(
-    "--unique-by-args", "by_args", is_flag=True, help="Compare with jobs with the same args."
+    "--unique-by-args", "by_args", is_flag=True, help="Make the job unique: compare the args."
 )
 @click.option(
-    "--unique-by-queue", "by_queue", is_flag=True, help="Compare with jobs in the same queue."
+    "--unique-by-queue", "by_queue", is_flag=True, help="Make the job unique: compare the queue."
 )
 @click.option(
     "--unique-by-period",
     "by_period",
     type=DURATION,
-    help="Compare with jobs of the same period, such as 1h.",
+    help="Make the job unique: compare the period, such as 1h.",
 )
 @click.option(
     "--unique-states",
     "by_state",
     type=ParsedType("states", _parse_states),
     metavar="A,B",
-    help="Compare with jobs in these states. Default: all but cancelled and discarded.",
+    help="A unique job is compared with jobs in these states. Default: all but cancelled and "
+    "discarded.",
 )
 @click.option(
     "--unique-exclude-kind",
     "exclude_kind",
     is_flag=True,
-    help="Also compare with jobs of other kinds.",
+    help="A unique job is also compared with jobs of other kinds.",
 )
 @click.option(
     "--replace",

@@ -102,13 +102,13 @@ def job() -> None:
     type=click.Choice(get_args(JobOrder)),
     default="id",
     show_default=True,
-    help="Sort by this. `time` is attempted_at for running jobs, finalized_at for ended ones, "
-    "otherwise scheduled_at; the first --state decides.",
+    help="Sort by this. `time` depends on the first --state: attempted_at for running, "
+    "finalized_at for a final state, otherwise scheduled_at.",
 )
 @click.option("--ascending", is_flag=True, help="The oldest first. Default: the newest first.")
 @limit_option
 @click.option(
-    "--after", type=NAME, metavar="CURSOR", help="Continue behind the cursor of an earlier list."
+    "--after", type=NAME, metavar="CURSOR", help="Continue after the cursor of an earlier list."
 )
 @json_option
 @database_options
@@ -125,10 +125,12 @@ def list_(
 ) -> None:
     """List jobs, the newest first.
 
-    A job is listed if it passes all filters. Of a filter that is repeated, one value is enough.
-    Without --kind, --state, --metadata or --id, the other filters may read the whole table.
+    A job is listed if it passes all filters. If a filter is repeated, one of its values is enough,
+    except for --tag. Without --kind, --state, --metadata or --id, the other filters may read the
+    whole table.
 
-    If there may be more jobs, stderr has the option for the next page. `--json` has it as `cursor`.
+    If there may be more jobs, the command prints the option for the next page to stderr. With
+    --json, `cursor` has its value.
 
     \b
     riverpy job list --state discarded --kind welcome
@@ -167,8 +169,8 @@ def list_(
 def show(database: DatabaseSettings, *, job_id: int, shows_log: bool, as_json: bool) -> None:
     """Show one job, with its progress and the errors of its attempts.
 
-    With --log, show what each attempt has logged, if the worker or River in Go stores logs. With
-    --json, the output is then the list of the entries.
+    With --log, show the log that the worker, or River in Go, has stored for each attempt. With
+    --log and --json, print the list of the log entries.
 
     The exit code is 1 if the job does not exist, or if it is damaged: the server cannot read it.
     """

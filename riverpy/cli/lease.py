@@ -97,7 +97,8 @@ class LeaseOutput(msgspec.Struct, frozen=True):
 def lease() -> None:
     """List leases and singletons, and request that a holder releases one.
 
-    Leases and singletons are names that one process at a time holds.
+    A lease is a lock that expires. A singleton is a function that runs under a lease, so only one
+    process at a time runs it.
     """
 
 
@@ -116,12 +117,12 @@ def list_(database: DatabaseSettings, *, with_internal: bool, limit: int, as_jso
 
     HOLDER is the client or LeaseManager that holds the lease, or held it last. EPOCH is the number
     of this term, and rises with each holder. SINCE is the start of the term. LEASE says, by the
-    server's clock, whether the lease is held, has expired or was released. After the last two, any
-    process may acquire the lease. A lease is listed after a process has acquired it once.
+    server's clock, whether the lease is held, has expired or was released. If it has expired or was
+    released, any process may acquire it. A lease is listed after a process has acquired it once.
 
     STANDBYS is the number of running clients that would acquire the lease if it was free, as they
-    reported with their last heartbeat. Clients that report nothing are not counted. LAG is how far
-    the holder is behind, as it last reported.
+    reported with their last heartbeat. Clients that report nothing are not counted. LAG is the
+    number and the age of the items that the holder had not handled at its last report.
 
     The leader of the domain default has no row here: see riverpy leader show.
     """

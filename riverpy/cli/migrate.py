@@ -84,8 +84,8 @@ def _print_line_objects(line_objects: Sequence[dict[str, object]]) -> None:
 def up(**options: Any) -> None:
     """Apply missing migrations.
 
-    Those of migration line `main` (River's tables) come first, then those of line `riverpy`. With
-    --to or --max-steps, only one migration line is used: --line, or else `main`. Each migration
+    The migrations of line `main` (River's tables) come first, then those of line `riverpy`. With
+    --to or --max-steps, the command uses only one line: that of --line, or `main`. Each migration
     runs in its own transaction. If one fails, the earlier ones stay applied. Run the command again
     to continue.
     """

@@ -104,23 +104,23 @@ Exit codes:
   2  wrong usage or a wrong setting
   3  not ready: no database within 10 s, or no River tables in it
   4  stopped, but jobs, maintenance or singletons were abandoned, or results could not be stored
-  10 stopped as for 0, because --max-jobs, --max-age or --max-rss was reached
+  10 stopped because --max-jobs, --max-age or --max-rss was reached, and every result was stored
 
 At SIGTERM or SIGINT the worker claims no more jobs, and running jobs may finish. After --soft-stop,
-or at a second signal, they are cancelled. A third signal ends the process at once, with exit code
-128 + its number. Threads and tasks that your code leaves running delay the end by at most 3 s.
+or at a second signal, the worker cancels them. A third signal ends the process at once, with exit
+code 128 + its number. Threads and tasks that your code leaves running delay the end by at most 3 s.
 
---max-jobs, --max-age and --max-rss let the service manager replace the process: its restart policy
-must start a new one after exit code 10. Each process chooses its limits at random, at most 10 %
-below or above the given ones, so that workers do not restart together. During such a stop the first
-signal changes nothing, and the second one cancels running jobs.
+If you use --max-jobs, --max-age or --max-rss, let the service manager start a new process after
+exit code 10. Each process chooses its limits at random, at most 10 % below or above the given ones,
+so that workers do not restart together. During this stop a first signal changes nothing, and a
+second signal cancels running jobs.
 
---processes starts several workers under one supervisor, which replaces each one that ends: at once
+With --processes one supervisor starts several workers. It replaces a worker that ends: at once
 after exit code 10, otherwise after 0.5 s to 30 s. Signals to the supervisor stop all workers. If
-the first worker fails before it works, the command ends with its exit code. Later the exit code is
-0, or 4 if a worker did not stop cleanly. A third signal kills all workers: then the exit code is
-128 + its number (130 for SIGINT, 143 for SIGTERM). --health answers for all workers, and each
-worker has limits of its own.
+the first worker fails at its start, the command ends with its exit code. Later the exit code is 0,
+or 4 if a worker did not stop cleanly. A third signal kills all workers, and the exit code is 128 +
+its number (130 for SIGINT, 143 for SIGTERM). --health answers for all workers. Each worker has
+limits of its own.
 """
 
 
