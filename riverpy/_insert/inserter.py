@@ -31,6 +31,7 @@ from riverpy._insert.retries import (
 from riverpy._insert.row import (
     InsertSettings,
     PreparedJob,
+    RowTemplates,
     make_insert_params,
     make_row,
     prepare_row,
@@ -172,6 +173,7 @@ class Inserter:
         self._schema = schema
         self._insert_settings = insert_settings
         self._client_plugins = plugins
+        self._row_templates = RowTemplates()
         self._clock = clock
         self._notify_limiter = NotifyLimiter(clock)
         self._notification_queue_log = NotificationQueueLog()
@@ -196,7 +198,11 @@ class Inserter:
         self, args: Args, opts: InsertOpts | None, *, tx: CallerTransaction | None
     ) -> InsertResult:
         """Insert one job; see `insert_many`."""
-        (result,) = await self.insert_many([InsertManyParams(args, opts)], tx=tx)
+        row = self._row_templates.make_row(args) if opts is None else None
+        if row is None:
+            (result,) = await self.insert_many([InsertManyParams(args, opts)], tx=tx)
+        else:
+            (result,) = await self._insert_rows(tx, [args], [row], self._send_insert_statement)
         return result
 
     async def insert_many(
@@ -294,7 +300,9 @@ class Inserter:
         jobs = list(_iterate_checked_params(params))
         if not jobs:
             raise InsertError("there is nothing to insert: pass at least one job")
-        rows = prepare_rows(jobs, settings=self._insert_settings, now=now)
+        rows = prepare_rows(
+            jobs, settings=self._insert_settings, now=now, templates=self._row_templates
+        )
         return [job.args for job in jobs], rows
 
     async def _insert_rows(

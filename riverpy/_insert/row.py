@@ -47,6 +47,8 @@ T = TypeVar("T")
 
 _UNIQUE_KEY_BYTES = 32
 _INSERTABLE_STATES = (JobState.AVAILABLE, JobState.PENDING, JobState.SCHEDULED)
+TEMPLATES_MAX = 1_000
+"""The maximum number of classes that `RowTemplates` remembers."""
 _EMPTY_INSERT_OPTS = InsertOpts()
 _EMPTY_UNIQUE_OPTS = UniqueOpts()
 
@@ -70,24 +72,67 @@ class PreparedJob(NamedTuple):
     row: InsertRow
 
 
+class RowTemplates:
+    """A row for each args class of which a job without options was inserted. The next job of the
+    class differs from it only in the args."""
+
+    def __init__(self) -> None:
+        self._row_by_class: dict[type, InsertRow] = {}
+
+    def make_row(self, args: JobArgs | RawArgs) -> InsertRow | None:
+        """Return the row of a job without options. None: no row of the class is known.
+
+        Raises:
+            ArgsError: the args cannot be stored as a JSON object.
+        """
+        template = self._row_by_class.get(type(args))
+        if template is None or type(args).kind != template.kind:
+            return None
+        if callable(getattr(args, "insert_opts", None)):  # an object may have options of its own
+            return None
+        return InsertRow(encode_args(args), *template[1:])
+
+    def add(self, args: JobArgs | RawArgs, row: InsertRow) -> None:
+        """Record the row of a job without options, unless rows of its class differ."""
+        if row.unique_states is None and not _has_options_of_its_own(args):
+            if len(self._row_by_class) >= TEMPLATES_MAX:
+                self._row_by_class.clear()
+            self._row_by_class[type(args)] = row
+
+
+def _has_options_of_its_own(args: JobArgs | RawArgs) -> bool:
+    """Whether the kind or the options of the args may differ from those of its class."""
+    return isinstance(args, RawArgs) or callable(getattr(args, "insert_opts", None))
+
+
 def prepare_rows(
-    jobs: Iterable[InsertManyParams], *, settings: InsertSettings, now: datetime
+    jobs: Iterable[InsertManyParams],
+    *,
+    settings: InsertSettings,
+    now: datetime,
+    templates: RowTemplates,
 ) -> list[InsertRow]:
     """Check and encode jobs; see `prepare_row`.
 
     Most batches have one args class and the same options. The values that depend only on the class
-    and the options are checked once, and copied to the other jobs.
+    and the options are checked once, and copied to the other jobs. For jobs without options, this
+    holds for all batches that have the same `templates`.
     """
     rows: list[InsertRow] = []
     firsts: dict[tuple[type, int], tuple[InsertOpts | None, InsertRow]] = {}
     for job in jobs:
         args, opts = job.args, job.opts
+        if opts is None and (row := templates.make_row(args)) is not None:
+            rows.append(row)
+            continue
         key = (type(args), id(opts))  # `firsts` keeps the options alive, so their id is not reused
-        is_single = isinstance(args, RawArgs) or callable(getattr(args, "insert_opts", None))
+        is_single = _has_options_of_its_own(args)
         if not is_single and (first := firsts.get(key)) is not None:
             row = InsertRow(encode_args(args), *first[1][1:])
         else:
             row = prepare_row(args, opts, settings=settings, now=now)
+            if opts is None:
+                templates.add(args, row)
             if not is_single and row.unique_states is None:
                 firsts[key] = (opts, row)
         rows.append(row)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from riverpy._names import EXPIRES_AT_METADATA_KEY
 from riverpy._postgres.driver import PostgresError
@@ -172,11 +172,10 @@ async def job_insert_shared(
         raise
     if not records:
         raise JobLeftOutError
-    # A record is a sequence of its values, although asyncpg's types do not say so.
-    rows_found = cast("list[Sequence[object]]", records)
-    return [InsertResult(JobRow(row), False) for row in rows_found], records[0][
-        _NOTIFIED_COUNT_IN_SHARED_COLUMN
-    ]
+    notified_count: int = records[0][_NOTIFIED_COUNT_IN_SHARED_COLUMN]
+    return [
+        InsertResult(JobRow(record[:_NOTIFIED_COUNT_IN_SHARED_COLUMN]), False) for record in records
+    ], notified_count
 
 
 async def _insert_with_general_statement(

@@ -3,6 +3,8 @@
 serve URL SLOTS              the bare loop on the jobs that are there, until it is ended
 pickup URL JOBS              LISTEN and claim, one insert each 20 ms: {"p50_ms": ..., "p99_ms": ...}
 insert URL (one|many|fast) JOBS   a row with its NOTIFY / one unnest / one COPY: {"per_s": ...}
+insert URL 100_callers JOBS       100 tasks, each row with its NOTIFY, on a pool of ten connections
+insert URL 100_shared JOBS        100 tasks whose rows share one statement in flight
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import asyncpg
 import uvloop
 
 from scripts import bare_loop
+from scripts._bench.callers import call_from_tasks
 
 INTERVAL = 0.02
 SLOTS = 100
@@ -40,6 +43,12 @@ from unnest(
   $1::jsonb[], $2::text[], $3::smallint[], $4::jsonb[], $5::smallint[], $6::text[],
   $7::timestamptz[], $8::river_job_state[]
 )
+returning id
+"""
+
+INSERT_SHARED = """
+insert into river_job (args, kind, max_attempts, metadata, priority, queue, state)
+select given::jsonb, 'bare', 25, '{}', 1, 'default', 'available' from unnest($1::text[]) as given
 returning id
 """
 
@@ -128,6 +137,31 @@ async def pickup(url: str, jobs: int) -> dict[str, float]:
     return {"p50_ms": found[49] * 1e3, "p99_ms": found[98] * 1e3}
 
 
+class SharedStatement:
+    """Inserts the rows of all callers that wait with one statement after the other."""
+
+    def __init__(self, connection: asyncpg.Connection) -> None:
+        self._connection = connection
+        self._waiting: list[tuple[str, asyncio.Future[int]]] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    async def insert(self, number: int) -> int:
+        """Insert a row and return its id."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((json.dumps({"number": number}), future))
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send())
+        return await future
+
+    async def _send(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            ids = await self._connection.fetch(INSERT_SHARED, [args for args, _ in batch])
+            for (_, future), found in zip(batch, ids, strict=True):
+                future.set_result(found[0])
+        self._sending = None
+
+
 async def insert(url: str, how: str, jobs: int) -> dict[str, float]:
     """Insert jobs and return the rate. Encoding the rows counts, because a client encodes them
     too."""
@@ -140,6 +174,13 @@ async def insert(url: str, how: str, jobs: int) -> dict[str, float]:
                 await one.fetch(*row(number))
         case "many":
             await many.fetch(*map(list, zip(*map(row, range(jobs)), strict=True)))
+        case "100_callers":
+            async with asyncpg.create_pool(url, min_size=10, max_size=10) as pool:
+                began = time.perf_counter()
+                await call_from_tasks(jobs, lambda number: pool.fetch(INSERT_ONE, *row(number)))
+        case "100_shared":
+            shared = SharedStatement(connection)
+            await call_from_tasks(jobs, shared.insert)
         case "fast":
             await connection.copy_records_to_table(
                 "river_job", records=map(row, range(jobs)), columns=COLUMNS

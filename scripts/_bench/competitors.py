@@ -67,7 +67,9 @@ class Competitor:
         return None
 
     async def insert(self, how: str, jobs: int) -> float | None:
-        """Return inserted jobs per second: `one` at a time, `many` in a call, or `fast`."""
+        """Return inserted jobs per second: `one` at a time, `many` in a call, `fast`, or
+        `100_callers` at the same time. `100_shared` is the same, for which the bare program shares
+        a statement instead of using a pool."""
         return None
 
     def serve(self, database: Database, slots: int) -> list[str]:
@@ -188,9 +190,13 @@ class RiverGo(Competitor):
         return found["pickup_p50_ms"], found["pickup_p99_ms"]
 
     async def insert(self, how: str, jobs: int) -> float | None:
+        if how == "100_shared":
+            return None
         database = await self.database()
         await database.empty()
-        return (await self._bench(database, f"--insert-{how}", jobs)).found[f"insert_{how}"]
+        return (await self._bench(database, f"--insert-{how.replace('_', '-')}", jobs)).found[
+            f"insert_{how}"
+        ]
 
     def serve(self, database: Database, slots: int) -> list[str]:
         return [self._binary, "bench", "--database-url", database.url, "--serve", str(slots)]
@@ -236,7 +242,7 @@ class Peer(Competitor):
 
     async def insert(self, how: str, jobs: int) -> float | None:
         """Insert into a separate database, so that no worker takes the jobs."""
-        if how == "fast":
+        if how in {"fast", "100_shared"}:
             return None
         database = await self._server.database(f"{self.name}_insert")
         module = f"peers.{self.name}"

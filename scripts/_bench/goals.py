@@ -67,6 +67,8 @@ GOALS = (
     Goal("pickup_p50_ms", 2.0, "bare", is_least=False),
     Goal("pickup_p99_ms", 3.0, "bare", is_least=False),
     Goal("insert_one", 0.9, "bare"),
+    Goal("insert_100_callers", 8.0, "river_go"),
+    Goal("insert_100_shared", 0.4, "bare"),
     Goal("insert_many", 0.8, "bare"),
     Goal("insert_fast", 0.9, "bare"),
     Goal("sustained_backlog_growth", 0.01, is_least=False),

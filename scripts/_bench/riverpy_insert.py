@@ -1,6 +1,7 @@
 """Inserts by riverpy's client, as a program.
 
 one URL JOBS              one at a time on one connection: {"per_s": ...}
+100_callers URL JOBS      100 tasks that insert one job after the other (100_shared: the same)
 many URL JOBS             one `insert_many`
 fast URL JOBS             one `insert_many_fast`
 steady URL RATE SECONDS   `insert_many` each 10 ms: {"per_s": ...}
@@ -16,6 +17,7 @@ import time
 import uvloop
 
 from riverpy import Client, Config, InsertManyParams
+from scripts._bench.callers import call_from_tasks
 from scripts._bench.riverpy_jobs import Noop
 
 INTERVAL = 0.01
@@ -30,6 +32,8 @@ async def insert(client: Client, how: str, jobs: int) -> float:
         case "one":
             for _ in range(jobs):
                 await client.insert(Noop())
+        case "100_callers" | "100_shared":
+            await call_from_tasks(jobs, lambda _number: client.insert(Noop()))
         case "many":
             await client.insert_many(params)
         case "fast":

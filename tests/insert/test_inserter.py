@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from riverpy._insert.row import InsertSettings, prepare_row, prepare_rows
+from riverpy._insert.row import InsertSettings, RowTemplates, prepare_row, prepare_rows
 from riverpy.insert_opts import InsertManyParams, InsertOpts, UniqueOpts
 from riverpy.job import JobState, RawArgs
 from riverpy.migrate import Migrator
@@ -89,7 +89,13 @@ def test_batch_rows_equal_single_rows() -> None:
     jobs += [InsertManyParams(RawArgs("raw_2", '{"n": 4}'), high)]
     jobs += [InsertManyParams(Own(n=n), InsertOpts(priority=n)) for n in (1, 2, 3, 4)]
     alone = [prepare_row(job.args, job.opts, settings=RULES, now=NOW) for job in jobs]
-    assert prepare_rows(iter(jobs), settings=RULES, now=NOW) == alone
+    templates = RowTemplates()
+    for _ in range(2):
+        rows = prepare_rows(iter(jobs), settings=RULES, now=NOW, templates=templates)
+        assert rows == alone
+    assert templates.make_row(Own(n=1)) == alone[0]
+    Own.kind = "renamed"
+    assert templates.make_row(Own(n=1)) is None
     assert {row.kind for row in alone} == {"own", "other", "raw_1", "raw_2"}
     assert {row.queue for row in alone} == {"default", "own"}
 

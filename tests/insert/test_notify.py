@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
 import pytest
 
-from riverpy._insert.notify_limiter import NOTIFY_INTERVAL_MIN, NotifyLimiter
+from riverpy._insert.notify_limiter import COVERED_TIME, NOTIFY_INTERVAL_MIN, NotifyLimiter
 from riverpy.client import Client
 from riverpy.config import Config
 from riverpy.insert_opts import InsertManyParams, InsertOpts
@@ -182,3 +183,54 @@ def test_limiter_size_is_limited() -> None:
         assert limiter.select_queues([f"q{number}"]).notified == [f"q{number}"]
         assert limiter.select_queues([f"q{number}"]).skipped == [f"q{number}"]
     assert len(limiter._selected_at_by_queue) <= 1001
+
+
+@pytest.mark.parametrize("opts", [None, BY_ARGS])
+async def test_a_late_commit_is_notified(
+    schema: Schema, heard: Heard, opts: InsertOpts | None
+) -> None:
+    """If a statement without a notification commits too late for the claim that follows the last
+    notification, a notification follows. This is true with a shared statement and without one."""
+    clock = FixedClock()
+    async with Client(schema.url, config=Config(schema=schema.name)) as client:
+        client._inserter._notify_limiter._clock = clock
+        await client.insert(Data(n=0))
+        assert await heard.take() == [due_payload("default", 2)]
+        await client.insert(Data(n=0))
+        assert await heard.take() == []
+        async with schema.connected() as blocker, blocker.transaction():
+            await blocker.execute("LOCK TABLE river_job IN SHARE MODE")
+            late = asyncio.ensure_future(client.insert(Welcome(1), opts))
+            while not await schema.fetchval(
+                "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)"
+                " WHERE NOT granted AND pg_stat_activity.datname = current_database()"
+            ):
+                await asyncio.sleep(0.002)
+            clock.time += COVERED_TIME * 1.5
+        await late
+        while not (payloads := await heard.take()):
+            await asyncio.sleep(0.002)
+        assert payloads == [due_payload("default", 2)]
+
+
+async def test_a_failed_notification_does_not_count(schema: Schema, heard: Heard) -> None:
+    """After a statement that notifies and fails, the next one notifies. A statement that has not
+    ended does not count for shared statements."""
+    limiter = NotifyLimiter(FixedClock())
+    running = limiter.select_queues(["q"])
+    assert limiter.select_queues(["q"]).skipped == ["q"]
+    assert limiter.select_queues(["q"], counts_running_statements=False).notified == ["q"]
+    limiter.record_end(running, is_stored=True)
+    assert limiter.select_queues(["q"], counts_running_statements=False).skipped == ["q"]
+    await schema.execute("ALTER TABLE river_job ADD CONSTRAINT refused CHECK (kind <> 'welcome')")
+    try:
+        async with Client(schema.url, config=Config(schema=schema.name)) as client:
+            clock = client._inserter._notify_limiter._clock = FixedClock()
+            for opts in (None, BY_ARGS):
+                with pytest.raises(asyncpg.CheckViolationError):
+                    await client.insert(Welcome(1), opts)
+                await client.insert(Data(n=0))
+                assert await heard.take() == [due_payload("default", 2)]
+                clock.time += 1
+    finally:
+        await schema.execute("ALTER TABLE river_job DROP CONSTRAINT refused")

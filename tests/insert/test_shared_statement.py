@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import asyncpg
 import pytest
 
-from riverpy import Client, Config, InsertManyParams
-from tests.insert.jobs import Data
+from riverpy import Client, ClientStateError, Config, InsertManyParams, InsertOpts
+from riverpy._insert import insert_backlog, shared_statement
+from riverpy.job import JobRow
+from tests.insert.jobs import BY_ARGS, Data, Welcome, many
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine
@@ -112,30 +116,31 @@ async def test_calls_share_a_statement(schema: Schema) -> None:
 
 
 REFUSALS = {
-    "constraint": "ALTER TABLE river_job ADD CONSTRAINT refused CHECK (args <> '{\"n\": 7}')",
-    "trigger": """
-        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
-        BEGIN
-            IF new.args = '{"n": 7}' THEN RAISE 'refused'; END IF;
-            RETURN new;
-        END $$;
-        CREATE TRIGGER refuse BEFORE INSERT ON river_job FOR EACH ROW EXECUTE FUNCTION refuse()
-    """,
-    "left out": """
-        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
-        BEGIN
-            IF new.args = '{"n": 7}' THEN RETURN NULL; END IF;
-            RETURN new;
-        END $$;
-        CREATE TRIGGER refuse BEFORE INSERT ON river_job FOR EACH ROW EXECUTE FUNCTION refuse()
+    "trigger": "RAISE 'refused'",
+    "left out": "RETURN NULL",
+    "slow": "PERFORM pg_sleep(10)",
+    "conflict": """
+        IF nextval(TG_TABLE_SCHEMA || '.conflicts') < 3 THEN
+            RAISE 'retry' USING ERRCODE = '40001';
+        END IF
     """,
 }
+TRIGGER = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF new.args = '{{"n": 7}}' THEN {act}; END IF;
+    RETURN new;
+END $$;
+CREATE TRIGGER refuse BEFORE INSERT ON river_job FOR EACH ROW EXECUTE FUNCTION refuse()
+"""
+CONSTRAINT = "ALTER TABLE river_job ADD CONSTRAINT refused CHECK (args <> '{\"n\": 7}')"
 
 
 @asynccontextmanager
 async def refusing(schema: Schema, refusal: str) -> AsyncGenerator[None]:
     """Let the server refuse the job with the number 7."""
-    await schema.execute(REFUSALS[refusal])
+    act = REFUSALS.get(refusal)
+    await schema.execute(CONSTRAINT if act is None else TRIGGER.format(act=act))
     try:
         yield
     finally:
@@ -145,7 +150,7 @@ async def refusing(schema: Schema, refusal: str) -> AsyncGenerator[None]:
         )
 
 
-@pytest.mark.parametrize("refusal", REFUSALS)
+@pytest.mark.parametrize("refusal", ["constraint", "trigger", "left out"])
 async def test_a_refused_job_harms_no_other(schema: Schema, refusal: str) -> None:
     """If the server refuses a job, only its call gets the error. All others are stored."""
     async with refusing(schema, refusal), inserting(schema) as client:
@@ -207,3 +212,164 @@ async def test_closing_sends_what_waits(schema: Schema) -> None:
         await asyncio.sleep(0)
     assert await calls.outcomes() == [*range(6)]
     assert await schema.fetch(BACKENDS, NAME, "") == []
+
+
+LATER = datetime(2200, 1, 1, tzinfo=UTC)
+OPTIONS = [
+    None,
+    InsertOpts(queue="other", priority=3, max_attempts=7, tags=["vip", "new_one"]),
+    InsertOpts(metadata={"ä": [1, None]}, notify_end=True),
+    InsertOpts(scheduled_at=LATER),
+    InsertOpts(pending=True),
+    InsertOpts(expires_in=timedelta(hours=1), metadata={"a": 1}),
+]
+NOT_COMPARED = {"id", "created_at", "scheduled_at"}
+
+
+async def test_rows_equal_those_of_transactions(schema: Schema) -> None:
+    """A shared statement stores the same rows as an insert in a transaction, and returns them as
+    they are stored."""
+    batch = [InsertManyParams(Welcome(1, 'q"\\é'), opts) for opts in OPTIONS]
+    async with Client(schema.url, config=Config(schema=schema.name)) as client:
+        results = await client.insert_many(batch)
+        async with schema.connected() as connection, connection.transaction():
+            await client.insert_many(batch, tx=connection)
+        for result in results:
+            found = await client.job_get(result.job.id)
+            assert len(result.job.columns()) == len(found.columns())
+            names = [name for name, one in vars(JobRow).items() if isinstance(one, property)]
+            assert "created_at" in names
+            for name in names:
+                assert getattr(result.job, name) == getattr(found, name), name
+    rows = [dict(row) for row in await schema.jobs()]
+    for row in rows:
+        row["metadata"] = row["metadata"].split("riverpy:expires_at")[0]
+        row["is_later"] = row["scheduled_at"] > row["created_at"]
+    kept = [{key: row[key] for key in row.keys() - NOT_COMPARED} for row in rows]
+    assert kept[: len(OPTIONS)] == kept[len(OPTIONS) :]
+
+
+async def test_which_calls_share(schema: Schema) -> None:
+    """Unique jobs, calls of more than 100 jobs, COPY and clients with a pool of the caller's use no
+    reserved connection."""
+    config = Config(schema=schema.name)
+    async with asyncpg.create_pool(schema.url, min_size=1, max_size=1) as pool:
+        for database in (pool, schema.url):
+            async with Client(database, config=config) as client:
+                await client.insert(Welcome(1), BY_ARGS)
+                await client.insert_many(many(*map(Welcome, range(101))))
+                await client.insert_many_fast(many(Welcome(1)))
+                if database is pool:
+                    await client.insert(Welcome(1))
+                assert await schema.fetch(BACKENDS, NAME, "") == []
+                if database is not pool:
+                    await client.insert_many(many(*map(Welcome, range(100))))
+                    assert len(await schema.fetch(BACKENDS, NAME, "")) == 1
+
+
+async def test_limits(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A statement has a limited number of jobs and bytes. A call that waits for too long fails, in
+    the backlog or before it, and its job is not stored."""
+    monkeypatch.setattr(insert_backlog, "STATEMENT_JOBS_MAX", 3)
+    async with inserting(schema) as client:
+        async with calls_in_flight(schema, client) as calls:
+            calls.insert(1, 2, 3, 4)
+            batch = [InsertManyParams(Data(n=n)) for n in range(5, 10)]
+            calls.start(client.insert_many(batch))
+            await asyncio.sleep(0)
+        assert (await asyncio.gather(*calls.tasks[:5]))[4].job.id == 5 + 1
+        assert len(await calls.tasks[5]) == len(batch)
+        counts = "SELECT count(*) FROM river_job GROUP BY xmin::text::bigint ORDER BY min(id)"
+        assert [row[0] for row in await schema.fetch(counts)] == [1, 3, 1, 5]
+        monkeypatch.setattr(insert_backlog, "STATEMENT_BYTES_MAX", 16)
+        async with calls_in_flight(schema, client) as calls:
+            calls.insert(1, 2, 3)
+            await asyncio.sleep(0)
+        await asyncio.gather(*calls.tasks)
+        assert [row[0] for row in await schema.fetch(counts)] == [1, 3, 1, 5, 1, 1, 1, 1]
+    monkeypatch.setattr(insert_backlog, "BACKLOG_JOBS_MAX", 2)
+    monkeypatch.setattr(shared_statement, "ACQUIRE_CONNECTION_TIMEOUT", 0.2)
+    async with inserting(schema) as client:
+        await schema.execute("DELETE FROM river_job")
+        async with calls_in_flight(schema, client) as calls:
+            calls.insert(1, 2, 3)
+            await asyncio.wait(calls.tasks[1:])
+        assert await calls.tasks[0]
+        for task in calls.tasks[1:]:
+            with pytest.raises(TimeoutError, match=r"not sent within|not inserted within"):
+                await task
+    assert await stored(schema) == [0]
+
+
+async def test_a_statement_timeout_of_the_role(schema: Schema) -> None:
+    """While inserts wait for a lock for longer than the `statement_timeout` of the role, all calls
+    fail soon, and nothing is stored. A slow job alone delays no other."""
+    url = f"{schema.url}{'&' if '?' in schema.url else '?'}statement_timeout=100"
+    async with Client(url, config=Config(schema=schema.name)) as client:
+        calls = Calls(schema, client)
+        async with blocked(schema):
+            calls.insert(*range(50))
+            with anyio.fail_after(10):
+                await asyncio.wait(calls.tasks)
+        outcomes = await calls.outcomes()
+        assert {type(one) for one in outcomes} == {asyncpg.QueryCanceledError}
+        assert await stored(schema) == []
+        async with refusing(schema, "slow"):
+            calls = Calls(schema, client)
+            calls.insert(*range(30))
+            outcomes = await calls.outcomes()
+        assert isinstance(outcomes.pop(7), asyncpg.QueryCanceledError)
+        assert outcomes == [*range(7), *range(8, 30)]
+
+
+async def test_closing_is_bounded(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the jobs that wait cannot be sent while the client closes, their calls fail."""
+    monkeypatch.setattr(shared_statement, "CLOSE_TIMEOUT", 0.1)
+    async with blocked(schema):
+        async with Client(schema.url, config=Config(schema=schema.name)) as client:
+            calls = Calls(schema, client)
+            calls.insert(0)
+            await calls.until_blocked()
+            calls.insert(1)
+            await asyncio.sleep(0)
+        with pytest.raises(ConnectionError, match="may be stored"):
+            await calls.tasks[0]
+        with pytest.raises(ClientStateError, match="closed before"):
+            await calls.tasks[1]
+
+
+async def test_connecting_is_retried(schema: Schema) -> None:
+    """While the database is unavailable, the client tries to connect again. After an error that a
+    retry cannot solve, all calls that wait fail at once."""
+    failures: list[Exception] = [
+        asyncpg.InvalidPasswordError("wrong password"),
+        ConnectionRefusedError("refused"),
+        asyncpg.CannotConnectNowError("the database system is starting up"),
+    ]
+    async with Client(schema.url, config=Config(schema=schema.name)) as client:
+        sender = client._inserter._shared_sender
+        assert sender is not None
+        connect = sender._connect
+
+        async def fail_first() -> Any:
+            if failures:
+                raise failures.pop()
+            return await connect()
+
+        sender._connect = fail_first
+        calls = Calls(schema, client)
+        calls.insert(1, 2)
+        outcomes = await calls.outcomes()
+        assert {type(one) for one in outcomes} == {asyncpg.InvalidPasswordError}
+        await client.insert(Data(n=3))
+    assert failures == []
+    assert await stored(schema) == [3]
+
+
+async def test_a_conflict_of_serializable_statements(schema: Schema) -> None:
+    """A statement that the server rolls back for a conflict is sent again."""
+    async with refusing(schema, "conflict"), inserting(schema) as client:
+        await schema.execute("CREATE SEQUENCE conflicts")
+        assert number_of(await client.insert(Data(n=7))) == 7
+        assert await schema.fetchval("SELECT last_value FROM conflicts") == 3
+        await schema.execute("DROP SEQUENCE conflicts")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from riverpy._log_events import WORKER_STOPPED
 from tests.kit.proxy import Partition
-from tests.kit.server_faults import POOL_NAME
+from tests.kit.server_faults import INSERTS_NAME, POOL_NAME
 
 LONG_RUN = 600.0
 """Runs of at least this many seconds have outages of two minutes."""
@@ -29,11 +29,13 @@ class FaultKind(StrEnum):
     KILL_RESULTS = "backend of the results killed"
     KILL_MAINTENANCE = "backend of the maintenance killed"
     KILL_POOL = "backends of the pool killed"
+    KILL_INSERTS = "backend of the shared inserts killed"
     FREEZE_LISTENER = "backend of the listener frozen"
     FREEZE_RESERVED = "backend of lease and heartbeat frozen"
     FREEZE_CLAIMS = "backend of the claims frozen"
     FREEZE_RESULTS = "backend of the results frozen"
     FREEZE_POOL = "backends of the pool frozen"
+    FREEZE_INSERTS = "backend of the shared inserts frozen"
     CUT = "connections cut"
     REQUESTS_LOST = "partition, requests lost"
     ANSWERS_LOST = "partition, answers lost"
@@ -66,6 +68,7 @@ BACKENDS = {
     "RESULTS": "riverpy results",
     "MAINTENANCE": "riverpy maintenance",
     "POOL": POOL_NAME,
+    "INSERTS": INSERTS_NAME,
 }
 PARTITIONS = {
     FaultKind.REQUESTS_LOST: Partition.REQUESTS_LOST,

@@ -25,6 +25,7 @@ CONNECTIONS = {
     "claims",
     "cleaning",
     "fleet",
+    "inserts",
     "listener",
     "maintenance",
     "reindex",

@@ -22,7 +22,7 @@ async def rounds(run: Run) -> None:
         for slots in SLOTS:
             if run.options.wants(f"work_{slots}") or (slots == 100 and _wants_pickup(run)):
                 await _work(run, number, slots)
-        for how in ("one", "many", "fast"):
+        for how in ("one", "100_callers", "100_shared", "many", "fast"):
             if run.options.wants(f"insert_{how}"):
                 await _insert(run, number, how)
 
@@ -59,7 +59,7 @@ async def _pickup(
 
 async def _insert(run: Run, number: int, how: str) -> None:
     jobs = min(run.options.jobs, INSERT_MANY)
-    if how == "one":
+    if how in {"one", "100_callers", "100_shared"}:
         jobs = min(5000, max(50, int(run.options.jobs * INSERT_ONE_SHARE)))
     for one in run.in_turn(number):
         async with run.trying(one.name, f"round {number + 1}, insert, {how}"):

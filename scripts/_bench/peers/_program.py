@@ -29,6 +29,10 @@ class Peer(Protocol):
         """Insert jobs one at a time and return the seconds."""
         ...
 
+    async def insert_100_callers(self, url: str, jobs: int) -> float:
+        """Insert jobs in 100 tasks and return the seconds."""
+        ...
+
     async def insert_many(self, url: str, jobs: int) -> float:
         """Insert jobs in one call and return the seconds."""
         ...
@@ -84,6 +88,8 @@ async def _run(peer: Peer, verb: str, url: str, *rest: str) -> dict[str, float]:
             return {}
         case "insert", ["one", jobs]:
             return {"per_s": int(jobs) / await peer.insert_one(url, int(jobs))}
+        case "insert", ["100_callers", jobs]:
+            return {"per_s": int(jobs) / await peer.insert_100_callers(url, int(jobs))}
         case "insert", ["many", jobs]:
             return {"per_s": int(jobs) / await peer.insert_many(url, int(jobs))}
         case "work", [jobs, slots]:

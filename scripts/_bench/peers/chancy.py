@@ -7,6 +7,7 @@ import time
 
 from chancy import Chancy, Queue, Worker, job
 
+from scripts._bench.callers import call_from_tasks
 from scripts._bench.peers._program import WATCH, main
 
 
@@ -28,6 +29,12 @@ class ChancyPeer:
             began = time.perf_counter()
             for _ in range(jobs):
                 await chancy.push(noop)
+            return time.perf_counter() - began
+
+    async def insert_100_callers(self, url: str, jobs: int) -> float:
+        async with _chancy(url) as chancy:
+            began = time.perf_counter()
+            await call_from_tasks(jobs, lambda _number: chancy.push(noop))
             return time.perf_counter() - began
 
     async def insert_many(self, url: str, jobs: int) -> float:

@@ -10,6 +10,7 @@ import uvloop
 from oban import Job, Oban, worker
 from oban.schema import install
 
+from scripts._bench.callers import call_from_tasks
 from scripts._bench.peers._program import WATCH, main
 
 if TYPE_CHECKING:
@@ -42,6 +43,13 @@ class ObanPeer:
             began = time.perf_counter()
             for _ in range(jobs):
                 await oban.enqueue(Noop.new({}))
+            return time.perf_counter() - began
+
+    async def insert_100_callers(self, url: str, jobs: int) -> float:
+        async with _pool(url) as pool:
+            oban = Oban(pool=pool)
+            began = time.perf_counter()
+            await call_from_tasks(jobs, lambda _number: oban.enqueue(Noop.new({})))
             return time.perf_counter() - began
 
     async def insert_many(self, url: str, jobs: int) -> float:

@@ -15,6 +15,7 @@ from pgqueuer.db import AsyncpgDriver
 from pgqueuer.models import Job  # noqa: TC002 (it reads the annotations)
 from pgqueuer.queries import Queries
 
+from scripts._bench.callers import call_from_tasks
 from scripts._bench.peers._program import WATCH, main
 
 if TYPE_CHECKING:
@@ -33,6 +34,12 @@ class PgQueuerPeer:
             began = time.perf_counter()
             for _ in range(jobs):
                 await queries.enqueue("noop", b"{}")
+            return time.perf_counter() - began
+
+    async def insert_100_callers(self, url: str, jobs: int) -> float:
+        async with _queries(url) as queries:
+            began = time.perf_counter()
+            await call_from_tasks(jobs, lambda _number: queries.enqueue("noop", b"{}"))
             return time.perf_counter() - began
 
     async def insert_many(self, url: str, jobs: int) -> float:

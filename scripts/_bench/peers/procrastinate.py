@@ -6,6 +6,7 @@ import time
 
 from procrastinate import App, PsycopgConnector
 
+from scripts._bench.callers import call_from_tasks
 from scripts._bench.peers._program import WATCH, main
 
 CONNECTIONS = 20
@@ -23,6 +24,12 @@ class ProcrastinatePeer:
             began = time.perf_counter()
             for _ in range(jobs):
                 await app.tasks["noop"].defer_async()
+            return time.perf_counter() - began
+
+    async def insert_100_callers(self, url: str, jobs: int) -> float:
+        async with _app(url).open_async() as app:
+            began = time.perf_counter()
+            await call_from_tasks(jobs, lambda _number: app.tasks["noop"].defer_async())
             return time.perf_counter() - began
 
     async def insert_many(self, url: str, jobs: int) -> float:

@@ -16,6 +16,7 @@ import (
 
 const (
 	benchBatch    = 5_000
+	benchCallers  = 100
 	pickupPause   = 20 * time.Millisecond
 	pickupTimeout = 10 * time.Second
 )
@@ -29,6 +30,7 @@ func benchVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 	serve := flags.Int("serve", 0, "most jobs at once of a client that works until SIGTERM")
 	pickups := flags.Int("pickup", 0, "inserts, each 20 ms, into an idle client")
 	one := flags.Int("insert-one", 0, "jobs to insert one at a time")
+	callers := flags.Int("insert-100-callers", 0, "jobs to insert by 100 goroutines")
 	many := flags.Int("insert-many", 0, "jobs to insert by InsertMany")
 	fast := flags.Int("insert-fast", 0, "jobs to insert by InsertManyFast")
 	return func(ctx context.Context, base *base) error {
@@ -38,6 +40,7 @@ func benchVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 			run   func(context.Context, int) error
 		}{
 			{*one, bench.insertOne},
+			{*callers, bench.insertCallers},
 			{*many, bench.insertMany},
 			{*fast, bench.insertFast},
 			{*jobs, func(ctx context.Context, jobs int) error { return bench.work(ctx, jobs, *slots) }},
@@ -117,6 +120,39 @@ func (b *bench) insertOne(ctx context.Context, count int) error {
 		}
 	}
 	b.rate("insert_one", count, began)
+	return nil
+}
+
+func (b *bench) insertCallers(ctx context.Context, count int) error {
+	client, err := b.base.inserter()
+	if err != nil {
+		return err
+	}
+	numbers := make(chan int)
+	failures := make(chan error, benchCallers)
+	began := time.Now()
+	for range benchCallers {
+		go func() {
+			var failure error
+			for i := range numbers {
+				opts := &river.InsertOpts{Queue: "bench_insert"}
+				if _, err := client.Insert(ctx, benchArgs{N: i}, opts); err != nil {
+					failure = err
+				}
+			}
+			failures <- failure
+		}()
+	}
+	for i := range count {
+		numbers <- i
+	}
+	close(numbers)
+	for range benchCallers {
+		if err := <-failures; err != nil {
+			return err
+		}
+	}
+	b.rate("insert_100_callers", count, began)
 	return nil
 }
 
