@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from riverpy._without_loop import run_without_loop
-from riverpy.testing.expected_job import expect_job
+from riverpy.testing.expected_job import check_list_of_expected, expect_job
 from riverpy.testing.job_source import is_blocking_source, read_jobs
 from riverpy.testing.matching import find_all, find_none, find_one, find_sequence
 
@@ -195,6 +195,7 @@ def require_many_inserted(
         AssertionError: there are other jobs of these kinds, fewer, or in another order.
         TypeError, ValueError, TransactionError: as `require_inserted`.
     """
+    check_list_of_expected(expected)
     wanted = [_expect(one, {}) for one in expected]
     return _read_and_find(
         "require_many_inserted", tx, schema, wanted, lambda jobs: find_sequence(jobs, wanted)

@@ -211,6 +211,13 @@ def expect_job(
     )
 
 
+def check_list_of_expected(expected: object) -> None:
+    """Raise TypeError if a list is expected, and `expected` is a class or args."""
+    if isinstance(expected, (type, str, ExpectedJob)) or hasattr(expected, "kind"):
+        name = expected.__name__ if isinstance(expected, type) else str(cast("object", expected))
+        raise TypeError(f"require_many_inserted takes a list, as in [{name}]")
+
+
 def _make_expected_job(expected: object) -> ExpectedJob[Any]:
     if isinstance(expected, RawArgs):
         return _make_raw_job(expected.kind, encode_args(expected))

@@ -113,7 +113,8 @@ def _describe_candidates(
         kind = expected.kinds[0]
         if not jobs:
             return (
-                "There are no jobs at all. Jobs of another transaction are seen after its commit."
+                "There are no jobs at all. In a database, jobs of another transaction are seen "
+                "after its commit."
             )
         return f"There is no job of kind {kind!r}. There are\n{list_jobs(jobs)}"
     nearest = sorted(candidates, key=lambda job: (len(expected.list_differences(job)), -job.id))

@@ -16,7 +16,7 @@ from riverpy._timestamps import encode_timestamp
 from riverpy.errors import UniqueConflictError
 from riverpy.insert_opts import InsertResult
 from riverpy.job import JobColumn, JobRow, JobState
-from riverpy.testing.expected_job import expect_job
+from riverpy.testing.expected_job import check_list_of_expected, expect_job
 from riverpy.testing.matching import find_all, find_none, find_one, find_sequence, list_jobs
 from riverpy.testing.rows import make_inserted_row
 
@@ -122,6 +122,7 @@ class RecordedJobs:
     def require_many_inserted(self, expected: Sequence[object]) -> list[MadeJob[Any]]:
         """Check that the recorded jobs of these kinds are the expected ones, in this order; see
         `riverpy.testing.require_many_inserted`."""
+        check_list_of_expected(expected)
         return find_sequence(self.jobs, [expect_job(one) for one in expected])
 
     def inserted(

@@ -19,6 +19,7 @@ from riverpy.testing import (
     expect_job,
     recording,
     require_inserted,
+    require_many_inserted,
 )
 from tests.sessions.kinds import ALL_KINDS
 from tests.testing.args import Invoice, Model, Payload, Welcome
@@ -223,6 +224,7 @@ def test_a_sequence_has_all_jobs_of_its_kinds(recorded: Any, expected: Any, text
         (lambda: expect_job(int), TypeError, "int has no kind"),
         (lambda: require_inserted("welcome", tx="default"), TypeError, 'expect_job("welcome")'),
         (lambda: require_inserted(Welcome, tx=object()), TypeError, "tx must be"),
+        (lambda: require_many_inserted(Welcome, tx="default"), TypeError, "as in [Welcome]"),
     ],
 )
 async def test_wrong_arguments_are_refused(call: Any, error: Any, text: str) -> None:
