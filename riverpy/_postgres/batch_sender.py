@@ -120,6 +120,20 @@ class BatchSize:
         self._suspect_row_count = 0
         """After `shrink_after_failed_selection`: how many of the next rows may be the cause."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the next statement may have the maximum number of rows."""
+        return self.row_count >= self.row_count_max
+
+    def set_maximum(self, row_count_max: int) -> None:
+        """Change the maximum. A size that was reduced after a failure does not grow."""
+        self.row_count = row_count_max if self.is_full else min(self.row_count, row_count_max)
+        self.row_count_max = row_count_max
+
+    def grow_to_maximum(self) -> None:
+        """Let the next statement have the maximum number of rows."""
+        self.row_count = self.row_count_max
+
     def shrink(self, failed_row_count: int) -> None:
         """Halve the size after a statement over `failed_row_count` rows failed."""
         self.row_count = max(failed_row_count // 2, 1)

@@ -110,6 +110,28 @@ async def job_claim(
     )
 
 
+async def job_claim_queues(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    queues: list[str],
+    limits: list[int],
+    kinds: list[str] | None,
+    client_id: str,
+) -> list[Record]:
+    """Claim due jobs of several queues, up to the limit of each queue, as `job_claim` does for one
+    queue. The jobs are returned in no particular order."""
+    return await _fetch_rows(
+        connection,
+        "job_claim_queues",
+        schema,
+        queue=queues,
+        limit=limits,
+        kinds=kinds,
+        client_id=client_id,
+    )
+
+
 async def job_claim_one(
     connection: Transaction, schema: str | None, job_id: int, *, client_id: str
 ) -> Record | None:

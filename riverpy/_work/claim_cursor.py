@@ -58,6 +58,29 @@ class QueueRange(NamedTuple):
 WHOLE_QUEUE = QueueRange(QueuePosition(0, -(2**63), 0), JOB_PRIORITIES[-1])
 
 
+class ClaimTimer:
+    """Finds out whether the claims of one statement are slow."""
+
+    def __init__(self) -> None:
+        self._fastest_duration = math.inf
+        self.was_last_claim_slow = False
+
+    def are_claims_slow(self, row_count: int, duration: float) -> bool:
+        """Record the duration of a claim in seconds. Return whether the last two claims were
+        slow."""
+        self.add_fast_claim(duration)
+        was_slow = self.was_last_claim_slow
+        self.was_last_claim_slow = (
+            duration - self._fastest_duration
+            > SLOW_CLAIM_THRESHOLD + SLOW_CLAIM_THRESHOLD_PER_ROW * row_count
+        )
+        return was_slow and self.was_last_claim_slow
+
+    def add_fast_claim(self, duration: float) -> None:
+        """Record the duration of a claim that is fast for another reason."""
+        self._fastest_duration = min(self._fastest_duration, duration)
+
+
 class ClaimCursor:
     """The positions after which one client claims jobs of one queue. Times are monotonic
     seconds."""
@@ -69,8 +92,12 @@ class ClaimCursor:
         self._next_whole_queue_claim_at = 0.0
         """The time of the next claim from the beginning of the index."""
         self._is_whole_queue_claim_overdue = False
-        self._fastest_claim_duration = math.inf
-        self._was_last_claim_slow = False
+        self._timer = ClaimTimer()
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether claims start at a later position, or may do so after one more slow claim."""
+        return bool(self._position_by_priority) or self._timer.was_last_claim_slow
 
     def choose_claim_ranges(self, now: float) -> Sequence[QueueRange]:
         """Return the ranges of the queue. The caller claims from them in this order until it has
@@ -100,15 +127,10 @@ class ClaimCursor:
     def is_claiming_slow(self, claimed_range: QueueRange, row_count: int, duration: float) -> bool:
         """Record the duration of a claim in seconds. Return whether the last two claims of the
         whole queue were slow. If they were, call `set_positions_after_slow_claim`."""
-        self._fastest_claim_duration = min(self._fastest_claim_duration, duration)
         if claimed_range != WHOLE_QUEUE:
+            self._timer.add_fast_claim(duration)
             return False
-        was_slow = self._was_last_claim_slow
-        self._was_last_claim_slow = (
-            duration - self._fastest_claim_duration
-            > SLOW_CLAIM_THRESHOLD + SLOW_CLAIM_THRESHOLD_PER_ROW * row_count
-        )
-        return was_slow and self._was_last_claim_slow
+        return self._timer.are_claims_slow(row_count, duration)
 
     def set_positions_after_slow_claim(
         self,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-import random
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -29,6 +27,8 @@ from riverpy._postgres.jobs import (
     job_lock_next,
 )
 from riverpy._work.claim_cursor import WHOLE_QUEUE, ClaimCursor, QueuePosition, QueueRange
+from riverpy._work.claim_times import ClaimTimes
+from riverpy._work.claimer import CLAIM_TIMEOUT
 from riverpy._work.prefetch import PrefetchBuffer
 from riverpy._work.unclaimable import UnclaimableJobs
 from riverpy.events import EventKind
@@ -36,46 +36,30 @@ from riverpy.stats import QueueStats
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextlib import AbstractContextManager
 
     from anyio.abc import TaskStatus
     from asyncpg import Record
 
     from riverpy._lifecycle import StopScope
     from riverpy._postgres.driver import Connection
+    from riverpy._work.claimer import Claimer
     from riverpy._work.completer import Completer
     from riverpy._work.executor import JobExecutor
     from riverpy._work.run_context import RunContext
     from riverpy._work.running_attempts import RunningAttempts
     from riverpy.config import QueueConfig
 
-CLAIM_TIMEOUT = 10.0
-"""Seconds for one claim, including a reconnect."""
 CLAIM_TIMEOUT_AFTER_STOP = 1.0
 """Seconds that a running claim may still take after a stop request."""
 CLAIM_SIZE_LIMIT_MIN = 100
 """A claim requests at most this number of jobs. If half the number of slots is larger, that number
 is the limit. So the server can work on the next claim while this process runs jobs."""
-RIVER_FOLLOW_UP_DELAYS = (0.005, 0.1)
-"""The producer claims again this many seconds after a notification of a sender that may be River in
-Go. River notifies once in 100 ms, so jobs may be committed after the first claim."""
-FOLLOW_UP_MARGIN = 0.003
-"""A sender may state for how long it inserts jobs without a notification. The producer claims again
-this many seconds after that time, because the last commit takes time."""
 EMPTY_CLAIMS_MAX, EMPTY_CLAIM_INTERVAL = 20, 0.02
 """After `EMPTY_CLAIMS_MAX` empty claims in a row, the producer waits `EMPTY_CLAIM_INTERVAL` seconds
 between two claims. For example, other clients may insert many jobs of kinds that this client does
 not work."""
-DUE_JOB_CLAIM_DELAY = 0.002
-"""Seconds that the producer waits after the due time of a job, because the server's clock may be
-behind."""
 CLAIM_RETRY_DELAY_MIN, CLAIM_RETRY_DELAY_MAX = timedelta(milliseconds=50), timedelta(seconds=2)
-POLL_JITTER_FRACTION = 0.1
-"""The maximum random delay of a poll, as a fraction of the poll interval."""
-POLL_JITTER_SECONDS_MIN = 0.01
-"""Seconds. If `POLL_JITTER_FRACTION` gives a shorter maximum delay, this maximum is used."""
-FIRST_POLL_JITTER_FRACTION = 0.5
-"""The first poll after a notification comes earlier by a random time, up to this fraction of the
-poll interval. Otherwise all clients that received the notification would poll at the same time."""
 
 
 class Producer:
@@ -92,10 +76,12 @@ class Producer:
         executor: JobExecutor,
         running: RunningAttempts,
         completer: Completer,
+        claimer: Claimer,
         handle_failed_claim: Callable[[], None],
     ) -> None:
-        """`handle_failed_claim` is called after a claim without an answer, because the server may
-        have claimed jobs."""
+        """`claimer` claims jobs of this queue together with jobs of other queues.
+        `handle_failed_claim` is called after a claim without an answer, because the server may have
+        claimed jobs."""
         self.queue = queue
         self._counters = run.counters.counters_by_queue[queue]
         self._metric_emitter = run.metric_emitter
@@ -104,7 +90,7 @@ class Producer:
         self._claim_connection, self._heartbeat = run.connections.claims, run.heartbeat
         self._executor, self._running_attempts, self._completer = executor, running, completer
         self._subscriptions = run.client.subscriptions
-        self._handle_failed_claim = handle_failed_claim
+        self._claimer, self._handle_failed_claim = claimer, handle_failed_claim
         self._slot_count = self._free_slot_count = config.max_workers
         self._consecutive_empty_claims = 0
         """The number of empty claims in a row."""
@@ -117,8 +103,8 @@ class Producer:
         self._claim_size_limit = max(CLAIM_SIZE_LIMIT_MIN, config.max_workers // 2)
         self._fetch_cooldown = (config.fetch_cooldown or timedelta(0)).total_seconds()
         poll_interval = config.fetch_poll_interval or run.config.fetch_poll_interval
-        self._poll_interval = poll_interval.total_seconds()
-        """Seconds between two polls of an idle queue."""
+        self._poll_group = claimer.polls.find_group(poll_interval.total_seconds())
+        """The queues that are polled together with this queue."""
         self._claim_backoff = Backoff(CLAIM_RETRY_DELAY_MIN, CLAIM_RETRY_DELAY_MAX)
         # These are separate events, so that a free slot does not wake a producer that waits for
         # jobs.
@@ -126,19 +112,29 @@ class Producer:
         self._resumed.set()
         self._is_notified = False
         """Whether a notification arrived since the last claim started."""
+        self._is_poll_due = False
+        """Whether another queue of the poll group is polled, and this queue with it."""
         self._is_woken_with_other_clients = True
         """Whether this client was woken at the same time as other clients, for example by a
         notification."""
         self._ids_cancelled_during_claim: set[int] | None = None
         """The ids of the jobs that were cancelled during the running claim; None: no claim runs."""
-        self._follow_up_claim_times: list[float] = []
-        self._due_job_times: list[float] = []
+        self._claim_times = ClaimTimes()
         self._log = get_logger(queue=queue)
         self.unclaimable_jobs = UnclaimableJobs(self._claim_size_limit, CLAIM_TIMEOUT, self._log)
         self._claiming_job_id: int | None = None
         """The id of the job of the running claim; None: the claim is for several jobs, or the id
         was not read yet."""
         self._claim_cursor = ClaimCursor()
+        self._is_speed_check_due = False
+        """Whether the next claim is for this queue alone, to measure its duration."""
+        self._shared_claim_limit = 0
+        """How many jobs of this queue the running claim of several queues requests; 0: that claim
+        was not sent."""
+        self._was_shared_claim_full = False
+        """Whether the last claim of several queues returned as many jobs of this queue as it
+        requested."""
+        self._scope: StopScope | None = None
         self._claim_failure_log = RepeatedFailureLog(self._log)
         self.claimed = TestSignal(f"Producer({queue}).claimed")
 
@@ -170,7 +166,7 @@ class Producer:
             slots=self._slot_count,
             running=self.running_job_count,
             paused=self.is_paused,
-            poll_interval=self._poll_interval,
+            poll_interval=self._poll_group.interval,
             claim_age=time.monotonic() - claimed_at if claimed_at else None,
             claims=counters.claim_times.build_histogram(),
             batches=counters.claim_sizes.build_histogram(),
@@ -183,15 +179,7 @@ class Producer:
         """Claim now, because a notification was received or may have been lost. Claim again later
         if more jobs may follow without a notification, as `notify_interval_ms` of the notification
         says."""
-        if notify_interval_ms is None:
-            delays = RIVER_FOLLOW_UP_DELAYS
-        else:
-            delays = (notify_interval_ms / 1000 + FOLLOW_UP_MARGIN,) if notify_interval_ms else ()
-        if delays:
-            # The last claim finds all jobs, and the first one is early enough for most of them.
-            now = time.monotonic()
-            times = [*self._follow_up_claim_times, *(now + delay for delay in delays)]
-            self._follow_up_claim_times = sorted({min(times), max(times)})
+        self._claim_times.plan_follow_ups(notify_interval_ms)
         self.wake()
 
     def cancel_job_during_claim(self, job_id: int) -> None:
@@ -204,7 +192,7 @@ class Producer:
         if delay <= 0:
             self.wake()
         else:
-            heapq.heappush(self._due_job_times, time.monotonic() + delay + DUE_JOB_CLAIM_DELAY)
+            self._claim_times.plan_due_job(delay)
             self._wakeup.set()
 
     def wake(self) -> None:
@@ -247,14 +235,17 @@ class Producer:
         not stay claimed."""
         task_status.started()
         self._last_claim_ended_at = time.monotonic()
+        self._claimer.queue_count += 1
+        self._scope = scope
         try:
             await self._claim_until_stopped(scope)
         finally:
+            self._claimer.queue_count -= 1
             self._release_prefetched_jobs()
 
     async def _claim_until_stopped(self, scope: StopScope) -> None:
         turn_max = CLAIM_TIMEOUT + max(
-            2 * self._poll_interval, CLAIM_RETRY_DELAY_MAX.total_seconds() * 2
+            2 * self._poll_group.interval, CLAIM_RETRY_DELAY_MAX.total_seconds() * 2
         )
         while True:
             scope.expect_no_progress()
@@ -268,7 +259,7 @@ class Producer:
             scope.expect_progress(within=turn_max + self._fetch_cooldown)
             self._is_notified = False  # set this first: a notification during the claim must count
             started = time.monotonic()
-            self._forget_past_claim_times(started)
+            self._claim_times.forget_past_times(started)
             try:
                 drained = await self._claim_jobs(scope)
             except DATABASE_ERRORS as error:
@@ -313,6 +304,8 @@ class Producer:
 
     async def _claim_jobs(self, scope: StopScope) -> bool:
         """Claim and start jobs. Returns whether the queue had fewer jobs than requested."""
+        if self._claimer.queue_count > 1 and not self._must_claim_alone:
+            return await self._claim_with_other_queues(scope)
         retry, began = self.unclaimable_jobs.choose_job_id_to_retry(), time.monotonic()
         # If too few slots are free after the claim, the remaining jobs are prefetched or released.
         limit = self._claim_size_limit if retry is None else 1
@@ -321,11 +314,8 @@ class Producer:
         is_single_claim = retry is not None or (
             limit == 1 and self.unclaimable_jobs.is_claiming_one_by_one
         )
-        # `acquire` limits the time of the claim. After a stop request, the scope shortens
-        # this time.
-        longest = CLAIM_TIMEOUT + CLAIM_TIMEOUT_AFTER_STOP
         try:
-            with scope.shield_from_stop(longest, timeout_after_stop=CLAIM_TIMEOUT_AFTER_STOP):
+            with self._shield_claim_from_stop(scope, CLAIM_TIMEOUT):
                 async with self._claim_connection.acquire(
                     "claiming jobs", CLAIM_TIMEOUT
                 ) as connection:
@@ -338,17 +328,99 @@ class Producer:
                     return await self._claim_many_jobs(connection, limit, scope)
         except DATABASE_ERRORS as error:
             took = time.monotonic() - began
-            # If the server does not answer any statement, the jobs are not the cause.
-            is_outage = (
-                isinstance(error, TimeoutError)
-                and self._claim_connection.outage_tracker.is_outage_logged
-            )
-            if is_outage or not self.unclaimable_jobs.record_failed_claim(
+            if self._is_outage(error) or not self.unclaimable_jobs.record_failed_claim(
                 limit, self._claiming_job_id, error, took
             ):
                 raise
             self._count_failed_claim(error)
             return False
+
+    def _shield_claim_from_stop(
+        self, scope: StopScope, timeout: float
+    ) -> AbstractContextManager[None]:
+        """Protect a claim from a stop. `acquire` limits the time of the claim, so `timeout` is
+        longer. After a stop request, the scope shortens this time."""
+        return scope.shield_from_stop(
+            timeout + CLAIM_TIMEOUT_AFTER_STOP, timeout_after_stop=CLAIM_TIMEOUT_AFTER_STOP
+        )
+
+    def _is_outage(self, error: Exception) -> bool:
+        """Whether the server does not answer any statement, so that the jobs are not the cause."""
+        tracker = self._claim_connection.outage_tracker
+        return isinstance(error, TimeoutError) and tracker.is_outage_logged
+
+    # -- claims together with other queues
+
+    @property
+    def _must_claim_alone(self) -> bool:
+        """Whether a claim of several queues could fail or be slow because of this queue."""
+        return (
+            self._is_speed_check_due
+            or self._claim_cursor.is_in_use
+            or self.unclaimable_jobs.may_include_failing_job
+        )
+
+    async def _claim_with_other_queues(self, scope: StopScope) -> bool:
+        """Claim and start jobs by the next claim of several queues. Returns whether the queue had
+        fewer jobs than requested."""
+        self._shared_claim_limit = 0
+        self._ids_cancelled_during_claim = set()
+        try:
+            # A claim may have to wait for the claim before it.
+            with self._shield_claim_from_stop(scope, 2 * CLAIM_TIMEOUT):
+                await self._claimer.claim(self)
+            return (
+                self.is_paused if not self._shared_claim_limit else not self._was_shared_claim_full
+            )
+        except DATABASE_ERRORS as error:
+            limit = self._shared_claim_limit
+            if self._is_outage(error) or not (
+                limit and self.unclaimable_jobs.record_failed_shared_claim(limit, error)
+            ):
+                raise
+            self._count_failed_claim(error)
+            return False
+        except asyncio.CancelledError:  # the server may have claimed the jobs anyway
+            if self._shared_claim_limit:
+                self._handle_failed_claim()
+            raise
+        finally:
+            self._ids_cancelled_during_claim = None
+
+    def choose_claim_limit(self) -> int:
+        """Return how many jobs a claim of several queues may claim, just before it is sent; 0:
+        none."""
+        is_stopping = self._scope is None or self._scope.cause is not None
+        if is_stopping or self.is_paused or not self._heartbeat.can_claim_jobs:
+            return 0
+        self._is_notified = False  # a notification during the claim must count
+        self._claim_times.forget_past_times(time.monotonic())
+        self._shared_claim_limit = min(self._count_claimable_jobs(), self._claim_size_limit)
+        return self._shared_claim_limit
+
+    def receive_claimed_jobs(
+        self, rows: list[Record], limit: int, seconds: float, *, is_alone: bool
+    ) -> None:
+        """Start jobs that a claim of several queues has claimed. `is_alone`: it had no other
+        queue."""
+        self._launch_claimed_jobs(rows, self._ids_cancelled_during_claim or set())
+        self._record_claim(len(rows), seconds)
+        self._record_successful_claim(len(rows), limit, seconds)
+        self._was_shared_claim_full = len(rows) == limit
+        if is_alone:  # after a slow claim, the next one is for this queue alone
+            self._claim_cursor.is_claiming_slow(WHOLE_QUEUE, len(rows), seconds)
+
+    def release_claimed_jobs(self, rows: list[Record]) -> None:
+        """Release jobs that were claimed after this queue was stopped."""
+        attempts = self._executor.launch_attempts(rows, self.release_slot, 0)
+        self._free_slot_count -= len(attempts)
+        self._running_attempts.release(attempts)
+
+    def check_claim_speed(self) -> None:
+        """Claim alone the next time, to find out whether the claims of this queue are slow."""
+        self._is_speed_check_due = True
+
+    # -- claims of this queue alone
 
     def _count_failed_claim(self, error: Exception) -> None:
         """Count a failed claim. Call `handle_failed_claim` if the server may have claimed jobs."""
@@ -363,27 +435,27 @@ class Producer:
         if retried_job_id is not None:
             self.unclaimable_jobs.stop_skipping_job(retried_job_id)
             return False
-        self.unclaimable_jobs.record_successful_claim(len(rows), 1, took)
-        self._consecutive_empty_claims = 0 if rows else self._consecutive_empty_claims + 1
-        self.claimed.emit()
+        self._record_successful_claim(len(rows), 1, took)
         return not rows
 
     async def _claim_many_jobs(self, connection: Connection, limit: int, scope: StopScope) -> bool:
         """Claim up to `limit` jobs. Returns whether the queue had fewer jobs than `limit`."""
+        self._is_speed_check_due = False
         sent, found = time.monotonic(), 0
         for part in self._claim_cursor.choose_claim_ranges(sent):
             found += await self._claim_range(connection, limit - found, part)
             if found == limit or scope.cause is not None:
                 break
-        self.unclaimable_jobs.record_successful_claim(
-            found, limit, self._last_claim_ended_at - sent
-        )
-        self._consecutive_empty_claims = 0 if found else self._consecutive_empty_claims + 1
         wait = self._claim_cursor.seconds_until_whole_queue_claim(self._last_claim_ended_at)
         if wait is not None and found < limit:
             self.schedule_claim(wait)
-        self.claimed.emit()
+        self._record_successful_claim(found, limit, self._last_claim_ended_at - sent)
         return found < limit
+
+    def _record_successful_claim(self, job_count: int, limit: int, seconds: float) -> None:
+        self.unclaimable_jobs.record_successful_claim(job_count, limit, seconds)
+        self._consecutive_empty_claims = 0 if job_count else self._consecutive_empty_claims + 1
+        self.claimed.emit()
 
     async def _claim_range(self, connection: Connection, limit: int, part: QueueRange) -> int:
         """Claim up to `limit` jobs of one range of the queue. Returns how many were claimed."""
@@ -419,11 +491,14 @@ class Producer:
             raise
         finally:
             self._ids_cancelled_during_claim = None
-        self._last_claim_ended_at = time.monotonic()
-        took = self._last_claim_ended_at - sent
-        self._counters.count_claim(len(rows), took)
-        self._metric_emitter.emit_claim_metrics(self.queue, len(rows), took)
+        took = time.monotonic() - sent
+        self._record_claim(len(rows), took)
         return rows, took
+
+    def _record_claim(self, job_count: int, seconds: float) -> None:
+        self._last_claim_ended_at = time.monotonic()
+        self._counters.count_claim(job_count, seconds)
+        self._metric_emitter.emit_claim_metrics(self.queue, job_count, seconds)
 
     def _launch_claimed_jobs(self, job_rows: list[Record], cancelled_job_ids: set[int]) -> None:
         may_start = self._heartbeat.can_claim_jobs  # False: the heartbeat stopped during the claim
@@ -482,31 +557,33 @@ class Producer:
             client_id=self._client_id,
         )
 
-    def _forget_past_claim_times(self, now: float) -> None:
-        """Remove the planned claim times that are before `now`, because a claim starts now."""
-        self._follow_up_claim_times = [at for at in self._follow_up_claim_times if at > now]
-        while self._due_job_times and self._due_job_times[0] <= now:
-            heapq.heappop(self._due_job_times)
-
     async def _wait_until_next_claim(self) -> None:
         """Wait until the next claim: after a notification, at the time at which a job is due, or at
         the next poll."""
-        poll_at = time.monotonic() + self._seconds_to_next_poll()
-        while not self._is_notified:
-            self._wakeup.clear()
-            retry_at = self.unclaimable_jobs.next_retry_at
-            next_at = min(
-                [poll_at, retry_at, *self._follow_up_claim_times, *self._due_job_times[:1]]
-            )
-            with anyio.move_on_after(next_at - time.monotonic()):
-                await self._wakeup.wait()
-                continue
-            self._is_woken_with_other_clients = next_at < poll_at
-            return
+        poll_at = time.monotonic() + self._poll_group.seconds_to_next_poll(
+            is_woken_with_other_clients=self._is_woken_with_other_clients
+        )
+        self._is_poll_due = False
+        self._poll_group.start_waiting(self, self._poll)
+        try:
+            while not self._is_notified:
+                self._wakeup.clear()
+                retry_at = self.unclaimable_jobs.next_retry_at
+                next_at = self._claim_times.choose_next(poll_at, retry_at)
+                with anyio.move_on_after(next_at - time.monotonic()):
+                    await self._wakeup.wait()
+                    if not self._is_poll_due or self._is_notified:
+                        continue
+                    self._is_woken_with_other_clients = False
+                    return
+                self._is_woken_with_other_clients = next_at < poll_at
+                if next_at >= poll_at:
+                    self._poll_group.poll_all()
+                return
+        finally:
+            self._poll_group.stop_waiting(self)
 
-    def _seconds_to_next_poll(self) -> float:
-        """Return the seconds until the next poll."""
-        if self._is_woken_with_other_clients:
-            return self._poll_interval * random.uniform(1 - FIRST_POLL_JITTER_FRACTION, 1)  # noqa: S311 (no secret)
-        jitter = max(self._poll_interval * POLL_JITTER_FRACTION, POLL_JITTER_SECONDS_MIN)
-        return self._poll_interval + random.uniform(0, jitter)  # noqa: S311
+    def _poll(self) -> None:
+        """Poll, because another queue of the poll group is polled."""
+        self._is_poll_due = True
+        self._wakeup.set()

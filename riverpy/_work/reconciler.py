@@ -32,7 +32,7 @@ from riverpy._postgres.damaged_jobs import DamagedJobTracker
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.job_maintenance import JobRescue, job_list_running_of_clients, job_rescue
 from riverpy._postgres.skipped_rows import SkippedRows, report_skipped_rows
-from riverpy._work.producer import CLAIM_TIMEOUT
+from riverpy._work.claimer import CLAIM_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

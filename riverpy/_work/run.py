@@ -49,6 +49,7 @@ from riverpy._postgres.schema import (
     warn_of_missing_features,
 )
 from riverpy._postgres.skipped_rows import report_skipped_rows
+from riverpy._work.claimer import Claimer
 from riverpy._work.client_status import ClientStatusReporter
 from riverpy._work.completer import Completer
 from riverpy._work.counters import MetricEmitter, RunCounters
@@ -131,6 +132,7 @@ class ClientRun:
             lambda: self._heartbeat.can_claim_jobs,
             client.attempt_store,
         )
+        self._claimer = Claimer(context)
         self.queues = self._make_queues()
         self.producers = self.queues.producers
         self._reconciler = Reconciler(
@@ -189,6 +191,7 @@ class ClientRun:
             executor=self._job_executor,
             running=self.running_attempts,
             completer=self._completer,
+            claimer=self._claimer,
             handle_failed_claim=lambda: self._reconciler.handle_failed_claim(),
         )
 
@@ -444,6 +447,7 @@ class ClientRun:
                 )
                 await services.start(self._status_reporter)
             await services.start(self._leader_watch)
+        await services.start(self._claimer)
         await services.start(self._reconciler)
         await services.start(ProgressWriter(self._run_context, self.running_attempts))
         await services.start(self._summary_logger)

@@ -36,6 +36,9 @@ class UnclaimableJobs:
         """`jobs_per_claim_limit` is the maximum number of jobs in a claim, and `claim_timeout` the
         seconds that a claim may take."""
         self._claim_batch_size = BatchSize(jobs_per_claim_limit, claim_timeout)
+        self._suspect_job_count = 0
+        """After a failed claim of several queues: the failing job is one of the next jobs of this
+        queue, up to this number, or a job of another queue."""
         self._skipped_jobs = SkippedRows[int](SKIPPED_JOBS_MAX)
         self._error_detector = RepeatedErrorDetector()
         self._logged_job_ids: set[int] = set()
@@ -50,6 +53,13 @@ class UnclaimableJobs:
     def is_claiming_one_by_one(self) -> bool:
         """Whether each claim is for a single job, whose id is read before the claim."""
         return self._claim_batch_size.row_count == 1
+
+    @property
+    def may_include_failing_job(self) -> bool:
+        """Whether a claim of this queue may fail because of a job, or has to skip jobs."""
+        return bool(
+            self._skipped_jobs or self._suspect_job_count or not self._claim_batch_size.is_full
+        )
 
     @property
     def skipped_job_ids(self) -> list[int]:
@@ -69,10 +79,7 @@ class UnclaimableJobs:
 
     def set_claim_size_limit(self, jobs_per_claim_limit: int) -> None:
         """Set the maximum number of jobs in a claim."""
-        self._claim_batch_size.row_count_max = jobs_per_claim_limit
-        self._claim_batch_size.row_count = min(
-            self._claim_batch_size.row_count, jobs_per_claim_limit
-        )
+        self._claim_batch_size.set_maximum(jobs_per_claim_limit)
 
     def limit_claim_size(self, wanted_job_count: int) -> int:
         """Return how many jobs to claim, at most `wanted_job_count`."""
@@ -92,8 +99,12 @@ class UnclaimableJobs:
     def record_successful_claim(self, job_count: int, limit: int, seconds: float) -> None:
         """Record a claim that returned `job_count` of `limit` jobs in `seconds` seconds."""
         self._claim_batch_size.grow_if_fast(job_count, seconds)
+        self._suspect_job_count = max(self._suspect_job_count - job_count, 0)
         if job_count < limit:
+            self._suspect_job_count = 0
             self._claim_batch_size.allow_growth()
+            if not self._skipped_jobs:  # no job is left, so none can fail
+                self._claim_batch_size.grow_to_maximum()
         if job_count and self._consecutive_failed_claims:
             if self._consecutive_failed_claims >= FAILED_BATCHES_BEFORE_RETRY_OF_ALL:
                 self._skipped_jobs.make_all_rows_due()
@@ -104,6 +115,17 @@ class UnclaimableJobs:
         self._logged_job_ids.discard(job_id)
         self._skipped_jobs.remove_row(job_id)
         self._skipped_jobs.make_all_rows_due()
+
+    def record_failed_shared_claim(self, limit: int, error: Exception) -> bool:
+        """Record a failed claim of several queues, that requested `limit` jobs of this queue.
+
+        Returns whether to claim the jobs of this queue alone at once.
+        """
+        self._consecutive_failed_claims += 1
+        if not self._error_detector.may_be_caused_by_row(error):
+            return False
+        self._suspect_job_count = limit
+        return True
 
     def record_failed_claim(
         self, limit: int, job_id: int | None, error: Exception, seconds: float

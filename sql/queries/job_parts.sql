@@ -57,6 +57,14 @@ metadata = case
 end;
 
 
+-- name: claimed_columns
+-- The columns of a claimed `job`, in the order of riverpy.job.JobColumn, for a connection that reads timestamps as
+-- integers.
+job.id, job.args::text, job.attempt, job.attempted_at, job.attempted_by, job.created_at, job.errors::text[],
+job.finalized_at, job.kind, job.max_attempts, job.metadata::text, job.priority, job.queue, 'running',
+job.scheduled_at, job.tags, job.unique_key, job.unique_states::int;
+
+
 -- name: due_message
 -- Channel and payload of a notification that a job of `queue` is due. The sender notifies of each such job.
 /* schema of river_job */ current_schema()::text || '.river_insert',

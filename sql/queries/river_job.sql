@@ -27,9 +27,33 @@ set
   -- include: job_parts.claimed_values
 where job.id = any(array(select id from picked))
 returning
-  job.id, job.args::text, job.attempt, job.attempted_at, job.attempted_by, job.created_at, job.errors::text[],
-  job.finalized_at, job.kind, job.max_attempts, job.metadata::text, job.priority, job.queue, 'running',
-  job.scheduled_at, job.tags, job.unique_key, job.unique_states::int;
+  -- include: job_parts.claimed_columns
+;
+
+
+-- name: job_claim_queues
+-- Claim due jobs of several queues, up to the limit of each. It reads the index from its beginning once for each
+-- queue. The result has no order. @kinds null means all kinds, and its condition has the form of job_claim.
+with picked as materialized (
+  select found.id
+  from unnest(@queue::text[], @limit::bigint[]) as wanted (queue, job_count)
+  cross join lateral (
+    select job.id
+    from /* schema */ river_job as job
+    where job.state = 'available' and job.queue = wanted.queue and job.scheduled_at <= now()
+      and case when job.kind <> all(@kinds::text[]) then null else job.id end is not null
+    order by job.priority, job.scheduled_at, job.id
+    limit wanted.job_count
+    for update skip locked
+  ) as found
+)
+update /* schema */ river_job as job
+set
+  -- include: job_parts.claimed_values
+where job.id = any(array(select id from picked))
+returning
+  -- include: job_parts.claimed_columns
+;
 
 
 -- name: job_claim_one

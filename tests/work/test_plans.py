@@ -143,25 +143,63 @@ async def test_job_claim(
     assert not any(node["Node Type"] in {"Sort", "Hash Join"} for node in nodes)
 
 
+QUEUES_OF_A_CLAIM = "'{q0,q1,q2,backlog,small,none}'"
+LIMITS_OF_A_CLAIM = "'{1,3,100,1000,1000,100}'"
+
+
+@pytest.mark.parametrize("size", [1, 10], ids=["as filled", "two million jobs"])
+@pytest.mark.parametrize("kinds", ["NULL", "'{k1}'", f"'{MANY_KINDS}'"])
+async def test_job_claim_queues(large: asyncpg.Connection[Any], kinds: str, size: int) -> None:
+    """A claim of several queues reads the index once for each queue, in its order and without a
+    sort, then the primary key. So it does if the planner takes the table for ten times as large,
+    with a million jobs that wait and more than a million finished ones."""
+    transaction = large.transaction()
+    await transaction.start()
+    await large.execute(
+        "UPDATE pg_class SET reltuples = reltuples * $1 WHERE relname ~ '^river_job'", size
+    )
+    nodes = await plan_of(
+        large, "job_claim_queues", QUEUES_OF_A_CLAIM, LIMITS_OF_A_CLAIM, kinds, "'client'"
+    )
+    await transaction.rollback()
+    (walk,) = [node for node in nodes if node.get("Index Name") == FETCH]
+    assert "queue = wanted.queue" in walk["Index Cond"]
+    assert scans_of(nodes) == {FETCH, "river_job_pkey"}
+    assert not any(node["Node Type"] in {"Sort", "Hash Join", "Merge Join"} for node in nodes)
+
+
+async def cost_of(
+    connection: asyncpg.Connection[Any], name: str, *literals: str
+) -> tuple[int, int]:
+    """Run a claim, and return the number of its rows and of the blocks that it read."""
+    await connection.execute(f"PREPARE planned AS {get_query('river_job', name, None).text}")
+    transaction = connection.transaction()
+    await transaction.start()
+    text = await connection.fetchval(
+        f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) EXECUTE planned({', '.join(literals)})"
+    )
+    await transaction.rollback()
+    await connection.execute("DEALLOCATE planned")
+    root = json.loads(text)[0]["Plan"]
+    return root["Actual Rows"], root["Shared Hit Blocks"] + root["Shared Read Blocks"]
+
+
 @pytest.mark.parametrize(("queue", "limit"), [("backlog", 100), ("backlog", 1000), ("small", 1000)])
 async def test_cost_of_a_claim(large: asyncpg.Connection[Any], queue: str, limit: int) -> None:
     """The cost of a claim depends on the jobs it returns, not on the finished jobs or on those that
     wait in any queue (PF-01, PF-02)."""
-    statement = get_query("river_job", "job_claim", None)
-    await large.execute(f"PREPARE planned AS {statement.text}")
-    transaction = large.transaction()
-    await transaction.start()
-    text = await large.fetchval(
-        "EXPLAIN (ANALYZE, BUFFERS, FORMAT json)"
-        f" EXECUTE planned('{queue}', '{{}}', '{{k1}}', {', '.join(BEGINNING_LITERALS)}, {limit},"
-        " 'client')"
-    )
-    await transaction.rollback()
-    await large.execute("DEALLOCATE planned")
-    root = json.loads(text)[0]["Plan"]
-    found = root["Actual Rows"]
+    literals = f"'{queue}'", "'{}'", "'{k1}'", *BEGINNING_LITERALS, str(limit), "'client'"
+    found, blocks = await cost_of(large, "job_claim", *literals)
     assert found == (10 if queue == "small" else limit)
-    assert root["Shared Hit Blocks"] + root["Shared Read Blocks"] < 100 + 25 * found
+    assert blocks < 100 + 25 * found
+
+
+async def test_cost_of_a_claim_of_several_queues(large: asyncpg.Connection[Any]) -> None:
+    """The same, with a few blocks for each queue. Each queue gets its own number of jobs."""
+    literals = QUEUES_OF_A_CLAIM, LIMITS_OF_A_CLAIM, "'{k1}'", "'client'"
+    found, blocks = await cost_of(large, "job_claim_queues", *literals)
+    assert found == 1 + 3 + 100 + 1000 + 10
+    assert blocks < 200 + 25 * found
 
 
 async def test_job_complete(large: asyncpg.Connection[Any]) -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+import riverpy._work.claimer
+import riverpy._work.poll_schedule
 import riverpy._work.producer
 from riverpy import InsertManyParams, InsertOpts, Job, QueueConfig
 from tests.work.rig import FAR, PATIENCE, Task
@@ -24,24 +26,23 @@ QUEUES = ("a", "b", "c")
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
-    """Record the times at which each queue is claimed."""
-    seen: dict[str, list[float]] = {}
-    claim = riverpy._work.producer.job_claim
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, list[str]]]:
+    """Record the time and the queues of each claim."""
+    seen: list[tuple[float, list[str]]] = []
 
-    async def spy(*args: Any, queue: str, **values: Any) -> Any:
-        seen.setdefault(queue, []).append(time.monotonic())
-        return await claim(*args, queue=queue, **values)
+    def spy_on(module: Any, name: str) -> None:
+        claim = getattr(module, name)
 
-    monkeypatch.setattr(riverpy._work.producer, "job_claim", spy)
+        async def spy(*args: Any, **values: Any) -> Any:
+            seen.append((time.monotonic(), values.get("queues") or [values["queue"]]))
+            return await claim(*args, **values)
+
+        monkeypatch.setattr(module, name, spy)
+
+    for module in (riverpy._work.producer, riverpy._work.claimer):
+        spy_on(module, "job_claim")
+    spy_on(riverpy._work.claimer, "job_claim_queues")
     return seen
-
-
-async def until_looked(looks: dict[str, list[float]], count: int) -> None:
-    """Wait until each queue was claimed so often."""
-    with anyio.fail_after(PATIENCE):
-        while any(len(looks.get(queue, ())) < count for queue in QUEUES):
-            await anyio.sleep(0.005)
 
 
 @pytest.mark.parametrize("poll_only", [False, True])
@@ -66,23 +67,30 @@ async def test_poll_finds_jobs_of_lost_notifications(rig: Rig, *, poll_only: boo
 
 
 @pytest.mark.usefixtures("fast_claims")
-async def test_one_poll_an_interval(rig: Rig, looks: dict[str, list[float]]) -> None:
-    """Without notifications an empty queue costs at most one claim per interval, with any number of
-    queues (NR-14)."""
+async def test_one_poll_an_interval(rig: Rig, looks: list[tuple[float, list[str]]]) -> None:
+    """Without notifications all empty queues with one interval cost one claim per interval (NR-14,
+    PF-04). A queue that is paused, or has another interval, is left out."""
+    late = QueueConfig(fetch_poll_interval=FAR)
     settings: dict[str, Any] = {
-        "queues": {queue: QueueConfig() for queue in QUEUES},
+        "queues": {**{queue: QueueConfig() for queue in (*QUEUES, "paused")}, "late": late},
         "fetch_poll_interval": timedelta(seconds=POLL),
         "poll_only": True,
         "candidate": False,
     }
 
     rig.register_task()
-    async with rig.working(**settings):
-        await until_looked(looks, 12)
-    for times in looks.values():
-        polls = times[1:]  # the first claim is that of the start, and the poll after it is early
-        gaps = [later - earlier for earlier, later in pairwise(polls)]
-        assert min(gaps) >= POLL * 0.8  # a timer may fire a little early
+    async with rig.working(**settings) as client:
+        await client.queue_pause("paused")
+        producer: Any = client._run.producers["paused"]  # type: ignore[union-attr]
+        producer.set_paused(paused=True)
+        looks.clear()
+        with anyio.fail_after(PATIENCE):
+            while len(looks) < 12:
+                await anyio.sleep(0.005)
+    polls = looks[2:]  # a claim that ran already, and a poll after the start, which is early
+    assert {tuple(sorted(queues)) for _, queues in polls} == {QUEUES}
+    gaps = [later - earlier for (earlier, _), (later, _) in pairwise(polls)]
+    assert min(gaps) >= POLL * 0.8  # a timer may fire a little early
 
 
 async def test_polls_are_spread(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,20 +99,28 @@ async def test_polls_are_spread(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> No
     (NR-14)."""
     rig.register_task()
     chance = random.Random(14)
-    monkeypatch.setattr(riverpy._work.producer, "random", chance)
+    monkeypatch.setattr(riverpy._work.poll_schedule, "random", chance)
     producers: list[Any] = [rig.client()._make_run().producers["default"] for _ in range(20)]
     poll = FAR.total_seconds()
+
+    def waits() -> list[float]:
+        return [
+            producer._poll_group.seconds_to_next_poll(
+                is_woken_with_other_clients=producer._is_woken_with_other_clients
+            )
+            for producer in producers
+        ]
+
     for wake in ("start", "notification"):
         if wake == "notification":
             for producer in producers:
                 producer._is_woken_with_other_clients = False
+                producer._poll_group.poll_all()
+            assert poll <= min(waits()) <= max(waits()) <= poll * 1.1
+            for producer in producers:
                 producer.wake_after_notification()
-        waits = [producer._seconds_to_next_poll() for producer in producers]
-        assert statistics.pstdev(waits) > poll * 0.1
-        assert poll * 0.5 <= min(waits) <= max(waits) <= poll
-    for producer in producers:
-        producer._is_woken_with_other_clients = False
-        assert poll <= producer._seconds_to_next_poll() <= poll * 1.1
+        assert statistics.pstdev(waits()) > poll * 0.1
+        assert poll * 0.5 <= min(waits()) <= max(waits()) <= poll
 
 
 async def test_job_that_becomes_due_between_polls(rig: Rig) -> None:

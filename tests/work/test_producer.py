@@ -11,6 +11,7 @@ import pytest
 
 import riverpy._work.producer
 from riverpy import EventKind, InsertManyParams, InsertOpts, Job, QueueConfig
+from riverpy._work.claim_times import DUE_JOB_CLAIM_DELAY
 from riverpy._work.producer import Producer
 from tests._notifications import due_payload
 from tests.kit.stalls import is_stall
@@ -256,15 +257,15 @@ async def test_follow_up_claims_after_a_notification(
     notify = Producer.wake_after_notification
 
     def spy(producer: Producer, notify_interval_ms: float | None) -> None:
-        producer._follow_up_claim_times.clear()
+        producer._claim_times.follow_ups.clear()
         now = time.monotonic()
         notify(producer, notify_interval_ms)
-        planned.append([at - now for at in producer._follow_up_claim_times])
+        planned.append([at - now for at in producer._claim_times.follow_ups])
 
     rig.register_task()
     async with rig.working() as client, asyncio.timeout(PATIENCE):
         run: Any = client._run
-        while run.producers["default"]._follow_up_claim_times:
+        while run.producers["default"]._claim_times.follow_ups:
             await asyncio.sleep(0)
         monkeypatch.setattr(Producer, "wake_after_notification", spy)
         while not claims:
@@ -275,7 +276,7 @@ async def test_follow_up_claims_after_a_notification(
             await rig.schema.execute(
                 "SELECT pg_notify($1, $2)", f"{rig.schema.name}.river_insert", payload
             )
-            while len(claims) == before or run.producers["default"]._follow_up_claim_times:
+            while len(claims) == before or run.producers["default"]._claim_times.follow_ups:
                 await asyncio.sleep(0)
             async with run._connections.claims.acquire("seeing no claim in flight", PATIENCE):
                 looks = len(claims) - before
@@ -448,8 +449,8 @@ async def test_due_times_of_a_busy_queue(rig: Rig) -> None:
         assert client._run is not None
         producer = client._run.producers["default"]
         producer.schedule_claim(1e-6)
-        most = max(most, len(producer._due_job_times))
-        await asyncio.sleep(2 * riverpy._work.producer.DUE_JOB_CLAIM_DELAY)
+        most = max(most, len(producer._claim_times.due_jobs))
+        await asyncio.sleep(2 * DUE_JOB_CLAIM_DELAY)
 
     await rig.insert_rows(60)
     client = rig.client(slots=1)
@@ -471,7 +472,7 @@ async def test_due_during_a_claim(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> 
             await rig.insert_rows(1)
             assert client._run is not None
             client._run.producers["default"].schedule_claim(1e-6)
-            await asyncio.sleep(5 * riverpy._work.producer.DUE_JOB_CLAIM_DELAY)
+            await asyncio.sleep(5 * DUE_JOB_CLAIM_DELAY)
         return rows
 
     monkeypatch.setattr(riverpy._work.producer, "job_claim", slow)

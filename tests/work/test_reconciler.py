@@ -10,7 +10,7 @@ import pytest
 
 from riverpy import EventKind, Job, QueueConfig
 from riverpy._postgres import jobs, queues
-from riverpy._work.producer import RIVER_FOLLOW_UP_DELAYS
+from riverpy._work.claim_times import RIVER_FOLLOW_UP_DELAYS
 from riverpy._work.reconciler import Reconciler
 from tests.work.rig import PATIENCE, Task
 
@@ -151,7 +151,7 @@ async def test_claims_after_a_reconnect(rig: Rig) -> None:
         run: Any = client._run
         producer, claims = run.producers["default"], asyncio.Semaphore(0)
         async with asyncio.timeout(PATIENCE):
-            while producer._follow_up_claim_times:  # those of the start
+            while producer._claim_times.follow_ups:  # those of the start
                 await asyncio.sleep(0.01)
             producer.claimed.emit = claims.release
             run._resync()

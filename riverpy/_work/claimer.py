@@ -1,0 +1,218 @@
+"""Claimer: claims jobs for all queues that want jobs at one moment, in one statement.
+
+Each statement has a fixed cost, so one statement for many queues is cheaper than one for each.
+During a statement, the queues whose slots become free wait for the next one. The rows of a
+statement are handed to their queues before the connection is free again. So code that uses the
+connection sees all claimed jobs among the running attempts.
+
+A queue that must be claimed alone does not use the claimer, see `Producer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
+
+from riverpy._postgres.driver import DATABASE_ERRORS
+from riverpy._postgres.jobs import job_claim, job_claim_queues
+from riverpy._work.claim_cursor import WHOLE_QUEUE, ClaimTimer
+from riverpy._work.poll_schedule import PollSchedule
+from riverpy.job import JobColumn
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+    from asyncpg import Record
+
+    from riverpy._lifecycle import StopScope
+    from riverpy._postgres.driver import Connection
+    from riverpy._work.run_context import RunContext
+
+CLAIM_TIMEOUT = 10.0
+"""Seconds for one claim, including a reconnect."""
+QUEUES_PER_CLAIM_MAX = 500
+"""The maximum number of queues in one statement. The other queues wait for the next one."""
+JOBS_PER_CLAIM_MAX = 3_000
+"""The maximum number of jobs in one statement. If the queues want more, each gets fewer."""
+SPEED_CHECK_SECONDS_PER_QUEUE, SPEED_CHECK_INTERVAL_MAX = 1.0, 60.0
+"""If claims of several queues are slow, each of the queues is claimed alone once, to find those
+whose claims are slow. The time until the next such check grows with the number of queues, up to a
+maximum, in seconds."""
+
+
+class ClaimingQueue(Protocol):
+    """A queue that wants jobs."""
+
+    queue: str
+
+    def choose_claim_limit(self) -> int:
+        """Return how many jobs to claim, just before the statement is sent; 0: none."""
+        ...
+
+    def receive_claimed_jobs(
+        self, rows: list[Record], limit: int, seconds: float, *, is_alone: bool
+    ) -> None:
+        """Start claimed jobs. The statement took `seconds` seconds. `is_alone`: it had no other
+        queue."""
+        ...
+
+    def release_claimed_jobs(self, rows: list[Record]) -> None:
+        """Release claimed jobs, because the queue stopped waiting for them."""
+        ...
+
+    def check_claim_speed(self) -> None:
+        """Claim alone until it is known whether the claims of this queue are slow."""
+        ...
+
+
+class Claimer:
+    """Sends the claims of several queues of one run, one statement at a time."""
+
+    name = "claimer"
+
+    def __init__(self, run: RunContext) -> None:
+        self._connection, self._schema = run.connections.claims, run.schema
+        self._kinds, self._client_id = run.kinds_to_claim, run.client.id
+        self.polls = PollSchedule()
+        self.queue_count = 0
+        """The number of queues that are claimed. One queue alone needs no claimer."""
+        self._waiting: dict[ClaimingQueue, asyncio.Future[None]] = {}
+        """The queues that wait for the next statement."""
+        self._sent: dict[ClaimingQueue, asyncio.Future[None]] = {}
+        """The queues of the running statement."""
+        self._statement_scope: anyio.CancelScope | None = None
+        """The cancel scope of the running statement; None: no statement runs."""
+        self._requested = asyncio.Event()
+        self._timer = ClaimTimer()
+        """The durations of claims of several queues."""
+        self._next_speed_check_at = 0.0
+
+    async def claim(self, queue: ClaimingQueue) -> None:
+        """Claim jobs of this queue with the next statement. Return when the queue has received its
+        jobs, or was asked and wanted none.
+
+        Raises:
+            Exception: one of DATABASE_ERRORS: the claim of all queues of the statement failed.
+        """
+        future = self._waiting[queue] = asyncio.get_running_loop().create_future()
+        self._requested.set()
+        try:
+            await future
+        except asyncio.CancelledError:
+            self._waiting.pop(queue, None)
+            if self._statement_scope is not None and self._has_no_sender():
+                self._statement_scope.cancel(reason="no queue waits for the claimed jobs")
+            raise
+
+    def _has_no_sender(self) -> bool:
+        """Whether all queues of the running statement have stopped waiting."""
+        return bool(self._sent) and all(future.cancelled() for future in self._sent.values())
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        """Send claims until stopped."""
+        task_status.started()
+        while True:
+            if not self._waiting:
+                self._requested.clear()
+                scope.expect_no_progress()
+                await self._requested.wait()
+            scope.expect_progress(within=2 * CLAIM_TIMEOUT)
+            await self._send_claim()
+
+    async def _send_claim(self) -> None:
+        """Claim jobs for the waiting queues. An error is passed to them."""
+        try:
+            with anyio.CancelScope() as self._statement_scope:
+                async with self._connection.acquire("claiming jobs", CLAIM_TIMEOUT) as connection:
+                    if limits := self._take_waiting_queues():
+                        await self._claim_and_deliver(connection, limits)
+        except DATABASE_ERRORS as error:
+            # If there was no connection, all queues get the error.
+            failed = self._sent or self._waiting
+            for future in failed.values():
+                if not future.done():
+                    future.set_exception(error)
+            failed.clear()
+        finally:
+            self._statement_scope = None
+            self._sent = {}
+
+    def _take_waiting_queues(self) -> dict[ClaimingQueue, int]:
+        """Move waiting queues to the queues of the statement. Return how many jobs of each to
+        claim."""
+        limits: dict[ClaimingQueue, int] = {}
+        for queue in list(self._waiting)[:QUEUES_PER_CLAIM_MAX]:
+            future = self._waiting.pop(queue)
+            if future.done():
+                continue
+            if limit := queue.choose_claim_limit():
+                limits[queue], self._sent[queue] = limit, future
+            else:
+                future.set_result(None)
+        total = sum(limits.values())
+        if total > JOBS_PER_CLAIM_MAX and len(limits) > 1:
+            for queue, limit in limits.items():
+                limits[queue] = max(limit * JOBS_PER_CLAIM_MAX // total, 1)
+        return limits
+
+    async def _claim_and_deliver(
+        self, connection: Connection, limits: dict[ClaimingQueue, int]
+    ) -> None:
+        began, is_alone = time.monotonic(), len(limits) == 1
+        rows = await self._claim_rows(connection, limits)
+        now = time.monotonic()
+        rows_by_queue: dict[str, list[Record]] = {queue.queue: [] for queue in limits}
+        for row in rows:
+            rows_by_queue[row[JobColumn.QUEUE]].append(row)
+        must_check_speed = not is_alone and self._must_check_speed(
+            len(limits), len(rows), now - began, now
+        )
+        for queue, limit in limits.items():
+            future, found = self._sent.pop(queue), rows_by_queue[queue.queue]
+            if future.done():  # the queue was stopped or removed
+                queue.release_claimed_jobs(found)
+                continue
+            queue.receive_claimed_jobs(found, limit, now - began, is_alone=is_alone)
+            if must_check_speed:
+                queue.check_claim_speed()
+            future.set_result(None)
+
+    def _must_check_speed(
+        self, queue_count: int, row_count: int, seconds: float, now: float
+    ) -> bool:
+        """Record the duration of a claim of several queues. Return whether to find out which queue
+        makes these claims slow."""
+        if not self._timer.are_claims_slow(row_count, seconds) or now < self._next_speed_check_at:
+            return False
+        self._next_speed_check_at = now + min(
+            queue_count * SPEED_CHECK_SECONDS_PER_QUEUE, SPEED_CHECK_INTERVAL_MAX
+        )
+        return True
+
+    async def _claim_rows(
+        self, connection: Connection, limits: dict[ClaimingQueue, int]
+    ) -> list[Record]:
+        """Claim jobs. The statement for one queue is faster than the one for several."""
+        if len(limits) == 1:
+            ((queue, limit),) = limits.items()
+            return await job_claim(
+                connection,
+                self._schema,
+                queue=queue.queue,
+                kinds=self._kinds,
+                skipped_ids=[],
+                after_position=WHOLE_QUEUE.start_after,
+                priority_max=WHOLE_QUEUE.last_priority,
+                limit=limit,
+                client_id=self._client_id,
+            )
+        return await job_claim_queues(
+            connection,
+            self._schema,
+            queues=[queue.queue for queue in limits],
+            limits=list(limits.values()),
+            kinds=self._kinds,
+            client_id=self._client_id,
+        )

@@ -1,0 +1,67 @@
+"""PollSchedule: when idle queues are polled. Queues with the same interval are polled together, so
+that one claim is enough for all of them."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+POLL_JITTER_FRACTION = 0.1
+"""The maximum random delay of a poll, as a fraction of the poll interval."""
+POLL_JITTER_SECONDS_MIN = 0.01
+"""Seconds. If `POLL_JITTER_FRACTION` gives a shorter maximum delay, this maximum is used."""
+FIRST_POLL_JITTER_FRACTION = 0.5
+"""The first poll after a notification comes earlier by a random time, up to this fraction of the
+poll interval. Otherwise all clients that received the notification would poll at the same time."""
+
+
+class PollGroup:
+    """The queues of one run that have the same poll interval."""
+
+    def __init__(self, interval: float) -> None:
+        """`interval` is in seconds."""
+        self.interval = interval
+        self._waiting: dict[object, Callable[[], None]] = {}
+        """For each queue that waits for its next poll, the function that polls it."""
+        self._choose_delays()
+
+    def _choose_delays(self) -> None:
+        """Choose the random part of the next delays. It is the same for all queues of the group,
+        and differs between clients."""
+        early = self.interval * random.uniform(1 - FIRST_POLL_JITTER_FRACTION, 1)  # noqa: S311 (no secret)
+        jitter = max(self.interval * POLL_JITTER_FRACTION, POLL_JITTER_SECONDS_MIN)
+        self._first_delay = early
+        self._delay = self.interval + random.uniform(0, jitter)  # noqa: S311
+
+    def seconds_to_next_poll(self, *, is_woken_with_other_clients: bool) -> float:
+        """Return the seconds from the last claim of a queue until its poll."""
+        return self._first_delay if is_woken_with_other_clients else self._delay
+
+    def start_waiting(self, queue: object, poll: Callable[[], None]) -> None:
+        """Call `poll` when another queue of the group is polled."""
+        self._waiting[queue] = poll
+
+    def stop_waiting(self, queue: object) -> None:
+        """Undo `start_waiting`, because the queue is claimed now."""
+        self._waiting.pop(queue, None)
+
+    def poll_all(self) -> None:
+        """Poll all waiting queues, because it is time to poll one of them."""
+        self._choose_delays()
+        waiting, self._waiting = self._waiting, {}
+        for poll in waiting.values():
+            poll()
+
+
+class PollSchedule:
+    """The poll groups of one run."""
+
+    def __init__(self) -> None:
+        self._groups: dict[float, PollGroup] = {}
+
+    def find_group(self, interval: float) -> PollGroup:
+        """Return the group of the queues with this poll interval, in seconds."""
+        return self._groups.setdefault(interval, PollGroup(interval))
