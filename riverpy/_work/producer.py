@@ -126,14 +126,9 @@ class Producer:
         """The id of the job of the running claim; None: the claim is for several jobs, or the id
         was not read yet."""
         self._claim_cursor = ClaimCursor()
-        self._is_speed_check_due = False
-        """Whether the next claim is for this queue alone, to measure its duration."""
         self._shared_claim_limit = 0
         """How many jobs of this queue the running claim of several queues requests; 0: that claim
         was not sent."""
-        self._was_shared_claim_full = False
-        """Whether the last claim of several queues returned as many jobs of this queue as it
-        requested."""
         self._scope: StopScope | None = None
         self._claim_failure_log = RepeatedFailureLog(self._log)
         self.claimed = TestSignal(f"Producer({queue}).claimed")
@@ -354,11 +349,7 @@ class Producer:
     @property
     def _must_claim_alone(self) -> bool:
         """Whether a claim of several queues could fail or be slow because of this queue."""
-        return (
-            self._is_speed_check_due
-            or self._claim_cursor.is_in_use
-            or self.unclaimable_jobs.may_include_failing_job
-        )
+        return self._claim_cursor.is_in_use or self.unclaimable_jobs.may_include_failing_job
 
     async def _claim_with_other_queues(self, scope: StopScope) -> bool:
         """Claim and start jobs by the next claim of several queues. Returns whether the queue had
@@ -368,7 +359,7 @@ class Producer:
         try:
             # A claim may have to wait for the claim before it.
             with self._shield_claim_from_stop(scope, 2 * CLAIM_TIMEOUT):
-                await self._claimer.claim(self)
+                is_full = await self._claimer.claim(self)
             return (
                 self.is_paused if not self._shared_claim_limit else not self._was_shared_claim_full
             )
@@ -406,7 +397,6 @@ class Producer:
         self._launch_claimed_jobs(rows, self._ids_cancelled_during_claim or set())
         self._record_claim(len(rows), seconds)
         self._record_successful_claim(len(rows), limit, seconds)
-        self._was_shared_claim_full = len(rows) == limit
         if is_alone:  # after a slow claim, the next one is for this queue alone
             self._claim_cursor.is_claiming_slow(WHOLE_QUEUE, len(rows), seconds)
 
@@ -418,7 +408,7 @@ class Producer:
 
     def check_claim_speed(self) -> None:
         """Claim alone the next time, to find out whether the claims of this queue are slow."""
-        self._is_speed_check_due = True
+        self._claim_cursor.is_speed_check_due = True
 
     # -- claims of this queue alone
 
@@ -440,7 +430,6 @@ class Producer:
 
     async def _claim_many_jobs(self, connection: Connection, limit: int, scope: StopScope) -> bool:
         """Claim up to `limit` jobs. Returns whether the queue had fewer jobs than `limit`."""
-        self._is_speed_check_due = False
         sent, found = time.monotonic(), 0
         for part in self._claim_cursor.choose_claim_ranges(sent):
             found += await self._claim_range(connection, limit - found, part)
