@@ -93,11 +93,18 @@ class ClaimCursor:
         """The time of the next claim from the beginning of the index."""
         self._is_whole_queue_claim_overdue = False
         self._timer = ClaimTimer()
+        self.is_speed_check_due = False
+        """Whether to measure the duration of the next claim, because a claim of several queues was
+        slow."""
 
     @property
     def is_in_use(self) -> bool:
         """Whether claims start at a later position, or may do so after one more slow claim."""
-        return bool(self._position_by_priority) or self._timer.was_last_claim_slow
+        return (
+            bool(self._position_by_priority)
+            or self._timer.was_last_claim_slow
+            or self.is_speed_check_due
+        )
 
     def choose_claim_ranges(self, now: float) -> Sequence[QueueRange]:
         """Return the ranges of the queue. The caller claims from them in this order until it has
@@ -127,6 +134,7 @@ class ClaimCursor:
     def is_claiming_slow(self, claimed_range: QueueRange, row_count: int, duration: float) -> bool:
         """Record the duration of a claim in seconds. Return whether the last two claims of the
         whole queue were slow. If they were, call `set_positions_after_slow_claim`."""
+        self.is_speed_check_due = False
         if claimed_range != WHOLE_QUEUE:
             self._timer.add_fast_claim(duration)
             return False

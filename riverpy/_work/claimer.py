@@ -78,9 +78,9 @@ class Claimer:
         self.polls = PollSchedule()
         self.queue_count = 0
         """The number of queues that are claimed. One queue alone needs no claimer."""
-        self._waiting: dict[ClaimingQueue, asyncio.Future[None]] = {}
+        self._waiting: dict[ClaimingQueue, asyncio.Future[bool | None]] = {}
         """The queues that wait for the next statement."""
-        self._sent: dict[ClaimingQueue, asyncio.Future[None]] = {}
+        self._sent: dict[ClaimingQueue, asyncio.Future[bool | None]] = {}
         """The queues of the running statement."""
         self._statement_scope: anyio.CancelScope | None = None
         """The cancel scope of the running statement; None: no statement runs."""
@@ -89,9 +89,9 @@ class Claimer:
         """The durations of claims of several queues."""
         self._next_speed_check_at = 0.0
 
-    async def claim(self, queue: ClaimingQueue) -> None:
-        """Claim jobs of this queue with the next statement. Return when the queue has received its
-        jobs, or was asked and wanted none.
+    async def claim(self, queue: ClaimingQueue) -> bool | None:
+        """Claim jobs of this queue with the next statement, and hand them to the queue. Return
+        whether they were as many as requested; None: the queue wanted none when it was asked.
 
         Raises:
             Exception: one of DATABASE_ERRORS: the claim of all queues of the statement failed.
@@ -99,7 +99,7 @@ class Claimer:
         future = self._waiting[queue] = asyncio.get_running_loop().create_future()
         self._requested.set()
         try:
-            await future
+            return await future
         except asyncio.CancelledError:
             self._waiting.pop(queue, None)
             if self._statement_scope is not None and self._has_no_sender():
@@ -177,7 +177,7 @@ class Claimer:
             queue.receive_claimed_jobs(found, limit, now - began, is_alone=is_alone)
             if must_check_speed:
                 queue.check_claim_speed()
-            future.set_result(None)
+            future.set_result(len(found) == limit)
 
     def _must_check_speed(
         self, queue_count: int, row_count: int, seconds: float, now: float

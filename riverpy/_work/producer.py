@@ -66,6 +66,8 @@ class Producer:
     """Claims and starts the jobs of one queue."""
 
     name = "producer"
+    _scope: StopScope | None = None
+    """The scope of the running producer; None: it has not started."""
 
     def __init__(
         self,
@@ -93,7 +95,6 @@ class Producer:
         self._claimer, self._handle_failed_claim = claimer, handle_failed_claim
         self._slot_count = self._free_slot_count = config.max_workers
         self._consecutive_empty_claims = 0
-        """The number of empty claims in a row."""
         self._last_claim_ended_at = 0.0
         """The end of the last successful claim, in monotonic seconds. Before the first claim, this
         is the start of the producer, or 0 if the producer has not started."""
@@ -102,9 +103,8 @@ class Producer:
         )
         self._claim_size_limit = max(CLAIM_SIZE_LIMIT_MIN, config.max_workers // 2)
         self._fetch_cooldown = (config.fetch_cooldown or timedelta(0)).total_seconds()
-        poll_interval = config.fetch_poll_interval or run.config.fetch_poll_interval
-        self._poll_group = claimer.polls.find_group(poll_interval.total_seconds())
-        """The queues that are polled together with this queue."""
+        interval = config.fetch_poll_interval or run.config.fetch_poll_interval
+        self._poll_group = claimer.polls.find_group(interval.total_seconds())
         self._claim_backoff = Backoff(CLAIM_RETRY_DELAY_MIN, CLAIM_RETRY_DELAY_MAX)
         # These are separate events, so that a free slot does not wake a producer that waits for
         # jobs.
@@ -129,7 +129,6 @@ class Producer:
         self._shared_claim_limit = 0
         """How many jobs of this queue the running claim of several queues requests; 0: that claim
         was not sent."""
-        self._scope: StopScope | None = None
         self._claim_failure_log = RepeatedFailureLog(self._log)
         self.claimed = TestSignal(f"Producer({queue}).claimed")
 
@@ -360,9 +359,7 @@ class Producer:
             # A claim may have to wait for the claim before it.
             with self._shield_claim_from_stop(scope, 2 * CLAIM_TIMEOUT):
                 is_full = await self._claimer.claim(self)
-            return (
-                self.is_paused if not self._shared_claim_limit else not self._was_shared_claim_full
-            )
+            return self.is_paused if is_full is None else not is_full
         except DATABASE_ERRORS as error:
             limit = self._shared_claim_limit
             if self._is_outage(error) or not (

@@ -280,7 +280,6 @@ async def test_follow_up_claims_after_a_notification(
                 await asyncio.sleep(0)
             async with run._connections.claims.acquire("seeing no claim in flight", PATIENCE):
                 looks = len(claims) - before
-        assert looks == 1 + len(delays)
         assert planned[-1] == pytest.approx(delays, abs=0.05)
         await rig.insert_rows(1)  # without a notification
     assert await rig.states() == {"available": 1}
