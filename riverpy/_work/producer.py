@@ -68,6 +68,9 @@ class Producer:
     name = "producer"
     _scope: StopScope | None = None
     """The scope of the running producer; None: it has not started."""
+    _shared_claim_limit = 0
+    """How many jobs of this queue the running claim of several queues requests; 0: that claim was
+    not sent."""
 
     def __init__(
         self,
@@ -98,9 +101,8 @@ class Producer:
         self._last_claim_ended_at = 0.0
         """The end of the last successful claim, in monotonic seconds. Before the first claim, this
         is the start of the producer, or 0 if the producer has not started."""
-        self._prefetch_buffer = (
-            PrefetchBuffer(config.max_workers, running.release) if config.prefetch else None
-        )
+        buffer = PrefetchBuffer(config.max_workers, running.release)
+        self._prefetch_buffer = buffer if config.prefetch else None
         self._claim_size_limit = max(CLAIM_SIZE_LIMIT_MIN, config.max_workers // 2)
         self._fetch_cooldown = (config.fetch_cooldown or timedelta(0)).total_seconds()
         interval = config.fetch_poll_interval or run.config.fetch_poll_interval
@@ -126,9 +128,6 @@ class Producer:
         """The id of the job of the running claim; None: the claim is for several jobs, or the id
         was not read yet."""
         self._claim_cursor = ClaimCursor()
-        self._shared_claim_limit = 0
-        """How many jobs of this queue the running claim of several queues requests; 0: that claim
-        was not sent."""
         self._claim_failure_log = RepeatedFailureLog(self._log)
         self.claimed = TestSignal(f"Producer({queue}).claimed")
 
