@@ -87,7 +87,7 @@ class DoInner(Generic[ResultT]):
             )
         return self._inner_error
 
-    async def cancel_inner(self) -> None:
+    async def cancel_inner_code(self) -> None:
         """Cancel the inner code if it still runs in another task, and wait for its end. A job's
         code must not continue after the attempt at the job."""
         task = self._inner_task
@@ -140,7 +140,7 @@ async def run_middleware(
         except GeneratorExit:  # the event loop may have ended: do not await
             raise
         except BaseException:
-            await do_inner.cancel_inner()
+            await do_inner.cancel_inner_code()
             raise
         if error is None:
             return do_inner.result

@@ -156,7 +156,7 @@ async def make_async(context: AbstractContextManager[ValueT]) -> AsyncGenerator[
         yield value
 
 
-class _WithoutWait(Generic[ResultT]):
+class _AwaitableWithoutWait(Generic[ResultT]):
     """An awaitable that raises ConfigError if another awaitable waits."""
 
     def __init__(self, awaitable: Awaitable[ResultT], get_name: Callable[[], str]) -> None:
@@ -175,7 +175,7 @@ class _WithoutWait(Generic[ResultT]):
             cause = error
         else:
             with suppress(RuntimeError):  # it ignored GeneratorExit
-                _close(steps)
+                _close_steps(steps)
         raise ConfigError(
             f"{self._get_name()} waits, which riverpy.sync.Client cannot do: let it await nothing "
             "but do_inner, or insert with riverpy.Client"
@@ -183,7 +183,7 @@ class _WithoutWait(Generic[ResultT]):
         yield  # this line makes the method a generator
 
 
-def _close(steps: Generator[Any, Any, Any]) -> None:
+def _close_steps(steps: Generator[Any, Any, Any]) -> None:
     close = getattr(steps, "close", None)
     if close is not None:
         close()
@@ -199,4 +199,4 @@ def _is_event_loop_missing(error: RuntimeError) -> bool:
 def refuse_wait(awaitable: Awaitable[ResultT], get_name: Callable[[], str]) -> Awaitable[ResultT]:
     """Return an awaitable for code of the user's. In an event loop, this is `awaitable` itself.
     Without an event loop it raises ConfigError, with the name of the code, if the code waits."""
-    return _WithoutWait(awaitable, get_name) if is_without_loop() else awaitable
+    return _AwaitableWithoutWait(awaitable, get_name) if is_without_loop() else awaitable

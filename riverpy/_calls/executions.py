@@ -41,7 +41,7 @@ from riverpy._postgres.executions import (
     execution_insert_completed,
     execution_release,
 )
-from riverpy._postgres.schema import RIVERPY_MIGRATION_LINE, migrate_command
+from riverpy._postgres.schema import RIVERPY_MIGRATION_LINE, make_migrate_command
 from riverpy._postgres.transactions import (
     call_async_function,
     flush_session,
@@ -457,7 +457,7 @@ class ExecutionMethods(ClientMethods):
         try:
             yield
         except UndefinedTableError:
-            command = migrate_command(
+            command = make_migrate_command(
                 f"riverpy migrate up --line {RIVERPY_MIGRATION_LINE}",
                 self._config.schema,
                 self.database_url,

@@ -57,7 +57,7 @@ class ListeningMethods(ClientMethods):
             reserved=self._pool_connection,
             outage=self._listener_outage_tracker,
             resync=lambda: None,
-            quiet=0.0 if quiet is None else quiet.total_seconds(),
+            probe_interval_min=0.0 if quiet is None else quiet.total_seconds(),
             trace_internal=config.trace_internal,
         )
 

@@ -157,7 +157,7 @@ class LeaseSpreader:
 
     async def _check(self) -> None:
         leases = [runner.lease for runner in self._runners]
-        own = sorted((lease for lease in leases if lease is not None), key=_acquired_at)
+        own = sorted((lease for lease in leases if lease is not None), key=_get_acquisition_time)
         if len(own) < HELD_SINGLETONS_MIN and self._open_hand_over is None:
             return
         names = [USER_LEASE_NAME_PREFIX + runner.singleton.name for runner in self._runners]
@@ -221,5 +221,5 @@ class LeaseSpreader:
         return False
 
 
-def _acquired_at(lease: Lease) -> float:
+def _get_acquisition_time(lease: Lease) -> float:
     return lease.acquired_at.timestamp()

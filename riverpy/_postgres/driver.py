@@ -248,7 +248,7 @@ class _ConnectionTarget(NamedTuple):
             )
         return cls(url, server, limit, password)
 
-    async def fetch_login(self, connect_timeout: float) -> dict[str, str]:
+    async def fetch_password_option(self, connect_timeout: float) -> dict[str, str]:
         """Return the password of the user's function as an option of asyncpg."""
         if self.password is None:
             return {}
@@ -300,7 +300,7 @@ async def connect(
     with _translate_connect_errors(
         target, url_setting_name, timeout, through_pooler=through_pooler
     ):
-        login = await target.fetch_login(timeout)
+        login = await target.fetch_password_option(timeout)
         with anyio.fail_after(timeout):
             connection = await _connect_to_first_host(
                 target,
@@ -493,7 +493,7 @@ async def create_pool(
     target = _ConnectionTarget.from_url(url, password)
 
     async def connect_to_first_host(_url: str, *, timeout: float, **options: Any) -> Connection:
-        login = await target.fetch_login(timeout)
+        login = await target.fetch_password_option(timeout)
         return await _connect_to_first_host(target, timeout=timeout, **options, **login)
 
     connecting: Any = (

@@ -20,26 +20,26 @@ _MICROSECOND = timedelta(microseconds=1)
 async def move_times_of_jobs(
     connection: Transaction,
     schema: str | None,
-    by: timedelta,
+    distance: timedelta,
     *,
-    by_of_ids: Mapping[int, timedelta],
+    distance_by_job_id: Mapping[int, timedelta],
 ) -> None:
-    """Move all times of all jobs into the past: those of the given ids by their own durations, and
-    all others by `by`."""
+    """Move all times of all jobs into the past: those of jobs in `distance_by_job_id` by their own
+    durations, and all others by `distance`."""
     await get_query(_SQL_FILE, "move_times_of_jobs", schema).execute(
         connection,
-        by=_format_interval(by),
-        ids=[str(job_id) for job_id in by_of_ids],
-        moves=[_format_interval(move) for move in by_of_ids.values()],
+        by=_format_interval(distance),
+        ids=[str(job_id) for job_id in distance_by_job_id],
+        moves=[_format_interval(move) for move in distance_by_job_id.values()],
     )
 
 
 async def move_times_of_periodic_jobs(
-    connection: Transaction, schema: str | None, by: timedelta
+    connection: Transaction, schema: str | None, distance: timedelta
 ) -> None:
     """Move all times of all periodic jobs into the past."""
     await get_query(_SQL_FILE, "move_times_of_periodic_jobs", schema).execute(
-        connection, by=_format_interval(by)
+        connection, by=_format_interval(distance)
     )
 
 

@@ -61,7 +61,7 @@ RECONNECT_DELAY_MIN = timedelta(milliseconds=50)
 RECONNECT_DELAY_MAX = timedelta(seconds=2)
 
 
-class ConnectionLender(Protocol):
+class ConnectionProvider(Protocol):
     """Lends a connection, as `DedicatedConnection` does."""
 
     def acquire(self, purpose: str, timeout: float) -> AbstractAsyncContextManager[Transaction]:
@@ -80,10 +80,10 @@ class Notifier:
         connect: Callable[[], Awaitable[Connection]],
         *,
         schema: str | None,
-        reserved: ConnectionLender,
+        reserved: ConnectionProvider,
         outage: ConnectionOutageTracker,
         resync: Callable[[], None],
-        quiet: float,
+        probe_interval_min: float,
         trace_internal: bool,
     ) -> None:
         """Store the arguments, and make no connection yet.
@@ -94,7 +94,7 @@ class Notifier:
             reserved: another connection, which sends the first probe.
             outage: logs outages.
             resync: called after a reconnect, because notifications may have been missed before.
-            quiet: the shortest interval between two probes in seconds.
+            probe_interval_min: the shortest interval between two probes in seconds.
             trace_internal: whether OpenTelemetry's instrumentation of the driver makes spans for
                 the statements.
         """
@@ -102,7 +102,7 @@ class Notifier:
         self._schema = schema
         self._reserved_connection = reserved
         self._outage_tracker = outage
-        self.probe_interval = max(PROBE_INTERVAL, quiet)
+        self.probe_interval = max(PROBE_INTERVAL, probe_interval_min)
         """Seconds between two probes while they arrive."""
         self._trace_internal = trace_internal
         self._callbacks_by_topic: dict[str, list[Callable[[str], None]]] = {}
@@ -232,13 +232,13 @@ class Notifier:
         jobs, leases, first = self._schemas
         channels: dict[str, Callable[[str], None]] = {}
         for topic in topics:
-            deliver = partial(self._deliver, topic)
+            deliver = partial(self._deliver_notification, topic)
             channels[f"{leases if topic == LEASE_TOPIC else jobs}.{topic}"] = deliver
             if self._schema is None and topic.startswith("river_"):
                 channels[f"{first}.{topic}"] = deliver
         return channels
 
-    def _deliver(self, topic: str, payload: str) -> None:
+    def _deliver_notification(self, topic: str, payload: str) -> None:
         for callback in list(self._callbacks_by_topic.get(topic, ())):
             self._call_subscriber(topic, partial(callback, payload))
 

@@ -79,7 +79,7 @@ class PasswordSource:
             raise PasswordError(f"the password function did not return within {timeout:g} s")
         # Raised outside the `except` block, so that the error of the function, whose text may have
         # the password, is not logged as its context.
-        return _check_result(password, error_type)
+        return _check_password(password, error_type)
 
     def fetch_password_in_thread(self, timeout: float) -> str:
         """Do the same as `fetch_password`, for code that is not async. The function runs in a
@@ -94,16 +94,16 @@ class PasswordSource:
 
         def call_function() -> object:
             result = self._function()
-            return asyncio.run(_await(result)) if inspect.isawaitable(result) else result
+            return asyncio.run(_await_result(result)) if inspect.isawaitable(result) else result
 
         def run_in_thread() -> None:
-            result, error = _call(context, call_function)
+            result, error = _call_and_catch_error(context, call_function)
             self._running_calls -= 1
             results.put((result, None if error is None else type(error)))
 
         threading.Thread(target=run_in_thread, name="riverpy password", daemon=True).start()
         try:
-            return _check_result(*results.get(timeout=timeout))
+            return _check_password(*results.get(timeout=timeout))
         except Empty:
             pass
         raise PasswordError(f"the password function did not return within {timeout:g} s")
@@ -129,7 +129,7 @@ class PasswordSource:
                 future.set_exception(error)
 
         def run_in_thread() -> None:
-            result, error = _call(context, self._function)
+            result, error = _call_and_catch_error(context, self._function)
             with suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(end_call, result, error)
 
@@ -145,11 +145,11 @@ class PasswordSource:
         self._running_calls += 1
 
 
-async def _await(result: Awaitable[object]) -> object:
+async def _await_result(result: Awaitable[object]) -> object:
     return await result
 
 
-def _check_result(password: object, error_type: type[BaseException] | None) -> str:
+def _check_password(password: object, error_type: type[BaseException] | None) -> str:
     """Return the password, or raise PasswordError."""
     if error_type is not None:
         raise PasswordError(f"the password function raised {error_type.__qualname__}")
@@ -161,7 +161,7 @@ def _check_result(password: object, error_type: type[BaseException] | None) -> s
     return password
 
 
-def _call(
+def _call_and_catch_error(
     context: contextvars.Context, function: Callable[[], object]
 ) -> tuple[object, Exception | None]:
     """Call the function. Return its result, or an error that a future can store."""

@@ -327,7 +327,7 @@ async def check_schema(
             if state.has_job_table
             else "does not have River's tables"
         )
-        command = migrate_command("riverpy migrate up", schema, url)
+        command = make_migrate_command("riverpy migrate up", schema, url)
         raise SchemaMissingError(f"schema {state.schema!r} {found}: run `{command}`")
     if unknown := state.unknown_versions(MAIN_MIGRATION_LINE):
         _log.warning(
@@ -345,7 +345,7 @@ def expect_migration_version(
     """If a version of line `riverpy` is not applied, raise SchemaMissingError with the command to
     run."""
     if version not in state.applied_versions(RIVERPY_MIGRATION_LINE):
-        command = migrate_command(
+        command = make_migrate_command(
             f"riverpy migrate up --line {RIVERPY_MIGRATION_LINE}", schema, url
         )
         raise SchemaMissingError(
@@ -361,7 +361,7 @@ def warn_of_missing_features(state: SchemaState, schema: str | None, *, url: str
             RIVERPY_TABLES_NOT_FOUND,
             schema=state.schema,
             off=[text for version, text in FEATURES_BY_MIGRATION.items() if version in missing],
-            command=migrate_command(
+            command=make_migrate_command(
                 f"riverpy migrate up --line {RIVERPY_MIGRATION_LINE}", schema, url
             ),
         )
@@ -372,7 +372,7 @@ program_by_url: dict[str, str] = {}
 the database. Its settings name the database and the schema."""
 
 
-def migrate_command(command: str, schema: str | None, url: str | None) -> str:
+def make_migrate_command(command: str, schema: str | None, url: str | None) -> str:
     """Return `command` with the options for the database and the schema, for a message."""
     if url is not None and (program := program_by_url.get(url)):
         return f"{program} {command}"

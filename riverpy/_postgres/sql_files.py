@@ -186,10 +186,10 @@ def _number_parameters(text: str) -> Query:
     """Return the query with numbers in place of the names of its parameters."""
     names: dict[str, int] = {}
 
-    def number(match: re.Match[str]) -> str:
+    def replace_with_number(match: re.Match[str]) -> str:
         return f"${names.setdefault(match[1], len(names) + 1)}"
 
-    return Query(_PARAMETER_PATTERN.sub(number, text), tuple(names))
+    return Query(_PARAMETER_PATTERN.sub(replace_with_number, text), tuple(names))
 
 
 class QueueFilter(NamedTuple):

@@ -58,9 +58,9 @@ def expect_transaction(tx: object) -> Transaction:
         TypeError: riverpy does not know the type of `tx`, or it is for the other kind of client.
         TransactionError: the connection is closed, or its transaction is aborted, or none is open.
     """
-    connection = _adapt(tx)
+    connection = _adapt_if_needed(tx)
     if connection is None:
-        raise TypeError(f"tx must be {_get_accepted_text()}, got {describe_wrong_type(tx)}")
+        raise TypeError(f"tx must be {_describe_accepted_types()}, got {describe_wrong_type(tx)}")
     _expect_kind_for_client(connection, tx)
     if is_closed_for_good(connection):
         raise TransactionError(
@@ -75,7 +75,7 @@ def expect_transaction(tx: object) -> Transaction:
     return connection
 
 
-def _adapt(tx: object) -> Transaction | None:
+def _adapt_if_needed(tx: object) -> Transaction | None:
     """Return asyncpg's connection itself, or an adapter. None: riverpy does not know its type."""
     if is_asyncpg_connection(tx):
         return tx
@@ -83,7 +83,7 @@ def _adapt(tx: object) -> Transaction | None:
     return cast("Transaction | None", adapt_session(tx))
 
 
-def _get_accepted_text() -> str:
+def _describe_accepted_types() -> str:
     return BLOCKING_ACCEPTED_TEXT if is_without_loop() else ASYNC_ACCEPTED_TEXT
 
 
@@ -128,7 +128,7 @@ def get_pooler_remedy(connection: Transaction) -> str:
     return "make the connection given as tx with statement_cache_size=0"
 
 
-def expect_copy(connection: Transaction) -> None:
+def expect_copy_support(connection: Transaction) -> None:
     """Raise InsertError if the caller's connection has no COPY."""
     if isinstance(connection, CallerSession) and not connection.has_copy:
         raise InsertError(
@@ -168,8 +168,8 @@ async def savepoint(connection: Transaction) -> AsyncGenerator[None]:
 
 
 @asynccontextmanager
-async def limit_lock_wait(connection: Transaction, wait: float) -> AsyncGenerator[None]:
-    """Let the statements of the `async with` block wait for locks for at most `wait` seconds, on a
+async def limit_lock_wait(connection: Transaction, wait_seconds: float) -> AsyncGenerator[None]:
+    """Let the statements of the `async with` block wait for locks for at most `wait_seconds`, on a
     connection that would be closed if a statement was cancelled. After an error in the block, roll
     back to a savepoint from before it. On asyncpg's own connections this does nothing.
 
@@ -179,7 +179,7 @@ async def limit_lock_wait(connection: Transaction, wait: float) -> AsyncGenerato
     if not isinstance(connection, CallerSession):
         yield
         return
-    before = await _set_lock_timeout(connection, f"{max(1, math.ceil(wait * 1000))}ms")
+    before = await _set_lock_timeout(connection, f"{max(1, math.ceil(wait_seconds * 1000))}ms")
     yield
     await _set_lock_timeout(connection, before)
 
@@ -193,7 +193,7 @@ async def _set_lock_timeout(connection: Transaction, lock_timeout: str) -> str:
 async def flush_session(tx: object) -> None:
     """Write the changed objects of a session of SQLAlchemy, before a savepoint that SQLAlchemy does
     not know. Otherwise a rollback to it would undo the changes without a notice to the session."""
-    if isinstance(session := _adapt(tx), CallerSession):
+    if isinstance(session := _adapt_if_needed(tx), CallerSession):
         await session.flush()
 
 
@@ -241,10 +241,10 @@ async def _run_statement(connection: Transaction, statement_name: str) -> None:
 def expect_open_transaction(connection: object) -> Transaction:
     """Check the connection of a fence, without a round trip, and return it or its adapter. Raise
     TransactionError if riverpy does not know its type, or if it has no open transaction."""
-    adapted = _adapt(connection)
+    adapted = _adapt_if_needed(connection)
     if adapted is None:
         raise TransactionError(
-            f"a fence takes a transaction: {_get_accepted_text()}, got "
+            f"a fence takes a transaction: {_describe_accepted_types()}, got "
             f"{describe_wrong_type(connection)}"
         )
     _expect_kind_for_client(adapted, connection)

@@ -46,7 +46,7 @@ class LeaseMap:
         """Return the ids of the clients that stand by for a lease."""
         return [client.client_id for client in self.standby_clients(name, holder=holder)]
 
-    def lag(self, name: str, *, holder: str | None, epoch: int) -> LeaseLag | None:
+    def find_lag(self, name: str, *, holder: str | None, epoch: int) -> LeaseLag | None:
         """Return what the current holder of a lease last reported about its lag in this term; None:
         it reported nothing, or there is no holder."""
         client = None if holder is None else self.clients_by_id.get(holder)
@@ -79,7 +79,8 @@ def find_lease_reports(
     if lease_map is None:
         return LeaseReports(None, None)
     return LeaseReports(
-        lease_map.standbys(name, holder=holder), lease_map.lag(name, holder=holder, epoch=epoch)
+        lease_map.standbys(name, holder=holder),
+        lease_map.find_lag(name, holder=holder, epoch=epoch),
     )
 
 

@@ -227,7 +227,7 @@ class ClientRun:
             reserved=self._connections.reserved,
             outage=self._connections.outage_tracker,
             resync=self._resync,
-            quiet=0.0 if quiet is None else quiet.total_seconds(),
+            probe_interval_min=0.0 if quiet is None else quiet.total_seconds(),
             trace_internal=self._config.trace_internal,
         )
         self._client.listener.follow_run(notifier)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, TypeVar
 import anyio
 
 from riverpy._postgres.driver import close_connection, connect
-from riverpy._postgres.schema import RIVERPY_MIGRATION_LINE, check_schema, migrate_command
+from riverpy._postgres.schema import RIVERPY_MIGRATION_LINE, check_schema, make_migrate_command
 from riverpy.errors import SchemaMissingError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class CommandConnection(NamedTuple):
         the `missing_tables` and the command that creates them."""
         if not self.has_riverpy_version(version):
             up = f"riverpy migrate up --line {RIVERPY_MIGRATION_LINE}"
-            command = migrate_command(up, self.schema, self.database_url)
+            command = make_migrate_command(up, self.schema, self.database_url)
             raise SchemaMissingError(f"the database lacks the {missing_tables}: run `{command}`")
 
 

@@ -13,7 +13,7 @@ from riverpy._duration import format_duration
 from riverpy._postgres.clients import client_count_live
 from riverpy._postgres.driver import DATABASE_ERRORS, InsufficientPrivilegeError
 from riverpy._postgres.queues import queue_get_lags, queue_list_with_waiting_jobs
-from riverpy._postgres.schema import CLIENTS_MIGRATION, DOMAINS_MIGRATION, migrate_command
+from riverpy._postgres.schema import CLIENTS_MIGRATION, DOMAINS_MIGRATION, make_migrate_command
 from riverpy._tools.doctor.server import expect_primary
 from riverpy._tools.domain_map import TABLE_MISSING, read_domains
 from riverpy._tools.health.http_client import NO_HEALTH_SERVER_ERROR, http_get, parse_address
@@ -116,7 +116,7 @@ async def _probe_database(database: DatabaseSettings, max_lag: timedelta) -> Pro
         elif getattr(error, "sqlstate", None) == TABLE_MISSING:
             failed = "schema"
             place = f'schema "{database.schema}"' if database.schema else "the default schema"
-            command = migrate_command("riverpy doctor", database.schema, url)
+            command = make_migrate_command("riverpy doctor", database.schema, url)
             reason += (
                 f": {place} lacks this table, although its migration is recorded. Run `{command}`: "
                 "it shows how to create the table again"

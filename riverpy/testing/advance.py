@@ -150,7 +150,7 @@ class _Advance:
                     connection,
                     self._schema,
                     duration,
-                    by_of_ids={job_id: end - offset for job_id, offset in offsets},
+                    distance_by_job_id={job_id: end - offset for job_id, offset in offsets},
                 )
         await self._periodic_run.make_due_jobs_available()
 

@@ -169,12 +169,12 @@ async def test_one_statement(schema: Schema) -> None:
     assert json.loads(stored)["standby"] == ["s:a", "s:b"]
     found = await read_map(schema)
     assert found.standbys("s:b", holder="x") == ["me"]
-    known = found.lag("s:c", holder="me", epoch=7)
+    known = found.find_lag("s:c", holder="me", epoch=7)
     assert known is not None
     assert (known.count, known.age) == (3, 1.5)
     assert known.reported_ago >= 0.5
-    assert found.lag("s:c", holder="me", epoch=8) is None  # a later term of the same client
-    assert found.lag("s:c", holder="x", epoch=7) is None  # a later holder
+    assert found.find_lag("s:c", holder="me", epoch=8) is None  # a later term of the same client
+    assert found.find_lag("s:c", holder="x", epoch=7) is None  # a later holder
     for text in ("NULL", "'[]'", """'{"standby": 1}'""", """'{"standby": [], "left_out": 1}'"""):
         await schema.execute(f"UPDATE riverpy_client SET leases = {text}")
         assert (await read_map(schema)).unknown_client_ids == {"me"}
@@ -231,7 +231,7 @@ async def test_lag(schema: Schema) -> None:
         assert 0 < (shown.singletons["a"].valid_for or 0) <= 3 * LONG.total_seconds()
         await next_heartbeat(client)
         found = await read_map(schema)
-        stored = found.lag("s:a", holder="one", epoch=lease.epoch)
+        stored = found.find_lag("s:a", holder="one", epoch=lease.epoch)
         assert stored is not None
         assert (stored.count, stored.age) == (40, 120.0)
         async with running(other):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 if not hasattr(psycopg, "AsyncRawCursor"):
     raise ConfigError(f"tx takes psycopg 3.2 or newer, this is {psycopg.__version__}: update it")
 
-_STATES = {
+_STATE_BY_STATUS = {
     TransactionStatus.IDLE: SessionState.NO_TRANSACTION,
     TransactionStatus.INERROR: SessionState.ABORTED,
     TransactionStatus.UNKNOWN: SessionState.CLOSED,
@@ -95,7 +95,7 @@ _ADAPTERS = _make_adapters()
 connection or for all connections, do not apply."""
 
 
-class _OwnAdapters:
+class _CursorWithOwnAdapters:
     """A cursor with riverpy's own adapters."""
 
     @property
@@ -103,11 +103,11 @@ class _OwnAdapters:
         return _ADAPTERS
 
 
-class _StatementCursor(_OwnAdapters, psycopg.RawCursor[tuple[Any, ...]]):
+class _StatementCursor(_CursorWithOwnAdapters, psycopg.RawCursor[tuple[Any, ...]]):
     """A cursor for one statement, with parameters like `$1`."""
 
 
-class _AsyncStatementCursor(_OwnAdapters, psycopg.AsyncRawCursor[tuple[Any, ...]]):
+class _AsyncStatementCursor(_CursorWithOwnAdapters, psycopg.AsyncRawCursor[tuple[Any, ...]]):
     """An async cursor for one statement, with parameters like `$1`."""
 
 
@@ -144,7 +144,7 @@ class PsycopgSession(CallerSession):
             return SessionState.CLOSED
         if self._is_pipelined():  # the server has not answered earlier statements
             return SessionState.USABLE
-        return _STATES.get(self._connection.info.transaction_status, SessionState.USABLE)
+        return _STATE_BY_STATUS.get(self._connection.info.transaction_status, SessionState.USABLE)
 
     def _is_pipelined(self) -> bool:
         return self._connection.pgconn.pipeline_status != PipelineStatus.OFF
@@ -167,7 +167,7 @@ class PsycopgSession(CallerSession):
                 return []
             rows = await self._finish(cursor.fetchall())
         except psycopg.Error as error:
-            raise self._translate(error) from error
+            raise self._translate_error(error) from error
         except UnicodeEncodeError as error:
             raise make_encoding_error(error) from error
         # `cursor.description` would make an object for each column, which takes longer.
@@ -216,9 +216,9 @@ class PsycopgSession(CallerSession):
                     async for lines in source:
                         await self._finish(copy.write(lines))
         except psycopg.Error as error:
-            raise self._translate(error) from error
+            raise self._translate_error(error) from error
 
-    def _translate(self, error: psycopg.Error) -> Exception:
+    def _translate_error(self, error: psycopg.Error) -> Exception:
         return make_asyncpg_error(error, is_connection_closed=self._connection.closed)
 
 

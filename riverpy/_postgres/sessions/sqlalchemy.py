@@ -86,7 +86,7 @@ def _adapt_async(tx: object) -> CallerSession | None:
     return None
 
 
-def _copy_buffer(value: object) -> object:
+def _copy_buffer_to_bytes(value: object) -> object:
     """Return the bytes of a `bytea`, for which psycopg2 returns a view of its buffer."""
     return bytes(cast("memoryview[int]", value)) if isinstance(value, memoryview) else value
 
@@ -156,7 +156,7 @@ class SqlAlchemySession(CallerSession):
     def _fetch(self, statement: str, values: tuple[object, ...]) -> list[Record]:
         connection = self._connection
         if connection is None:
-            connection = self._connection = self._open()
+            connection = self._connection = self._open_connection()
         try:
             if connection.dialect.driver == "asyncpg":
                 parameters: Any = values
@@ -170,14 +170,14 @@ class SqlAlchemySession(CallerSession):
                     statement, parameters, execution_options=_EXECUTION_OPTIONS
                 )
         except SQLAlchemyError as error:
-            raise self._translate(error) from error
+            raise self._translate_error(error) from error
         except UnicodeEncodeError as error:
             raise make_encoding_error(error) from error
         if not result.returns_rows:
             return []
         rows = [tuple(row) for row in result.all()]
         if connection.dialect.driver == "psycopg2":
-            rows = [tuple(map(_copy_buffer, row)) for row in rows]
+            rows = [tuple(map(_copy_buffer_to_bytes, row)) for row in rows]
         return make_records(list(result.keys()), rows)
 
     async def flush(self) -> None:
@@ -227,9 +227,9 @@ class SqlAlchemySession(CallerSession):
         try:
             await self._run(nested.commit if keep and nested.is_active else nested.rollback)
         except SQLAlchemyError as error:
-            raise self._translate(error) from error
+            raise self._translate_error(error) from error
 
-    def _open(self) -> Connection:
+    def _open_connection(self) -> Connection:
         """Return the connection of the session, which begins a transaction if none is open.
 
         Raises:
@@ -250,7 +250,7 @@ class SqlAlchemySession(CallerSession):
                 f"the {kind} given as tx has no usable transaction: {error}"
             ) from error
         except SQLAlchemyError as error:
-            raise self._translate(error) from error
+            raise self._translate_error(error) from error
         dialect = connection.dialect
         if dialect.name != "postgresql" or dialect.driver not in _DRIVERS:
             raise TypeError(
@@ -270,7 +270,7 @@ class SqlAlchemySession(CallerSession):
             )
         return connection
 
-    def _translate(self, error: SQLAlchemyError) -> Exception:
+    def _translate_error(self, error: SQLAlchemyError) -> Exception:
         if isinstance(error, InvalidRequestError):  # SQLAlchemy has sent no statement
             return InterfaceError(str(error))
         is_lost = isinstance(error, DBAPIError) and error.connection_invalidated

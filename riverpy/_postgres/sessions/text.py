@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-STATEMENTS_MAX = 1_000
+CACHED_STATEMENTS_MAX = 1_000
 """The maximum number of statements that are kept in pyformat. The least recently used one is
 dropped."""
 _PYFORMAT_PATTERN = re.compile(r"\$(\d+)|%")
 
 
-@lru_cache(maxsize=STATEMENTS_MAX)
+@lru_cache(maxsize=CACHED_STATEMENTS_MAX)
 def to_pyformat(statement: str) -> str:
     """Return a statement with the parameters `%(p1)s`, `%(p2)s`, … instead of `$1`, `$2`, …"""
 

@@ -10,7 +10,7 @@ from riverpy._postgres.schema import (
     MAIN_MIGRATION_LINE,
     RIVERPY_MIGRATION_LINE,
     load_migrations,
-    migrate_command,
+    make_migrate_command,
 )
 from riverpy._postgres.sql_files import quote_identifier
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
@@ -47,7 +47,7 @@ _WORK_PRIVILEGES = dict.fromkeys(
 def check_migrations(state: SchemaState, requested_schema: str | None, url: str) -> list[Finding]:
     """Report the migrations of River's tables and of riverpy's own tables. `requested_schema`
     is the schema that the user named; None: the user named no schema."""
-    command = migrate_command("riverpy migrate up", requested_schema, url)
+    command = make_migrate_command("riverpy migrate up", requested_schema, url)
     main = _check_river_migrations(state, command)
     if state.missing_needed_versions() or state.are_migrations_unrecorded():
         return [main]

@@ -315,12 +315,12 @@ class EmbeddedPostgres:
         If there is a server but no supervisor, a new supervisor takes over the server.
         """
 
-        def is_server_up() -> bool:
+        def has_server_started() -> bool:
             if processes.is_unlocked(self.directory / "supervisor.lock"):
                 self._start_detached_process("supervise", json.dumps(self._make_server_spec()))
             return self.is_running
 
-        if not processes.wait_until(is_server_up, processes.SERVER_START_TIMEOUT):
+        if not processes.wait_until(has_server_started, processes.SERVER_START_TIMEOUT):
             limit = f"{processes.SERVER_START_TIMEOUT:.0f} s"
             raise DatabaseError(f"PostgreSQL did not answer within {limit}: see {self.log_path}")
 
