@@ -49,7 +49,7 @@ def refuse_during_main_import() -> None:
 
 
 def skip_main_module() -> None:
-    """Prevent the children of this process from importing its main module, the command line."""
+    """Prevent children of this process from importing its main module: the command `riverpy`."""
     global _has_command_line_main
     _has_command_line_main = True
 

@@ -50,7 +50,7 @@ class ProcessPlugin(Protocol):
         ...
 
     def work(self, job: Job[Any], do_inner: WorkInner, /) -> Awaitable[None]:
-        """Run an attempt, as `WorkerMiddleware.work`."""
+        """Run an attempt, like `WorkerMiddleware.work`."""
         ...
 
 

@@ -151,7 +151,7 @@ def move_on_after(seconds: float) -> AbstractContextManager[_TimeoutScope]:
 
 @asynccontextmanager
 async def make_async(context: AbstractContextManager[ValueT]) -> AsyncGenerator[ValueT]:
-    """Return a context manager for `async with` that does what this one does, without a wait."""
+    """Return an async context manager that does the same as `context`, without a wait."""
     with context as value:
         yield value
 

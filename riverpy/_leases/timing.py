@@ -1,7 +1,7 @@
 """LeaseTiming: how long a lease lasts, when it is renewed, and until when it is valid locally.
 
 The server decides about a lease by its own clock. Between two answers of the server, a process
-relies on its local deadline. This is the start of the last successful attempt to acquire or
+relies on its local deadline. The local deadline is the start of the last successful acquisition or
 renewal, plus the time to live, minus a margin. The margin allows for clocks that run at different
 rates.
 """

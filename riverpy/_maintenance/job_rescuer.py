@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 HEARTBEAT_READ_INTERVAL_MAX = 30.0
 HEARTBEAT_READS_PER_DEAD_AFTER = 5
 """The rescuer reads all heartbeats this number of times in `dead_after`, but at least once in
-`HEARTBEAT_READ_INTERVAL_MAX` seconds. So a dead client is found with at most this delay."""
+`HEARTBEAT_READ_INTERVAL_MAX` seconds. It finds a dead client at the next read."""
 TIMER_INACCURACY_MAX = 0.01
 """Seconds by which a timer may end too early."""
 STUCK_JOB_SEARCH_INTERVAL_MAX = 30.0

@@ -60,7 +60,7 @@ class _ChosenJobs(NamedTuple):
     limit: int | None
     """The maximum number of jobs with these filters."""
     yes: bool
-    """Whether to ask no question."""
+    """Whether to change the jobs without a question."""
     as_json: bool
 
 

@@ -305,7 +305,7 @@ class AsyncSqlAlchemySession(SqlAlchemySession):
     def __init__(
         self, tx: AsyncSession | AsyncConnection, blocking_tx: Session | Connection
     ) -> None:
-        """`blocking_tx` is the session or connection under `tx`."""
+        """Create the adapter of `tx`. `blocking_tx` is the session or connection under it."""
         super().__init__(blocking_tx)
         self._async_tx = tx
 

@@ -35,7 +35,7 @@ class SystemdNotifier:
             return
         text = "\n".join(f"{name}={value}" for name, value in values.items())
         with (
-            suppress(OSError, AttributeError),  # no receiver, a full buffer, or no AF_UNIX
+            suppress(OSError, AttributeError),  # no receiver, its buffer is full, or no AF_UNIX
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
         ):
             sender.setblocking(False)

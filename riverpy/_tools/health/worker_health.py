@@ -34,7 +34,7 @@ QUEUE_LAGS_CACHE_SECONDS = 10.0
 """Seconds for which queue lags (waits of the oldest due jobs) are cached, so that requests cause
 few statements."""
 QUEUE_LAGS_TIMEOUT = 1.0
-"""Seconds that the statement for the lag of the queues may take."""
+"""Seconds that the statement that reads queue lags may take."""
 RENDER_SLICE_SECONDS = 0.002
 """Seconds after which rendering lets other tasks run."""
 EVENT_STREAMS_MAX = 8
