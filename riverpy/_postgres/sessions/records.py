@@ -14,7 +14,7 @@ class Record:
     __slots__ = ("_positions", "_values")
 
     def __init__(self, values: tuple[Any, ...], positions: Mapping[str, int]) -> None:
-        """Create a row. `positions` maps column names to positions; all rows of a result share it."""
+        """Create a row. `positions` maps column names to positions, and all rows share it."""
         self._values = values
         self._positions = positions
 
