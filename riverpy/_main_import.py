@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _is_importing_main_module = False
 """Whether this process is a child that imports the main module of its worker."""
-_has_command_line_main = False
+_is_main_module_command_line = False
 
 
 class MainGuardMissingError(ClientStateError):
@@ -50,8 +50,8 @@ def refuse_during_main_import() -> None:
 
 def skip_main_module() -> None:
     """Prevent children of this process from importing its main module: the command `riverpy`."""
-    global _has_command_line_main
-    _has_command_line_main = True
+    global _is_main_module_command_line
+    _is_main_module_command_line = True
 
 
 def describe_main_module() -> dict[str, str]:
@@ -59,7 +59,7 @@ def describe_main_module() -> dict[str, str]:
     main module."""
     main = sys.modules["__main__"]
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    if _has_command_line_main:
+    if _is_main_module_command_line:
         return {}
     if spec is not None:
         # As in multiprocessing, a `__main__` of a package is not imported. It may have no guard.

@@ -149,9 +149,9 @@ class DomainMembership:
                 await self._timer.sleep(min(interval, stopped.seconds_until_next_stop))
 
     async def _try_to_join_domain(
-        self, wanted: Sequence[str], dead_clients: Mapping[str, bytes]
+        self, wanted_queues: Sequence[str], dead_clients: Mapping[str, bytes]
     ) -> set[str] | None:
-        """Claim the queues `wanted`, and return None. If clients with an old heartbeat may still be
+        """Claim `wanted_queues`, and return None. If clients with an old heartbeat may still be
         alive in the domain of an owner, claim nothing and return the ids of these clients."""
         schema = self._config.schema
         async with (
@@ -160,7 +160,7 @@ class DomainMembership:
         ):
             await owner_lock_all(connection, schema)
             held = await owner_find_conflicts(
-                connection, schema, queues=wanted, dead_client_heartbeats=dead_clients
+                connection, schema, queues=wanted_queues, dead_client_heartbeats=dead_clients
             )
             foreign = [holder for holder in held if holder.owner_domain != self._config.domain]
             kept_by_owner = {holder.queue for holder in foreign if not self._can_take_queue(holder)}
@@ -172,7 +172,7 @@ class DomainMembership:
             }
             if undecided:
                 return undecided
-            claimed = [queue for queue in wanted if queue not in kept_by_owner]
+            claimed = [queue for queue in wanted_queues if queue not in kept_by_owner]
             await self._claim_queues(connection, claimed)
             self._claimed_queues = sorted({*self._claimed_queues, *claimed})
             await self._write_heartbeat(connection)

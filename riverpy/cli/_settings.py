@@ -137,7 +137,7 @@ def _parse_age(text: str) -> timedelta:
     return duration
 
 
-def _parse_leading_duration(text: str) -> timedelta:
+def _parse_lease_duration(text: str) -> timedelta:
     """Parse a duration for leases and heartbeats."""
     duration = parse_duration(text)
     if not LEASE_DURATION_MIN <= duration <= SETTING_DURATION_MAX:
@@ -148,10 +148,10 @@ def _parse_leading_duration(text: str) -> timedelta:
     return duration
 
 
-def _make_leading_duration_setting(name: str, default: str, help_text: str) -> Setting[timedelta]:
+def _make_lease_duration_setting(name: str, default: str, help_text: str) -> Setting[timedelta]:
     return Setting(
         name,
-        ParsedType("duration", _parse_leading_duration),
+        ParsedType("duration", _parse_lease_duration),
         f"{help_text} Default: the client's, else {default}.",
         metavar="DURATION",
         default=f"the client's, else {default}",
@@ -276,12 +276,12 @@ ON_DOMAIN_CONFLICT = Setting(
     " worker (takeover). Default: the client's, else error.",
     default="the client's, else error",
 )
-ELECT_INTERVAL = _make_leading_duration_setting(
+ELECT_INTERVAL = _make_lease_duration_setting(
     "elect-interval",
     "5s",
     "How often a leader renews its lease, and other workers try to acquire it.",
 )
-LEADER_TTL = _make_leading_duration_setting(
+LEADER_TTL = _make_lease_duration_setting(
     "leader-ttl",
     "15s",
     "How long a lease lasts without a renewal, at least 2.4 times --elect-interval. Leases and"
@@ -301,7 +301,7 @@ SPREAD_LEASES = _make_boolean_setting(
     "Hand singletons over to workers that run fewer of them, at most one in each --leader-ttl."
     " Default: the client's, else no.",
 )
-DEAD_AFTER = _make_leading_duration_setting(
+DEAD_AFTER = _make_lease_duration_setting(
     "dead-after",
     "1m",
     "How long this worker may send no heartbeat until other workers get its running jobs. It sends"

@@ -113,7 +113,7 @@ class _AsyncStatementCursor(_CursorWithOwnAdapters, psycopg.AsyncRawCursor[tuple
 
 class PsycopgSession(CallerSession):
     """A connection of psycopg. psycopg's blocking and async classes have the same methods, so this
-    class serves both. Only `_finish` and `_enter` decide whether to await."""
+    class serves both. Only `_await_if_async` and `_make_async_context` decide whether to await."""
 
     library = "psycopg"
     has_copy = True
@@ -125,11 +125,11 @@ class PsycopgSession(CallerSession):
     def _make_cursor(self) -> Any:
         return _StatementCursor(self._connection, row_factory=tuple_row)
 
-    async def _finish(self, result: Awaitable[T] | T) -> T:
+    async def _await_if_async(self, result: Awaitable[T] | T) -> T:
         """Return the result of a method of psycopg. A blocking method has returned it already."""
         return cast("T", result)
 
-    def _enter(
+    def _make_async_context(
         self, context: AbstractAsyncContextManager[T] | AbstractContextManager[T]
     ) -> AbstractAsyncContextManager[T]:
         """Return a context manager of psycopg for `async with`."""
@@ -158,14 +158,14 @@ class PsycopgSession(CallerSession):
             parameters = [encode_value(value) for value in values]
             if is_pipelined:
                 # The inner block of a pipeline waits for the results.
-                async with self._enter(self._connection.pipeline()):
-                    await self._finish(cursor.execute(statement.encode(), parameters))
+                async with self._make_async_context(self._connection.pipeline()):
+                    await self._await_if_async(cursor.execute(statement.encode(), parameters))
             else:
-                await self._finish(cursor.execute(statement.encode(), parameters))
+                await self._await_if_async(cursor.execute(statement.encode(), parameters))
             result = cursor.pgresult
             if result is None or not result.nfields:
                 return []
-            rows = await self._finish(cursor.fetchall())
+            rows = await self._await_if_async(cursor.fetchall())
         except psycopg.Error as error:
             raise self._translate_error(error) from error
         except UnicodeEncodeError as error:
@@ -178,7 +178,7 @@ class PsycopgSession(CallerSession):
         """Wait for the results of the caller's statements: then the transaction's state is
         known."""
         try:
-            async with self._enter(self._connection.pipeline()):
+            async with self._make_async_context(self._connection.pipeline()):
                 pass
         except psycopg.Error as error:
             raise TransactionError(
@@ -212,9 +212,9 @@ class PsycopgSession(CallerSession):
         reason = f"COPY took longer than {timeout:g} s"
         try:
             with fail_after(timeout, reason):
-                async with self._enter(cursor.copy(statement)) as copy:
+                async with self._make_async_context(cursor.copy(statement)) as copy:
                     async for lines in source:
-                        await self._finish(copy.write(lines))
+                        await self._await_if_async(copy.write(lines))
         except psycopg.Error as error:
             raise self._translate_error(error) from error
 
@@ -230,10 +230,10 @@ class AsyncPsycopgSession(PsycopgSession):
     def _make_cursor(self) -> Any:
         return _AsyncStatementCursor(self._connection, row_factory=tuple_row)
 
-    async def _finish(self, result: Awaitable[T] | T) -> T:
+    async def _await_if_async(self, result: Awaitable[T] | T) -> T:
         return await cast("Awaitable[T]", result)
 
-    def _enter(
+    def _make_async_context(
         self, context: AbstractAsyncContextManager[T] | AbstractContextManager[T]
     ) -> AbstractAsyncContextManager[T]:
         return cast("AbstractAsyncContextManager[T]", context)
