@@ -198,7 +198,7 @@ class SqlAlchemySession(CallerSession):
             nested = session.begin_nested()
             # Otherwise SQLAlchemy sends SAVEPOINT before the next statement of this session. By
             # then a savepoint of another session on the same connection may be open.
-            self._connection = self._open()
+            self._connection = self._open_connection()
             return nested
 
         return _NestedSessionTransaction(self, session, await self._run(begin_now))
