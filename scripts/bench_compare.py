@@ -13,7 +13,7 @@ import json
 import sys
 
 from scripts._bench.competitors import NAMES
-from scripts._bench.measures import durations, rounds, tables, transactions
+from scripts._bench.measures import calls, durations, rounds, tables, transactions
 from scripts._bench.run import Options, Run
 from scripts._bench.server import server
 from scripts._bench.table import GROUPS, KEYS, TITLES, as_json, as_text
@@ -90,6 +90,8 @@ async def compare(options: Options, *, is_json: bool) -> str:
         await tables.memory(run)
         await tables.two_processes(run)
         await transactions.measure_transactions(run)
+        await calls.measure_starts(run)
+        await calls.measure_calls(run)
         await durations.run_all(run)
         about = await run.about()
     if is_json:

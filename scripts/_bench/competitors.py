@@ -6,6 +6,7 @@ Unavailable.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -13,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from scripts._bench.environment import make_environment
 from scripts._bench.process import Output, Unavailable, program, run_json
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ LIMIT = 600.0
 PEER_TIMEOUT = 30.0
 """Timeout of a peer's program, in seconds. It is shorter, so that a peer that hangs does not delay
 the run."""
-NAMES = ("riverpy", "river_go", "bare", "pgqueuer", "procrastinate", "oban", "chancy")
+NAMES = ("riverpy", "river_go", "bare", "pgqueuer", "procrastinate", "oban", "chancy", "awa")
 
 
 class Work(NamedTuple):
@@ -210,6 +212,10 @@ class Peer(Competitor):
     """Another Python job queue. `peers` has a program for each."""
 
     share = 0.25
+    python = sys.executable
+    """The Python of its programs."""
+    distribution = ""
+    """The name of its package, if it is not the name of its module."""
     min_batches = 5
     """The number of jobs is at least this many times the slots, since the first batch starts at
     once."""
@@ -218,20 +224,29 @@ class Peer(Competitor):
         return await self._server.database(self.name)
 
     async def prepare(self) -> str:
-        if find_spec(self.name) is None:
-            needs = " (it needs Python 3.12)" if self.name == "oban" else ""
-            raise Unavailable(f"{self.name} is not installed{needs}")
+        found = await self._find_version()
         await self._run("install")
+        return found
+
+    async def _find_version(self) -> str:
+        """Return the version that is installed.
+
+        Raises: Unavailable: it is not installed.
+        """
+        if find_spec(self.name) is None:
+            raise Unavailable(f"{self.name} is not installed")
         try:
-            return version(self.name)
+            return version(self.distribution or self.name)
         except PackageNotFoundError:
             return "unknown"
 
     async def _run(self, verb: str, *rest: object) -> Output:
         database = await self.database()
-        return await run_json(
-            program(f"peers.{self.name}", verb, database.url, *rest), PEER_TIMEOUT
-        )
+        return await run_json(self.command(verb, database.url, *rest), PEER_TIMEOUT)
+
+    def command(self, *arguments: object) -> list[str]:
+        """Return the command of its program."""
+        return program(f"peers.{self.name}", *arguments, python=self.python)
 
     async def work(self, jobs: int, slots: int) -> Work:
         jobs = max(jobs, self.min_batches * slots)
@@ -245,11 +260,10 @@ class Peer(Competitor):
         if how in {"fast", "100_shared"}:
             return None
         database = await self._server.database(f"{self.name}_insert")
-        module = f"peers.{self.name}"
         if not await database.value("table_count"):
-            await run_json(program(module, "install", database.url), PEER_TIMEOUT)
+            await run_json(self.command("install", database.url), PEER_TIMEOUT)
         found: dict[str, Any] = (
-            await run_json(program(module, "insert", database.url, how, jobs), PEER_TIMEOUT)
+            await run_json(self.command("insert", database.url, how, jobs), PEER_TIMEOUT)
         ).found
         return found["per_s"]
 
@@ -269,9 +283,22 @@ class Procrastinate(Peer):
 
 
 class Oban(Peer):
-    """oban-py."""
+    """oban-py, in an environment of its own, because it needs Python 3.12."""
 
     name = "oban"
+    release = "0.7.0"
+
+    async def _find_version(self) -> str:
+        packages = [f"oban=={self.release}", "psycopg[binary,pool]", "uvloop"]
+        self.python = await asyncio.to_thread(make_environment, self.name, (3, 12), packages)
+        return self.release
+
+
+class Awa(Peer):
+    """awa."""
+
+    name = "awa"
+    distribution = "awa-pg"
 
 
 class Chancy(Peer):
@@ -281,4 +308,7 @@ class Chancy(Peer):
     share = 0.05
 
 
-ALL: tuple[type[Competitor], ...] = (Riverpy, RiverGo, Bare, PgQueuer, Procrastinate, Oban, Chancy)
+ALL: tuple[type[Competitor], ...] = (
+    *(Riverpy, RiverGo, Bare),
+    *(PgQueuer, Procrastinate, Oban, Chancy, Awa),
+)

@@ -77,10 +77,17 @@ GOALS = (
     Goal("backlog", 0.9),
     Goal("claim_cost", 1.2, is_least=False),
     Goal("open_snapshot", 1.0, "river_go"),
-    Goal("rss_mib", 1.5, "bare", is_least=False),
+    Goal("rss_mib", 1.45, "bare", is_least=False),
     Goal("rss_growth", 1.1, is_least=False),
     Goal("idle_statements_per_s", 2.0, is_least=False),
     Goal("idle_cpu", 0.01, is_least=False),
+    Goal("start_version", 1.85, "bare", is_least=False),
+    Goal("start_insert", 4.3, "bare", is_least=False),
+    Goal("insert_many_unique", 2.0, "bare", is_least=False),
+    Goal("insert_many_mixed", 2.0, "bare", is_least=False),
+    Goal("job_cancel_many", 2.0, "bare", is_least=False),
+    Goal("queue_pause_300", 2.0, "bare", is_least=False),
+    Goal("job_get_100_tasks", 2.0, "bare", is_least=False),
 )
 
 

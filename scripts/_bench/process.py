@@ -31,9 +31,9 @@ class Output(NamedTuple):
     rss_mib: float
 
 
-def program(module: str, *arguments: object) -> list[str]:
+def program(module: str, *arguments: object, python: str = sys.executable) -> list[str]:
     """Return the command of one of our own programs."""
-    return [sys.executable, "-W", "ignore", "-m", f"scripts._bench.{module}", *map(str, arguments)]
+    return [python, "-W", "ignore", "-m", f"scripts._bench.{module}", *map(str, arguments)]
 
 
 async def run_json(command: Sequence[str], limit: float) -> Output:

@@ -51,6 +51,13 @@ TITLES = {
     "rss_growth": "memory at the end / at a tenth",
     "idle_statements_per_s": "idle, statements a second",
     "idle_cpu": "idle, share of a core",
+    "start_version": "riverpy --version (ms)",
+    "start_insert": "riverpy insert (ms)",
+    "insert_many_unique": "insert_many, 1,000 unique jobs (ms)",
+    "insert_many_mixed": "insert_many, 1,000 mixed jobs (ms)",
+    "job_cancel_many": "job_cancel_many, 1,000 jobs (ms)",
+    "queue_pause_300": "queue_pause, 300 queues (ms)",
+    "job_get_100_tasks": "job_get, 100 tasks (ms)",
     **{make_measure_key(name): f"{title} (µs)" for name, title in SESSIONS.items()},
 }
 GROUPS = {MEASURE: frozenset(map(make_measure_key, SESSIONS))}

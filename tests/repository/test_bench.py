@@ -125,7 +125,7 @@ def test_small_run() -> None:
     printed. A transaction of each kind of session is measured with and without the insert."""
     command = [sys.executable, "-m", "scripts.bench_compare", "--json", "--quick", "--jobs", "200"]
     only = "work_100,tx_insert_asyncpg,tx_insert_sqlalchemy_psycopg2"
-    command += ["--rounds", "1", "--only", only, "--competitors", "riverpy,bare,oban"]
+    command += ["--rounds", "1", "--only", only, "--competitors", "riverpy,bare,chancy"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)

@@ -48,7 +48,7 @@ async def _prepare(run: Run) -> Database:
     for one in run.competitors:
         if isinstance(one, Peer):
             async with run.trying(one.name, f"{MEASURE}, tables"):
-                await run_json(program(f"peers.{one.name}", "install", database.url), TIMEOUT)
+                await run_json(one.command("install", database.url), TIMEOUT)
     return database
 
 
