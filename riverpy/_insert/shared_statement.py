@@ -105,6 +105,8 @@ class SharedStatementSender:
         self._expiry_timer: asyncio.TimerHandle | None = None
         """The timer that ends calls that have waited for too long. One timer serves all calls."""
         self._owed_timer: asyncio.TimerHandle | None = None
+        self._should_notify_now = False
+        """Whether the owed queues are notified without waiting for another insert."""
         self._sent_calls: list[InsertCall] = []
         """The calls of the running statement."""
         self._is_statement_abandoned = False
@@ -155,21 +157,25 @@ class SharedStatementSender:
             )
 
     async def close(self) -> None:
-        """Send the jobs that wait, for a limited time, and close the connection."""
-        task = self._task
+        """Send the jobs that wait, and owed notifications, for a limited time. Close the
+        connection."""
         try:
-            with anyio.CancelScope(shield=True):
-                if task is not None:
-                    await asyncio.wait([task], timeout=CLOSE_TIMEOUT)
+            with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):
+                while self._task is not None or self._notify_limiter.owed_queues:
+                    self._start_for_owed_notifications()
+                    if self._task is not None:
+                        await asyncio.wait([self._task])
         finally:
-            for timer in (self._expiry_timer, self._owed_timer):
-                if timer is not None:
-                    timer.cancel()
-            self._expiry_timer = self._owed_timer = None
+            task = self._task
             with anyio.CancelScope(shield=True):
                 if task is not None and not task.done():
                     task.cancel()
                     await asyncio.wait([task], timeout=CANCEL_TIMEOUT)
+                self._notify_limiter.owed_queues.clear()
+                for timer in (self._expiry_timer, self._owed_timer):
+                    if timer is not None:
+                        timer.cancel()
+                self._expiry_timer = self._owed_timer = None
                 connection, self._connection = self._connection, None
                 if connection is not None:
                     await close_connection(connection)
@@ -183,15 +189,19 @@ class SharedStatementSender:
         )
 
     def _start_for_owed_notifications(self) -> None:
+        if self._owed_timer is not None:
+            self._owed_timer.cancel()
         self._owed_timer = None
-        if self._task is None and self._notify_limiter.owed_queues:
+        self._should_notify_now = bool(self._notify_limiter.owed_queues)
+        if self._task is None and self._should_notify_now:
             self._start(asyncio.get_running_loop())
 
     async def _run(self) -> None:
-        """Send until no call waits."""
+        """Send until no call waits. The next insert may notify the owed queues too, so they wait
+        for a moment."""
         try:
             with suppress_tracing(trace_internal=self._trace_internal):
-                while self._backlog or self._notify_limiter.owed_queues:
+                while self._backlog or self._should_notify_now:
                     connection = self._get_connection()
                     if connection is None and not await self._reconnect():
                         continue
@@ -203,6 +213,7 @@ class SharedStatementSender:
             self._task = None
             for call in self._backlog.take_all():  # there are some if the task was cancelled
                 call.fail(ClientStateError("the client was closed before the job was inserted"))
+            self.send_owed_notifications_soon()
 
     def _end_expired_calls(self) -> None:
         """End the calls that have waited for too long, and set the timer for the next one."""
@@ -247,6 +258,7 @@ class SharedStatementSender:
                         call.fail(make_insert_error(copy.copy(error)))
                 if not self._backlog:
                     self._notify_limiter.owed_queues.clear()  # clients find the jobs by polling
+                    self._should_notify_now = False
                     return False
             else:
                 self._connect_error = None
@@ -359,8 +371,11 @@ class SharedStatementSender:
 
     async def _notify_owed_queues(self) -> None:
         """Notify the owed queues without an insert. After an error they are found by polling."""
+        self._should_notify_now = False
         connection = self._get_connection()
         selection = self._notify_limiter.select_queues(())
+        if not selection.notified:
+            return
         try:
             with anyio.fail_after(NOTIFY_TIMEOUT):
                 if connection is not None:
