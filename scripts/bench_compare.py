@@ -13,7 +13,7 @@ import json
 import sys
 
 from scripts._bench.competitors import NAMES
-from scripts._bench.measures import calls, durations, rounds, tables, transactions
+from scripts._bench.measures import calls, durations, queues, rounds, tables, transactions
 from scripts._bench.run import Options, Run
 from scripts._bench.server import server
 from scripts._bench.table import GROUPS, KEYS, TITLES, as_json, as_text
@@ -93,6 +93,7 @@ async def compare(options: Options, *, is_json: bool) -> str:
         await calls.measure_starts(run)
         await calls.measure_calls(run)
         await durations.run_all(run)
+        await queues.queues(run)
         about = await run.about()
     if is_json:
         return json.dumps(as_json(run.samples, about))

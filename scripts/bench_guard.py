@@ -12,6 +12,7 @@ import json
 import sys
 
 from scripts._bench.goals import Goal, ProbeResult
+from scripts._bench.measures.queues import queues
 from scripts._bench.measures.rounds import rounds
 from scripts._bench.run import Run
 from scripts._bench.server import server
@@ -25,6 +26,7 @@ TOLERANCES = (
     Goal("insert_many", 0.7, "bare"),
     Goal("insert_fast", 0.8, "bare"),
     Goal("pickup_p50_ms", 2.4, "bare", is_least=False),
+    Goal("share_35_queues", 0.35),
 )
 
 
@@ -33,10 +35,12 @@ async def guard(jobs: int, rounds_count: int) -> list[ProbeResult]:
     options = parse_arguments(
         ["--quick", "-n", str(jobs), "--rounds", str(rounds_count), "--competitors", "riverpy,bare"]
     )
+    options = options._replace(only=(options.only or frozenset()) | {"share_35_queues"})
     async with server() as postgres:
         run = Run(postgres, options)
         await run.prepare()
         await rounds(run)
+        await queues(run)
     return [one.verdict(run.samples) for one in TOLERANCES]
 
 
@@ -56,7 +60,7 @@ def main() -> int:
         print(json.dumps({"ok": is_ok, "ratios": ratios}))
     else:
         for one in found:
-            print(f"{one.goal.measure:<14} {one.text}")
+            print(f"{one.goal.measure:<15} {one.text}")
     return 0 if is_ok else 1
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,8 @@ from scripts._bench.environment import make_environment
 from scripts._bench.process import Output, Unavailable, program, run_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from scripts._bench.server import Database, Server
 
 LIMIT = 600.0
@@ -48,6 +51,23 @@ class Competitor:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self._queues: list[str] = []
+        """The queues of served workers; empty: `default` alone."""
+
+    @contextmanager
+    def having_queues(self, count: int, first: str = "q0") -> Iterator[None]:
+        """Let workers that the block starts have this number of queues, which share the slots."""
+        self._queues = [first, *(f"q{number}" for number in range(1, count))]
+        try:
+            yield
+        finally:
+            self._queues = []
+
+    def _queue_slots(self, slots: int) -> str:
+        """Return the queues of a worker with their slots, as in `q0:3,q1:2`."""
+        queues = self._queues or ["default"]
+        each, more = divmod(slots, len(queues))
+        return ",".join(f"{name}:{each + (n < more)}" for n, name in enumerate(queues))
 
     async def database(self) -> Database:
         """The competitor's own database."""
@@ -121,7 +141,7 @@ class Riverpy(Competitor):
     def serve(self, database: Database, slots: int) -> list[str]:
         return [
             *(sys.executable, "-m", "riverpy", "worker", "scripts._bench.riverpy_jobs:client"),
-            *("--database-url", database.url, "--queues", f"default:{slots}"),
+            *("--database-url", database.url, "--queues", self._queue_slots(slots)),
             *("--log-level", "warning"),
         ]
 
@@ -201,10 +221,11 @@ class RiverGo(Competitor):
         ]
 
     def serve(self, database: Database, slots: int) -> list[str]:
-        return [self._binary, "bench", "--database-url", database.url, "--serve", str(slots)]
+        command = [self._binary, "bench", "--database-url", database.url, "--serve", str(slots)]
+        return [*command, "--queues", self._queue_slots(slots)]
 
     def serve_at_defaults(self, database: Database, slots: int) -> list[str]:
-        queues = f"default:{slots}"
+        queues = self._queue_slots(slots)
         return [self._binary, "work", "--database-url", database.url, "--queues", queues]
 
 

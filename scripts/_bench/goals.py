@@ -88,6 +88,9 @@ GOALS = (
     Goal("job_cancel_many", 2.0, "bare", is_least=False),
     Goal("queue_pause_300", 2.0, "bare", is_least=False),
     Goal("job_get_100_tasks", 2.0, "bare", is_least=False),
+    Goal("share_35_queues", 0.7),
+    Goal("pickup_35_queues", 1.2, is_least=False),
+    Goal("idle_35_queues", 2.5, is_least=False),
 )
 
 

@@ -58,6 +58,10 @@ TITLES = {
     "job_cancel_many": "job_cancel_many, 1,000 jobs (ms)",
     "queue_pause_300": "queue_pause, 300 queues (ms)",
     "job_get_100_tasks": "job_get, 100 tasks (ms)",
+    "work_35_queues": "work, 100 slots in 35 queues (jobs/s)",
+    "share_35_queues": "the same, beside one queue",
+    "pickup_35_queues": "pickup p50, 35 idle queues / one",
+    "idle_35_queues": "idle, 35 queues, statements a second",
     **{make_measure_key(name): f"{title} (µs)" for name, title in SESSIONS.items()},
 }
 GROUPS = {MEASURE: frozenset(map(make_measure_key, SESSIONS))}

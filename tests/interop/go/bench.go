@@ -28,6 +28,7 @@ func benchVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 	jobs := flags.Int("jobs", 0, "jobs to insert beforehand and work")
 	slots := flags.Int("slots", 2_000, "most jobs at once")
 	serve := flags.Int("serve", 0, "most jobs at once of a client that works until SIGTERM")
+	queues := flags.String("queues", "", "queues of --serve with their slots, as q0:3,q1:2; default: --serve in one queue")
 	pickups := flags.Int("pickup", 0, "inserts, each 20 ms, into an idle client")
 	one := flags.Int("insert-one", 0, "jobs to insert one at a time")
 	callers := flags.Int("insert-100-callers", 0, "jobs to insert by 100 goroutines")
@@ -45,7 +46,7 @@ func benchVerb(flags *flag.FlagSet) func(context.Context, *base) error {
 			{*fast, bench.insertFast},
 			{*jobs, func(ctx context.Context, jobs int) error { return bench.work(ctx, jobs, *slots) }},
 			{*pickups, bench.pickup},
-			{*serve, bench.serve},
+			{*serve, func(ctx context.Context, slots int) error { return bench.serve(ctx, slots, *queues) }},
 		}
 		for _, step := range steps {
 			if step.count == 0 {
@@ -194,7 +195,7 @@ func (b *bench) work(ctx context.Context, jobs, slots int) error {
 			return err
 		}
 	}
-	client, err := b.fastClient(slots)
+	client, err := b.fastClient(map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: slots}})
 	if err != nil {
 		return err
 	}
@@ -214,23 +215,30 @@ func (b *bench) work(ctx context.Context, jobs, slots int) error {
 }
 
 // fastClient works any no-op job at the settings of River's own benchmark.
-func (b *bench) fastClient(slots int) (*river.Client[pgx.Tx], error) {
+func (b *bench) fastClient(queues map[string]river.QueueConfig) (*river.Client[pgx.Tx], error) {
 	workers := river.NewWorkers()
 	river.AddWorker(workers, &benchWorker{})
 	river.AddWorker(workers, &noopWorker{})
 	return b.base.client(&river.Config{
 		FetchCooldown:     2 * time.Millisecond,
 		FetchPollInterval: 20 * time.Millisecond,
-		Queues:            map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: slots}},
+		Queues:            queues,
 		Workers:           workers,
 	})
 }
 
 // serve works the jobs in the table until SIGTERM.
-func (b *bench) serve(ctx context.Context, slots int) error {
+func (b *bench) serve(ctx context.Context, slots int, text string) error {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM)
-	client, err := b.fastClient(slots)
+	if text == "" {
+		text = fmt.Sprintf("%s:%d", river.QueueDefault, slots)
+	}
+	queues, err := queuesOf(text)
+	if err != nil {
+		return err
+	}
+	client, err := b.fastClient(queues)
 	if err != nil {
 		return err
 	}
