@@ -6,13 +6,13 @@ import asyncio
 import os
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Final, Self, Unpack
 
 import anyio
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from riverpy._calls.base import open_savepoint
+from riverpy._calls.base import TransactionIsolation, open_savepoint
 from riverpy._calls.events import EventMethods
 from riverpy._calls.executions import ExecutionMethods
 from riverpy._calls.job_batches import JobBatchMethods
@@ -323,10 +323,10 @@ class Client(
         self,
         tx: CallerTransaction | None,
         *,
-        isolation: Literal["read_committed", "repeatable_read"] | None = "read_committed",
+        isolation: TransactionIsolation | None = "read_committed",
     ) -> AsyncGenerator[Transaction]:
         """Open a savepoint in the caller's transaction `tx`. Without `tx`, open a transaction with
-        this `isolation`."""
+        this `isolation`; `autocommit`: open none."""
         if tx is not None:
             async with open_savepoint(tx) as connection:
                 yield connection
@@ -341,8 +341,11 @@ class Client(
                 connection = await pool.acquire()
             try:
                 with translate_notify_channel_error():
-                    async with connection.transaction(isolation=isolation):
+                    if isolation == "autocommit":
                         yield connection
+                    else:
+                        async with connection.transaction(isolation=isolation):
+                            yield connection
             finally:
                 await pool.release(connection)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from riverpy._insert.errors import translate_notify_channel_error
 from riverpy._postgres.driver import Pool  # noqa: TC001 (typing.get_type_hints reads it)
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.sessions.protocols import CallerTransaction
+
+TransactionIsolation: TypeAlias = Literal["read_committed", "repeatable_read", "autocommit"]
 
 
 class ClientMethods(ABC):
@@ -57,12 +59,13 @@ class ClientMethods(ABC):
         self,
         tx: CallerTransaction | None,
         *,
-        isolation: Literal["read_committed", "repeatable_read"] | None = "read_committed",
+        isolation: TransactionIsolation | None = "read_committed",
     ) -> AbstractAsyncContextManager[Transaction]:
         """Open a savepoint in `tx` or, without `tx`, a transaction on the client's pool.
 
         `isolation` is the isolation level of a transaction on the pool. None: the session's
-        default.
+        default. `autocommit`: there is no transaction, which saves two round trips of a statement
+        that only reads.
         """
 
 

@@ -16,6 +16,7 @@ from riverpy.job import JobRow, encode_metadata_value
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from riverpy._calls.base import TransactionIsolation
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.sessions.protocols import CallerTransaction
 
@@ -31,7 +32,7 @@ class JobMethods(ClientMethods):
             NotFoundError: there is no job with this id.
             JobDamagedError: the server cannot read the job.
         """
-        return await self._execute_job_statement(jobs.job_get, job_id, tx)
+        return await self._execute_job_statement(jobs.job_get, job_id, tx, "autocommit")
 
     async def job_cancel(self, job_id: int, *, tx: CallerTransaction | None = None) -> JobRow:
         """Cancel a job. Returns the job.
@@ -81,10 +82,11 @@ class JobMethods(ClientMethods):
         statement: Callable[[Transaction, str | None, int], Awaitable[Any]],
         job_id: int,
         tx: CallerTransaction | None,
+        isolation: TransactionIsolation = "read_committed",
     ) -> JobRow:
         check_job_id(job_id)
         with translate_damage_error(job_id):
-            async with self._transaction(tx) as connection:
+            async with self._transaction(tx, isolation=isolation) as connection:
                 row = await statement(connection, self._config.schema, job_id)
         if row is None:
             raise NotFoundError(f"there is no job {job_id}")

@@ -19,13 +19,13 @@ from riverpy.sync._calls import BlockingCalls
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    from riverpy._calls.base import TransactionIsolation
     from riverpy._insert.inserter import Args, Inserter
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.sessions.protocols import CallerTransaction
     from riverpy.config import Config
     from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
     from riverpy.job import JobArgs, RawArgs
-    from riverpy.sync._database import Isolation
 
 _client_by_alias: dict[str, DjangoClient] = {}
 
@@ -69,7 +69,7 @@ class _DjangoCalls(BlockingCalls):
         self,
         tx: CallerTransaction | None,
         *,
-        isolation: Isolation = "read_committed",
+        isolation: TransactionIsolation | None = "read_committed",
     ) -> AsyncGenerator[Transaction]:
         async with super()._transaction(self.get_tx(tx), isolation=isolation) as connection:
             yield connection

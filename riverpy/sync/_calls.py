@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from typing import Any
 
+    from riverpy._calls.base import TransactionIsolation
     from riverpy._insert.inserter import Args, SendRows
     from riverpy._insert.row import PreparedJob
     from riverpy._postgres.driver import Pool, Transaction
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.sessions.protocols import CallerTransaction
     from riverpy.config import Config
     from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
-    from riverpy.sync._database import BlockingDatabase, Isolation
+    from riverpy.sync._database import BlockingDatabase
     from riverpy.worker import Workers
 
 T = TypeVar("T")
@@ -79,7 +80,10 @@ class BlockingCalls(
 
     @asynccontextmanager
     async def _transaction(
-        self, tx: CallerTransaction | None, *, isolation: Isolation = "read_committed"
+        self,
+        tx: CallerTransaction | None,
+        *,
+        isolation: TransactionIsolation | None = "read_committed",
     ) -> AsyncGenerator[Transaction]:
         if tx is not None:
             async with open_savepoint(tx) as connection:
@@ -94,7 +98,8 @@ class BlockingCalls(
         if not database.is_open:
             raise ClientStateError("the client is closed: use `with client:`, or give tx=")
         session: Any
-        async with make_async(database.transaction(isolation)) as session:
+        level = "read_committed" if isolation == "autocommit" else isolation
+        async with make_async(database.transaction(level)) as session:
             with translate_notify_channel_error():
                 yield session
 

@@ -12,10 +12,10 @@ from riverpy.sync.client import Client
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from riverpy._calls.base import TransactionIsolation
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
     from riverpy.config import Config
-    from riverpy.sync._database import Isolation
     from riverpy.worker import Workers
 
 
@@ -36,7 +36,10 @@ class _TestCalls(BlockingCalls):
 
     @asynccontextmanager
     async def _transaction(
-        self, tx: CallerTransaction | None, *, isolation: Isolation = "read_committed"
+        self,
+        tx: CallerTransaction | None,
+        *,
+        isolation: TransactionIsolation | None = "read_committed",
     ) -> AsyncGenerator[Transaction]:
         async with open_savepoint(self._tx if tx is None else tx) as connection:
             yield connection

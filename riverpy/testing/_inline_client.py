@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import anyio
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from riverpy._calls.base import TransactionIsolation
     from riverpy._postgres.driver import Pool, Transaction
     from riverpy._postgres.sessions.protocols import CallerTransaction
     from riverpy.config import Config
@@ -76,7 +77,7 @@ class InlineClient(Client):
         self,
         tx: CallerTransaction | None,
         *,
-        isolation: Literal["read_committed", "repeatable_read"] | None = "read_committed",
+        isolation: TransactionIsolation | None = "read_committed",
     ) -> AsyncGenerator[Transaction]:
         if tx is not None:
             async with super()._transaction(tx, isolation=isolation) as connection:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import anyio
+import asyncpg
 import msgspec
 import pytest
 
@@ -27,6 +28,7 @@ from riverpy import (
     NotFoundError,
     Queue,
     QueueConfig,
+    RawArgs,
     UniqueConflictError,
     UniqueOpts,
     Workers,
@@ -96,6 +98,25 @@ async def test_get_returns_every_column(client: Client) -> None:
     assert job.unique_states is not None
     assert JobState.DISCARDED not in job.unique_states
     assert JobState.RUNNING in job.unique_states
+
+
+async def test_get_is_one_statement(schema: Schema) -> None:
+    """A read of one job without `tx` sends no BEGIN and no COMMIT, which cost a round trip each."""
+    queries: list[str] = []
+
+    async def record_queries(connection: Any) -> None:
+        connection.add_query_logger(lambda record: queries.append(record.query))
+
+    async with (
+        asyncpg.create_pool(schema.url, min_size=1, max_size=1, setup=record_queries) as pool,
+        Client(pool, config=Config(schema=schema.name)) as client,
+    ):
+        inserted = await client.insert(RawArgs("mail", "{}"))
+        await client.job_cancel(inserted.job.id)
+        assert [query for query in queries if query.startswith("BEGIN")]
+        queries.clear()
+        assert (await client.job_get(inserted.job.id)).id == inserted.job.id
+    assert [query for query in queries if query.startswith(("BEGIN", "COMMIT"))] == []
 
 
 @pytest.mark.parametrize("call", ["job_get", "job_cancel", "job_retry"])
