@@ -63,8 +63,8 @@ class ClientMethods(ABC):
     ) -> AbstractAsyncContextManager[Transaction]:
         """Open a savepoint in `tx` or, without `tx`, a transaction on the client's pool.
 
-        `isolation` is the isolation level of a transaction on the pool. None: the session's
-        default. `autocommit`: there is no transaction, which saves two round trips of a statement
+        `isolation` is the isolation level of a transaction on the pool. None: the default level of
+        the session. `autocommit`: without a transaction, which saves two round trips of a statement
         that only reads.
         """
 

@@ -1,4 +1,4 @@
-"""BatchedJobChange: changes many jobs, some of them in each transaction."""
+"""BatchedJobChange: changes many jobs in batches."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ if TYPE_CHECKING:
 JOBS_PER_BATCH = 1_000
 """The number of jobs that one statement changes."""
 JOB_IDS_PER_READ = 50_000
-"""The number of ids that are read at a time. A statement may have to read all ids that pass the
-filters to find the next ones, so few statements are better."""
+"""The number of job ids that one statement reads. It is large, because each such statement may scan
+all jobs that pass the filters."""
 REFUSAL_REASONS_MAX = 100
 """The maximum number of refused jobs whose reasons are kept."""
 LOCKED_JOB_RETRY_DELAYS = (0.1, 0.2, 0.4, 0.8, 1.5, 2.0)
-"""Seconds before each new try at the jobs that other sessions have locked: 5 in all."""
+"""Seconds before each retry of jobs that other sessions have locked. The sum is 5 seconds."""
 UNIQUE_KEY_LOCK_TIMEOUT = timedelta(milliseconds=500)
-"""The timeout of a wait for a session that takes the unique key of one of the jobs. Locked rows are
-not waited for."""
+"""How long a statement waits for another session that inserts the unique key of one of the jobs.
+Statements do not wait for locked rows."""
 LOCK_WAITS_PER_BATCH_MAX = 30
-"""The maximum number of such waits for one batch. After more, the other jobs of the batch are tried
-again later. If none could be changed, the table may be locked, so the change fails."""
+"""The maximum number of lock waits for one batch. After that, its remaining jobs are retried later.
+The change fails if no job could be changed until then: the table may be locked."""
 UNIQUE_CONFLICT_REASON = "another job has the same unique key"
 JOB_LOCKED_REASON = "another session has locked the job, or takes its unique key"
 _LOCK_CONFLICT_SQLSTATES = {"40P01", "55P03"}
-"""The SQLSTATEs of a deadlock and of a lock timeout: another session has taken the unique key of
-one of the jobs, and has not committed."""
+"""The SQLSTATEs of a deadlock and of a lock timeout. They mean that another open transaction has
+the unique key of one of the jobs."""
 _ACCESS_ERROR_SQLSTATE_CLASS = "42"
 """The SQLSTATE class of a missing permission or table. Such an error affects all jobs."""
 
@@ -66,7 +66,7 @@ class JobBatchStatement(Protocol):
         filters: Mapping[str, object],
         batch: Sequence[int],
     ) -> BatchChangeResult:
-        """Change these jobs if they pass the filters."""
+        """Change the jobs of `batch` that pass the filters."""
         ...
 
 
@@ -74,12 +74,12 @@ class TransactionOpener(Protocol):
     """Opens a transaction of a client, or a savepoint in `tx`."""
 
     def __call__(self, tx: CallerTransaction | None) -> AbstractAsyncContextManager[Transaction]:
-        """Open it."""
+        """Open a savepoint in `tx`, or a transaction if `tx` is None."""
         ...
 
 
 class BatchedJobChange:
-    """One change of many jobs, in batches."""
+    """Changes all jobs that pass filters, in batches."""
 
     def __init__(
         self,
@@ -97,14 +97,14 @@ class BatchedJobChange:
         self._statement = statement
         self._filters = filters
         self._filters_without_ids = filters.without_filter("ids").values
-        """The filters for jobs whose ids are given."""
+        """The filters without `ids`, for statements that get their job ids separately."""
         self._limit = limit
         self._tx = tx
         self._changes = JobChanges()
         self._locked_job_ids: list[int] = []
 
     async def run(self, on_progress: Callable[[JobChanges], object] | None) -> JobChanges:
-        """Change all jobs, and return what was done."""
+        """Change all jobs. Return the numbers of changed, unchanged and refused jobs."""
         async for ids in self._iterate_job_ids():
             await self._change_in_batches(ids, on_progress)
         for delay in LOCKED_JOB_RETRY_DELAYS:
@@ -157,8 +157,8 @@ class BatchedJobChange:
                 on_progress(self._changes)
 
     async def _change_batch(self, batch: list[int]) -> None:
-        """Change some jobs. If one of them makes the statement fail, the others are changed in
-        smaller and smaller parts. The number of waits for other sessions is limited."""
+        """Change the jobs of a batch. If the statement fails because of one job, split the batch
+        and change its parts, so that only this job is refused."""
         parts = deque([batch])
         waits = 0
         has_changed_part = False
@@ -226,7 +226,7 @@ class BatchedJobChange:
 
 
 def _is_job_refused(error: PostgresError) -> bool:
-    """Whether one of the jobs makes the statement fail, and not the database."""
+    """Return whether the statement failed because of one of its jobs."""
     sqlstate: str = getattr(error, "sqlstate", None) or ""
     return (
         is_permanent_statement_error(error) or is_unreadable_value_error(error)

@@ -115,10 +115,11 @@ class EventMethods(ListeningMethods):
         The first item is the job as it is now. Then an item follows when its state, attempt,
         progress or output has changed. The iteration ends after the job is completed, cancelled or
         discarded. A slow reader gets only the newest row. Changes by a worker of riverpy arrive
-        within milliseconds. All others, for instance by River in Go, arrive within a second.
+        within milliseconds. Changes by other programs, for instance River in Go, arrive within a
+        second.
 
-        `asyncio.timeout` limits the time. All watches of a client share one connection. One task
-        reads a watch: call `watch` once for each reader.
+        To end a watch earlier, use `asyncio.timeout`. All watches of a client share one connection.
+        One task reads a watch: call `watch` once for each reader.
 
         Args:
             job_id: the id of the job.
@@ -145,7 +146,7 @@ class EventMethods(ListeningMethods):
         )
 
     async def _stop_following(self) -> None:
-        """End the subscriptions to the fleet and the watches, because the client closes."""
+        """End all fleet subscriptions and job watches, because the client closes."""
         follower: FleetFollower | None = vars(self).pop("_follower", None)
         if follower is not None:  # the next follower may run in another event loop
             await follower.stop()

@@ -63,18 +63,19 @@ KEY_RETENTION_DEFAULT = timedelta(days=30)
 KEY_WAIT_TIMEOUT_DEFAULT = timedelta(seconds=10)
 """The default time for which a call waits for another call with the same key."""
 CLAIM_EXPIRY_DEFAULT = timedelta(minutes=5)
-"""The default lifetime of a claim: the right of a `run_at_least_once` call to run `fn`."""
+"""The default time after which a claim expires. A claim is the right of one call of
+`run_at_least_once` to run `fn`."""
 CANCEL_MARGIN_SHARE_OF_CLAIM_EXPIRY = 1 / 15
-"""The time between the cancellation of the function and the end of its claim, as a fraction of
-`expires_after`. It is needed because the clocks of client and server may run at different rates."""
+"""The function is cancelled before its claim expires, by this fraction of `expires_after`. The
+margin is needed because the clocks of client and server may run at different rates."""
 DURATION_ARGUMENT_MAX = timedelta(days=36_500)
 """The longest duration that a caller may pass."""
 UNREGISTERED_CLAIMANT_LIFETIME = timedelta(minutes=1)
-"""A client that is open but not running writes no heartbeats. After it has claimed a key, it counts
-as alive for this time."""
+"""How long a client that is open but not running counts as alive after it has claimed a key. Such a
+client writes no heartbeats."""
 UNRECORDED_FAILURES_MAX = 1000
-"""The maximum number of failures that a client keeps to record them later. The oldest are
-dropped."""
+"""The maximum number of failures that a client keeps until it can record them. If there are more,
+the oldest are dropped."""
 CLAIM_RELEASE_TIMEOUT = 2.0
 """The timeout for the release of a claim, in seconds."""
 RECORD_COMPLETION_TIMEOUT = 10.0
@@ -98,8 +99,8 @@ class ExecutionMethods(ClientMethods):
 
     @cached_property
     def _unrecorded_failures(self) -> dict[str, Claim]:
-        """The claims whose end could not be recorded, by key. Only those of `run_at_most_once`
-        matter: while this client is alive, their state is IN_PROGRESS."""
+        """The claims of failed `run_at_most_once` calls whose failure is not recorded yet, by key.
+        Until then, other calls with the key get IN_PROGRESS while this client is alive."""
         return {}
 
     @overload
@@ -328,7 +329,7 @@ class ExecutionMethods(ClientMethods):
                     return await self._get_existing_execution(connection, key)
                 claim = Claim(key, epoch)
         except DATABASE_ERRORS:
-            if claim is not None:  # it may be stored
+            if claim is not None:  # the claim may be stored
                 self._record_failure_later(claim)
             raise
         except anyio.get_cancelled_exc_class():
@@ -377,8 +378,8 @@ class ExecutionMethods(ClientMethods):
             _log.warning(EXECUTION_CLAIM_RELEASE_FAILED, error=describe_error(error))
 
     async def _record_failure(self, claim: Claim) -> None:
-        """Record that the function of `run_at_most_once` failed. If this fails too, a later call
-        does it."""
+        """Record that the function of `run_at_most_once` failed. If the database cannot be reached,
+        a later call records it."""
         try:
             with anyio.fail_after(CLAIM_RELEASE_TIMEOUT):
                 await self._store_failure(claim)
@@ -397,8 +398,8 @@ class ExecutionMethods(ClientMethods):
             del claims[next(iter(claims))]
 
     async def _record_earlier_failures(self) -> None:
-        """Record the failures that could not be recorded before. An error is not raised, because
-        the caller's own statement will meet it too."""
+        """Record the failures that could not be recorded before. Ignore database errors: the
+        caller's own statement, which follows, raises them."""
         if not self._unrecorded_failures:
             return
         with suppress(*DATABASE_ERRORS), anyio.move_on_after(CLAIM_RELEASE_TIMEOUT):
@@ -434,8 +435,8 @@ class ExecutionMethods(ClientMethods):
 
         Raises:
             _KeyLockedError: the statement waited for `wait` seconds, or a timeout of the session
-                ended it earlier. Also, if `can_retry_conflicts` is True: the key was stored after
-                the transaction took its snapshot.
+                ended it earlier. With `can_retry_conflicts`, also if the key was stored after the
+                transaction took its snapshot.
             SchemaMissingError: the migration line `riverpy` is not applied.
         """
         try:
@@ -470,8 +471,8 @@ class ExecutionMethods(ClientMethods):
 async def _retry_while_key_locked(
     wait: timedelta, attempt: Callable[[float], Awaitable[OutcomeT]]
 ) -> OutcomeT | Execution[Any]:
-    """Call `attempt(remaining_seconds)` until it succeeds or `wait` has passed. Several calls are
-    needed if the session has a short lock timeout or an old snapshot."""
+    """Call `attempt(remaining_seconds)` until it succeeds or `wait` has passed. A call may end too
+    early because of a short lock timeout or an old snapshot."""
     deadline = time.monotonic() + wait.total_seconds()
     backoff = Backoff(_LOCKED_KEY_RETRY_DELAY_MIN, _LOCKED_KEY_RETRY_DELAY_MAX)
     while True:
@@ -503,7 +504,7 @@ def _validate_function(fn: object) -> None:
         raise ConfigError(f"fn must be a function with one parameter, got {type(fn).__name__}")
     try:
         signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # a callable of C may have no signature
+    except (TypeError, ValueError):  # a callable that is written in C may have no signature
         return
     try:
         signature.bind(None)

@@ -121,8 +121,8 @@ class JobBatchMethods(ClientMethods):
         are left out. If the call is cancelled, the current batch is finished first, and stays.
 
         A job whose unique key another job has is refused; the others are retried. A job that
-        another session has locked is tried again for 5 seconds, and then refused; so is a job whose
-        unique key an open transaction takes.
+        another session has locked is tried again for 5 seconds, and then refused. The same applies
+        to a job whose unique key another open transaction has inserted.
 
         Args:
             limit: change only the first jobs, by id. Default None: all of them.

@@ -1,4 +1,4 @@
-"""The text of a cursor: the position of a job in a list. River has the same format.
+"""Cursors: texts that describe the position of a job in a list. River has the same format.
 
 The text is base64 (URL-safe, with padding) of a JSON object with the keys `id`, `kind`, `queue`,
 `sort_field` and `time`, in this order. `time` is the zero time of Go if the order is by id, or if
@@ -22,10 +22,10 @@ from riverpy.job_list import JobOrder
 CURSOR_LENGTH_MAX = 8_192
 """The maximum number of characters of a cursor."""
 GO_ZERO_TIME_TEXT = "0001-01-01T00:00:00Z"
-"""The time of a cursor without a time."""
+"""The value of `time` in a cursor whose order is by id, or whose job has no time."""
 _INT64_RANGE = range(-(2**63), 2**63)
 _INFINITY_NAMES = {2**63 - 1: "infinity", -(2**63): "-infinity"}
-"""The names of PostgreSQL for its largest and smallest time."""
+"""PostgreSQL's names of its largest and smallest timestamp, by the timestamp in microseconds."""
 _JULIAN_DAY_2000 = 2_451_545
 _MICROSECONDS_PER_DAY = 86_400_000_000
 _RFC3339_TIME_PATTERN = re.compile(
@@ -47,15 +47,15 @@ class JobPosition(NamedTuple):
 
 
 class CursorPosition(NamedTuple):
-    """A position as the statements need it."""
+    """A position in a list, as parameters of the SQL statements."""
 
     id: int
     sort_time: str | None
-    """The time as text for PostgreSQL. None: as in `JobPosition`."""
+    """The sort time as text for PostgreSQL. None: the order is by id, or the job has no time."""
 
 
 def encode_cursor(position: JobPosition) -> str:
-    """Return the text of a position."""
+    """Return the cursor text of a position."""
     time = (
         GO_ZERO_TIME_TEXT if position.sort_time is None else _format_cursor_time(position.sort_time)
     )
@@ -71,7 +71,7 @@ def decode_cursor(text: str, order: JobOrder) -> CursorPosition:
     with or without padding. Unknown keys are ignored.
 
     Raises:
-        ConfigError: the text is not a cursor, or the cursor of another order.
+        ConfigError: the text is not a cursor, or is the cursor of a list in another order.
     """
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"a cursor must be a string, got {type(text).__name__}")
@@ -119,8 +119,8 @@ def _make_cursor_error(text: str, reason: str) -> ConfigError:
 
 
 def _format_cursor_time(microseconds: int) -> str:
-    """Return a time for a cursor. A time that RFC 3339 cannot have is in PostgreSQL's format; River
-    in Go cannot read the row of such a job either."""
+    """Return a time as text for a cursor. If RFC 3339 cannot express the time, it is in
+    PostgreSQL's format. River in Go cannot read jobs with such times."""
     time = decode_timestamp(microseconds)
     if time is None or encode_timestamp(time) != microseconds:
         return format_postgres_time(microseconds)
@@ -140,7 +140,7 @@ def format_postgres_time(microseconds: int) -> str:
 
 def _parse_cursor_time(text: str) -> str | None:
     """Return the time of a cursor as text for PostgreSQL, in microseconds. Return None if it is no
-    time. Further digits are cut off, as PostgreSQL's drivers for Go do."""
+    time. Digits below a microsecond are cut off, as PostgreSQL's drivers for Go do."""
     if _POSTGRES_TIME_PATTERN.fullmatch(text):
         return text
     match = _RFC3339_TIME_PATTERN.fullmatch(text)

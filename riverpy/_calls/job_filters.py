@@ -1,4 +1,4 @@
-"""CheckedFilters: the filters of a list of jobs, checked, as parts and values of statements."""
+"""CheckedFilters: the filters of a list of jobs, as parameters of SQL statements."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
     from riverpy.job_list import JobFilters
 
 VALUES_PER_FILTER_MAX = 10_000
-"""The maximum number of values of one filter."""
+"""The maximum number of values of one filter, except of `ids`."""
 FILTER_IDS_MAX = 1_000_000
-"""The maximum number of ids."""
+"""The maximum number of values of the filter `ids`."""
 PRIORITY_MAX = 4
 _UNSTORABLE_CHARACTER = re.compile("[\0\ud800-\udfff]")
 
 
 class CheckedFilters(NamedTuple):
-    """Filters that were checked."""
+    """Valid filters of a list of jobs."""
 
     values: dict[str, object]
-    """The values for the statements, by the name of the filter. It is also the name of the part of
-    the statements that needs it."""
+    """The values of the filters, by filter name. A SQL statement contains one part for each of
+    these filters, and finds it by the same name."""
 
     @property
     def states(self) -> list[str]:
-        """The states, in the given order. Empty: no state is given."""
+        """The values of the filter `states`, in the given order. Empty: the filter is not used."""
         return cast("list[str]", self.values.get("states", []))
 
     @property
     def ids(self) -> list[int] | None:
-        """The ids, sorted. None: no ids are given."""
+        """The values of the filter `ids`, sorted. None: the filter is not used."""
         return cast("list[int] | None", self.values.get("ids"))
 
     def without_filter(self, name: str) -> CheckedFilters:
-        """Return the other filters."""
+        """Return these filters without the filter `name`."""
         return CheckedFilters({key: value for key, value in self.values.items() if key != name})
 
 
@@ -63,7 +63,7 @@ def check_filters(filters: JobFilters) -> CheckedFilters:
 
 
 def expect_filter(filters: CheckedFilters, method_name: str) -> None:
-    """Raise ConfigError if no filter is given. `call` is the name of the method."""
+    """Raise ConfigError if no filter is given. The error text contains `method_name`."""
     if not filters.values:
         raise ConfigError(
             f"{method_name} without a filter would change all jobs: give at least one of "
@@ -72,7 +72,7 @@ def expect_filter(filters: CheckedFilters, method_name: str) -> None:
 
 
 def _check_value_list(name: str, value: object) -> list[object]:
-    """Return the different values of a filter, in their order."""
+    """Return the values of a filter without duplicates, in the given order."""
     if isinstance(value, str | bytes) or not isinstance(value, Sequence | set | frozenset):
         raise ConfigError(
             f"the filter {name} must be a list of values, got {type(value).__name__}: write "

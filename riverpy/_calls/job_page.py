@@ -30,7 +30,7 @@ JOB_LIMIT_MAX = 10_000
 """The maximum number of jobs of a page. River has the same limit."""
 
 _INDEXED_FILTERS = {"ids", "kinds", "states"}
-"""Filters that an index serves, and whose number of jobs the planner can estimate."""
+"""The filters that an index supports, and for which the planner can estimate the number of jobs."""
 _COLUMN_BY_TIME_FIELD = {
     "scheduled_at": JobColumn.SCHEDULED_AT,
     "attempted_at": JobColumn.ATTEMPTED_AT,
@@ -39,16 +39,16 @@ _COLUMN_BY_TIME_FIELD = {
 
 
 class PagePlan(NamedTuple):
-    """How one page of a list is read."""
+    """The plan for one page of a list: its order and its SQL statement."""
 
     order: JobOrder
     descending: bool
     time_field: str | None
-    """The column with the time of the order. None: the order is by id."""
+    """The time column by which the list is ordered. None: the order is by id."""
     statement: PageStatement
 
     def sort_rows(self, rows: list[Any]) -> list[Any]:
-        """Return whole rows in the order of the list."""
+        """Return the rows, which have all columns, in the order of the list."""
         return sorted(rows, key=self._sort_key, reverse=self.descending)
 
     def _sort_key(self, row: Sequence[Any]) -> tuple[bool, int, int]:
@@ -56,18 +56,18 @@ class PagePlan(NamedTuple):
         return time is None, time or 0, row[JobColumn.ID]
 
     def get_sort_time(self, row: Sequence[Any]) -> int | None:
-        """Return the time of the order, in microseconds since 2000. None: the row has none, or the
-        order is by id."""
+        """Return the time by which the row is sorted, in microseconds since 2000. None: the row has
+        no such time, or the order is by id."""
         raw = None if self.time_field is None else row[_COLUMN_BY_TIME_FIELD[self.time_field]]
         return None if raw is None else decode_wire_timestamp(raw)
 
     def make_row_cursor(self, row: Sequence[Any]) -> str:
-        """Return the cursor of a whole row."""
+        """Return the cursor for the position of a row, which has all columns."""
         kind, queue = row[JobColumn.KIND], row[JobColumn.QUEUE]
         return self.make_cursor(row[JobColumn.ID], kind, queue, self.get_sort_time(row))
 
     def make_cursor(self, job_id: int, kind: str, queue: str, time: int | None) -> str:
-        """Return the cursor of a job."""
+        """Return the cursor for the position of a job."""
         return encode_cursor(JobPosition(self.order, job_id, kind, queue, time))
 
 
@@ -77,7 +77,7 @@ def check_limit(limit: int, name: str = "limit") -> None:
 
 
 def check_whole_number(value: int, name: str, maximum: int) -> None:
-    """Raise ConfigError unless the value is a whole number from 1 to `last`."""
+    """Raise ConfigError unless the value is a whole number from 1 to `maximum`."""
     is_integer = isinstance(value, int) and not isinstance(value, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
     if not is_integer or not 1 <= value <= maximum:
         raise ConfigError(f"{name} must be a whole number from 1 to {maximum:,}, got {value!r}")
@@ -98,7 +98,7 @@ def plan_page(
     limit: int,
     after: str | JobRow | None,
 ) -> PagePlan:
-    """Return how a page is read. It starts behind `after`, a cursor or a job.
+    """Return the plan of a page that starts behind `after`: a cursor or a job.
 
     Raises:
         ConfigError: the order, the limit or the cursor is not allowed.
@@ -133,7 +133,7 @@ def plan_page(
 
 
 def _read_position(after: str | JobRow, order: JobOrder, time_field: str | None) -> CursorPosition:
-    """Return the position of a cursor or of a job."""
+    """Return the position that a cursor contains, or the position of a job."""
     if not isinstance(after, JobRow):
         return decode_cursor(after, order)
     raw = None if time_field is None else after.columns()[_COLUMN_BY_TIME_FIELD[time_field]]
@@ -143,11 +143,12 @@ def _read_position(after: str | JobRow, order: JobOrder, time_field: str | None)
 
 
 def _should_hide_limit_from_planner(filters: CheckedFilters, *, is_first_by_id: bool) -> bool:
-    """Whether the planner must not see the limit.
+    """Return whether the planner must not see the limit.
 
-    It has no statistics on the content of metadata and errors, and expects that many jobs pass. It
-    also expects jobs of a state anywhere in the table, but waiting and running jobs are among the
-    newest. So a page by id would begin with all the history, except behind a cursor.
+    The planner has no statistics on the content of metadata and errors, and expects that many jobs
+    pass such filters. It expects jobs of a state anywhere in the table, but waiting and running
+    jobs are among the newest. With the limit, it would read all old jobs first, except behind a
+    cursor.
     """
     given = filters.values
     if "metadata" in given or ("error" in given and not given.keys().isdisjoint(_INDEXED_FILTERS)):
@@ -156,7 +157,7 @@ def _should_hide_limit_from_planner(filters: CheckedFilters, *, is_first_by_id: 
 
 
 def _choose_time_field(order: JobOrder, states: Sequence[str]) -> str | None:
-    """Return the column with the time of an order. None: the order is by id."""
+    """Return the time column by which a list is ordered. None: the order is by id."""
     if order == "id":
         return None
     if order == "finalized_at":

@@ -78,7 +78,8 @@ class LeaseMethods(EventMethods):
         cancellation, this client does not become leader again.
 
         Args:
-            name: for the log: 1 to 100 printable ASCII characters without a space.
+            name: the name of the function in the log: 1 to 100 printable ASCII characters without a
+                space.
             fn: a coroutine function; gets the term.
 
         Raises:

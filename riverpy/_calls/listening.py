@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 OUTAGE_EFFECT = "waits and subscriptions poll, and the client keeps connecting"
 POOL_SIZE_MIN = 2
-"""The smallest pool of a caller of which the listener keeps one connection."""
+"""The smallest pool of a caller from which the client may keep one connection for LISTEN."""
 
 
 class ListeningMethods(ClientMethods):
@@ -36,8 +36,8 @@ class ListeningMethods(ClientMethods):
         return PoolConnection(self._get_open_pool)
 
     def _make_listener_notifier(self) -> Notifier | None:
-        """Return a notifier with a connection of its own, or of the caller's pool. None: LISTEN is
-        off, or leads to a pooler, or the pool has no connection to spare."""
+        """Return a notifier, which listens on its own connection or on one of the caller's pool.
+        None: LISTEN is off, the connection leads to a pooler, or the pool is too small."""
         config, database = self._config, self._database
         if config.poll_only or (config.pooler and config.listen_url is None):
             return None
@@ -63,6 +63,7 @@ class ListeningMethods(ClientMethods):
 
 
 async def _take_connection(pool: Pool) -> Connection:
-    """Take a connection out of the caller's pool. The pool makes another one when it ends."""
+    """Take a connection out of the caller's pool. The pool opens a new connection after this one is
+    closed."""
     connection: Any = await pool.acquire()
     return connection

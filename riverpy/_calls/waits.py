@@ -136,7 +136,8 @@ class WaitMethods(ListeningMethods):
 
 
 def with_notified_end(opts: InsertOpts | None) -> InsertOpts | None:
-    """Return the options, with `notify_end`. The insert refuses an object of another class."""
+    """Return the options with `notify_end=True`. Return an object of another class unchanged: the
+    insert refuses it."""
     if opts is None:
         return InsertOpts(notify_end=True)
     if not isinstance(opts, InsertOpts):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -46,20 +46,20 @@ class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What the lease is used for: `lease`, `singleton` or `leader`."""
     epoch: int = 0
     reason: str = ""
-    """Why the term of the lease ended."""
+    """Why the client does not hold the lease any more."""
     error: str = ""
     """The first `ERROR_LENGTH_MAX` characters of the error of a failed or cancelled attempt, or of
     the code under a lease. Passwords in URLs are masked."""
     dropped: int = 0
     """The number of dropped events."""
     client: str = ""
-    """The id of the client that sent the event. Only events of the fleet have it."""
+    """The id of the client that sent the event. Empty: this client sent it."""
     progress: JobProgress | None = None
     """How far the job has come. Only the event `job_progress` has it."""
 
 
 def build_event_line(event: Event) -> EventLine:
-    """Return the line that describes an event."""
+    """Return an event as an EventLine."""
     job, times = event.job, event.statistics
     at, client = event.at or datetime.now(UTC), event.client_id or ""
     if event.lease is not None:
@@ -84,7 +84,7 @@ def build_event_line(event: Event) -> EventLine:
 
 
 def build_dropped_line(count: int) -> EventLine:
-    """Return the line that reports dropped events."""
+    """Return an EventLine that reports the number of dropped events."""
     return EventLine(event="dropped", at=datetime.now(UTC), dropped=count)
 
 

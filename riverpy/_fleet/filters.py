@@ -1,4 +1,4 @@
-"""FollowFilter: the events that a client follows."""
+"""FollowFilter: describes the events that a client wants to receive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ ValueT = TypeVar("ValueT", str, int)
 ALL_EVENT_KINDS = frozenset[str]((*EventKind, *LeaseEventKind, *FleetEventKind))
 """The kinds of events that a client can follow."""
 FILTERS_MAX = 50
-"""The maximum number of filters that are kept apart. With more, all events match."""
+"""The maximum number of filters. If there are more, one filter that all events match replaces
+them."""
 
 
 class FollowFilter(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -81,8 +82,8 @@ def _make_values(
 
 
 def _is_list_of(values: object, expected: type) -> bool:
-    """Whether these are several values of one type. A single text is a list of letters for Python,
-    and so is refused."""
+    """Return whether `values` is a list or set of values of one type. A string is refused, although
+    Python can iterate over it."""
     if isinstance(values, str) or not isinstance(values, Collection):
         return False
     items = cast("Collection[object]", values)
@@ -94,8 +95,8 @@ FOLLOW_ALL = FollowFilter()
 
 
 def merge_filters(filters: Iterable[FollowFilter]) -> list[FollowFilter]:
-    """Return fewer filters that match the same events: equal filters once, and one filter for all
-    jobs that are followed in the same way."""
+    """Return fewer filters that match the same events. Equal filters become one filter. So do
+    filters that differ only in their job ids."""
     others: dict[FollowFilter, None] = {}
     ids_by_filter: defaultdict[FollowFilter, set[int]] = defaultdict(set)
     for one in filters:

@@ -57,23 +57,24 @@ if TYPE_CHECKING:
     from riverpy._waiting.pool_connection import PoolConnection
 
 ANNOUNCEMENT_INTERVAL = 10.0
-"""Seconds between two announcements of the same filters."""
+"""Seconds until the client announces the same filters to the workers again."""
 ANNOUNCEMENT_RETRY_DELAY = 1.0
-"""Seconds until an announcement that failed is sent again."""
+"""Seconds until the client retries an announcement to the workers that failed."""
 ANNOUNCEMENT_TIMEOUT = 5.0
-"""Seconds for which the start of a subscription waits for its first announcement."""
+"""Seconds that the start of a subscription waits until its first announcement is sent."""
 POLL_INTERVAL = 1.0
 """Seconds between two reads of the watched jobs, if no event comes."""
 READ_INTERVAL_MIN = 0.02
 """The shortest time between two reads of the watched jobs, in seconds."""
 STATEMENT_TIMEOUT = 10.0
-"""Seconds for one statement."""
+"""The timeout of one statement, in seconds."""
 UNUSED_TIMEOUT = 2.0
-"""Seconds for which the client follows after its last subscription or watch has ended."""
+"""Seconds after the last subscription or watch has ended until the client stops to receive
+events."""
 
 
 class FleetFollower(StreamGroup["FleetStream"]):
-    """The subscriptions to events of the fleet, and the watches of one client."""
+    """All fleet subscriptions and job watches of one client."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
         schema: str | None,
         trace_internal: bool,
     ) -> None:
-        """Follow nothing yet.
+        """Create a follower without subscriptions.
 
         Args:
             get_open_pool: raises ClientStateError if the client is not open.
@@ -100,15 +101,16 @@ class FleetFollower(StreamGroup["FleetStream"]):
         self._id = secrets.token_hex(8)
         """The id under which the client announces what it follows."""
         self._readers_by_id: dict[int, WeakSet[RowReader]] = {}
-        """The open readers by job. A reader whose watch is no longer used disappears."""
+        """The open readers by job id. The references are weak: a reader disappears with its
+        watch."""
         self._version_by_id: dict[int, str] = {}
-        """For each watched job the version of its row that was read last."""
+        """The version of the row that was read last, by the id of the watched job."""
         self._ids_to_read: set[int] = set()
         self._announce_at = self._poll_at = self._read_at = 0.0
         """The monotonic times of the next announcement and poll, and of the last read."""
         self._change_number = self._announced_number = 0
-        """The number of the last change of what the client follows, and of the last announced
-        one."""
+        """Numbers of changes of the followed events: of the last change, and of the last change
+        that the workers know."""
         self._announced = asyncio.Event()
         self._woken = asyncio.Event()
         self._unused_since: float | None = None
@@ -128,7 +130,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
         self._follow_changes()
 
     def add_reader(self, reader: RowReader) -> None:
-        """Watch a job. The reader receives its row soon."""
+        """Watch the job of a reader. The reader receives the job's row soon."""
         self._expect_open()
         self._readers_by_id.setdefault(reader.job_id, WeakSet()).add(reader)
         self._version_by_id[reader.job_id] = ""  # the new reader needs the row
@@ -136,19 +138,20 @@ class FleetFollower(StreamGroup["FleetStream"]):
         self._follow_changes()
 
     def remove_reader(self, reader: RowReader) -> None:
-        """Watch no longer."""
+        """Stop watching the job of a reader."""
         if (readers := self._readers_by_id.get(reader.job_id)) is not None:
             readers.discard(reader)
         self._follow_changes()
 
     def _expect_open(self) -> None:
-        """Raise ClientStateError if the client is not open, or was closed since."""
+        """Raise ClientStateError if the client is not open or was closed."""
         self._get_open_pool()
         if self._is_stopped:
             raise WatchClosedError
 
     def _follow_changes(self) -> None:
-        """Announce what the client follows now, and run while it follows anything."""
+        """Let the task announce to the workers what the client follows now. Start the task if
+        needed."""
         self._change_number += 1
         self._announce_at = 0.0
         self._woken.set()
@@ -217,8 +220,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
                     stream.put(event)
 
     def _resync(self) -> None:
-        """Read all watched jobs, because the connection listens only since now. If an announcement
-        is due, it is sent now too. Earlier ones are still valid."""
+        """Request a read of all watched jobs when LISTEN has started: earlier notifications may be
+        lost."""
         self._ids_to_read.update(self._readers_by_id)
         self._woken.set()
 
@@ -238,7 +241,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
             raise
 
     async def _has_been_unused(self) -> bool:
-        """Return whether nothing was followed for a while. Then the workers are notified."""
+        """Return whether the client has followed nothing for `UNUSED_TIMEOUT`. If so, notify the
+        workers."""
         now = time.monotonic()
         if self._is_used:
             self._unused_since = None
@@ -302,7 +306,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
                 yield connection
 
     async def _read_watched_jobs(self) -> None:
-        """Read the jobs of which an event came. If the poll is due, read all watched jobs."""
+        """Read the jobs for which an event has arrived. If the poll is due, read all watched
+        jobs."""
         now = time.monotonic()
         if now >= self._poll_at:
             self._forget_unused_readers()
@@ -321,13 +326,14 @@ class FleetFollower(StreamGroup["FleetStream"]):
         except DATABASE_ERRORS as error:
             if is_permanent_statement_error(error):
                 await self._read_rows_one_by_one(versions)
-            else:  # the next poll reads them
+            else:  # the next poll reads these jobs
                 self._log.debug(FLEET_FOLLOWING_FAILED, error=describe_error(error))
         finally:
             self._read_at = time.monotonic()
 
     async def _read_rows(self, version_by_id: dict[int, str]) -> None:
-        """Read the jobs whose rows have other versions, and pass them to their readers."""
+        """Read the rows that have another version than the given one, and pass them to their
+        readers."""
         async with self._acquire_connection("reading watched jobs") as connection:
             changed = await fleet_read_changed_jobs(connection, self._schema, version_by_id)
         for job in changed:
@@ -339,7 +345,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
                 reader.set_row(job.version, row)
 
     async def _read_rows_one_by_one(self, version_by_id: dict[int, str]) -> None:
-        """Read jobs of which the server cannot read one, so that only its readers fail."""
+        """Read jobs one by one, so that only the readers of an unreadable job fail."""
         for job_id, version in version_by_id.items():
             try:
                 await self._read_rows({job_id: version})

@@ -1,4 +1,4 @@
-"""Events that a follower makes of the messages of workers."""
+"""Builds events for a client from the messages that workers have sent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CAUSE_BY_VALUE = {cause.value: cause for cause in StopCause}
 
 
 class FleetJobRow(JobRow):
-    """The job of an event of the fleet. It has only some columns of the row."""
+    """The job of an event that another client sent. It has only some columns of the row."""
 
     __slots__ = ()
 
@@ -97,7 +97,8 @@ class FleetJobRow(JobRow):
 
 
 def _encode_error(message: EventMessage) -> str:
-    """Return the entry of the row for the error of an event. Its time is the end of the attempt."""
+    """Return the event's error as JSON, as in the column `errors`. Its time is the attempt's
+    end."""
     started_at = decode_timestamp(message.attempted_at) or PG_EPOCH
     ended_at = started_at + timedelta(seconds=message.run or 0.0)
     entry = {
@@ -110,8 +111,8 @@ def _encode_error(message: EventMessage) -> str:
 
 
 def make_event(message: EventMessage, client_id: str) -> Event | None:
-    """Return the event of a message; None: a newer version has sent it, and its kind is not
-    known."""
+    """Return the event of a message. None: a newer version of riverpy sent an event of an unknown
+    kind."""
     kind = _KIND_BY_VALUE.get(message.event)
     if kind is None:
         return None

@@ -20,25 +20,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 JOB_IDS_PER_ANNOUNCEMENT_MAX = 300
-"""The maximum number of job ids in one announcement. An id has at most 19 digits."""
+"""The maximum number of job ids in one announcement, so that it fits into a notification."""
 ANNOUNCEMENTS_MAX = 20
-"""The maximum number of announcements of one client. Jobs beyond them are found by polling."""
+"""The maximum number of announcements of one client. It finds changes of further jobs by
+polling."""
 ERROR_LENGTH_MAX = 500
 """The maximum number of characters of an error in an event."""
 PROGRESS_TEXT_LENGTH_MAX = 500
-"""The maximum number of characters of the text of a progress in an event."""
+"""The maximum number of characters of a job's progress text in an event."""
 
 
 class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a client follows. It is valid for a limited time."""
+    """The events that a client wants to receive. Workers obey an announcement for a limited
+    time."""
 
     follower: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     """The id of the follower."""
     part: int = 0
-    """The number of this announcement, if the follower needs several."""
+    """The number of this announcement, if the filters of the follower need several
+    announcements."""
     filters: list[FollowFilter] = []
     is_end: bool = False
-    """Whether the follower has stopped to follow. Then all its announcements are void."""
+    """Whether the follower has ended. Then all its announcements are no longer valid."""
 
 
 class MessageHeader(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -47,7 +50,8 @@ class MessageHeader(msgspec.Struct, frozen=True, omit_defaults=True):
     client: str
     """The id of the client that sends the events."""
     number: int
-    """The number of the message. PostgreSQL sends equal notifications of a transaction once."""
+    """A counter that makes each payload different: PostgreSQL drops a repeated notification of a
+    transaction."""
     dropped: int = 0
     """The number of events that this client has dropped since its last message."""
 
@@ -96,8 +100,8 @@ class EventMessage(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 def encode_announcements(follower: str, filters: list[FollowFilter]) -> list[str]:
-    """Return the announcements of a follower, as payloads. Filters that are too large match more
-    events than they should: the follower checks each event too."""
+    """Return the announcements of a follower, as payloads. Filters that are too large are replaced
+    by filters that match more events. The follower drops events that it does not want."""
     plain = [one for one in filters if one.job_ids is None]
     parts = [_fit_filters(follower, plain)] if plain else []
     for one in filters:
@@ -127,7 +131,7 @@ def _fit_filters(follower: str, filters: list[FollowFilter]) -> list[FollowFilte
 
 
 def _is_too_long(announcement: Announcement) -> bool:
-    return len(encode_line(announcement)) > PAYLOAD_BYTES_MAX - 20  # the number of the part
+    return len(encode_line(announcement)) > PAYLOAD_BYTES_MAX - 20  # 20: the number of the part
 
 
 def decode_announcement(payload: str) -> Announcement | None:
@@ -152,8 +156,8 @@ class MessageBuilder:
         self._number = 0
 
     def build_payloads(self, lines: list[str], dropped: int) -> list[str]:
-        """Return the payloads for events that are encoded already. The first payload reports the
-        dropped events. A line that is too long for a payload must not be given."""
+        """Return the payloads for encoded events, one event a line. The first payload reports the
+        dropped events. No line may be longer than `line_length_max`."""
         payloads: list[str] = []
         parts = [self._start_message(dropped)]
         size = len(parts[0])

@@ -20,21 +20,19 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 OUTBOX_SIZE_MAX = 2_000
-"""The maximum number of waiting events. A new event then drops the oldest one: the newest events
-say what is true now."""
+"""The maximum number of events that wait to be sent. If there are more, the oldest are dropped."""
 
 
 class FleetOutbox:
-    """The events that wait to be sent. It exists only while a client follows. Use it in the event
-    loop."""
+    """The events that wait to be sent to followers. Use it only in the event loop."""
 
     def __init__(self, wake_sender: Callable[[], None]) -> None:
-        """`wake_sender` is called with the first event."""
+        """`wake_sender` is called when the first event is added."""
         self._wake_sender = wake_sender
         self._waiting: deque[tuple[datetime, Callable[[], EventMessage]]] = deque()
         """The time of each event, and the function that makes its message."""
         self.filters: list[FollowFilter] = []
-        """What the followers follow."""
+        """The filters of all followers: an event that matches none is not added."""
         self.dropped_count = 0
         """The number of events that were dropped since the last message."""
         self._log = get_logger().with_rate_limit()
@@ -72,7 +70,7 @@ class FleetOutbox:
         self.add_event(event, make_message, kind_of_job=job.kind, queue=job.queue, job_id=job.id)
 
     def clear(self) -> None:
-        """Forget all events, because no client follows."""
+        """Drop all events, because no client follows."""
         self._waiting.clear()
         self.dropped_count = 0
 

@@ -1,9 +1,9 @@
 """FleetPublisher: sends the events of a working client to the clients that follow it.
 
 While no client follows, nothing is collected and nothing is sent. The events have a connection of
-their own, which is open only while a client follows: a notification waits at its commit for all
-others of the server, and this must not delay leases, heartbeats, claims or results. An event that
-cannot be sent is dropped and counted.
+their own, which is open only while a client follows: PostgreSQL commits the notifications of all
+sessions one after another, and this must not delay leases, heartbeats, claims or results. An event
+that cannot be sent is dropped and counted.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ SEND_INTERVAL = 0.02
 EVENTS_PER_SECOND_MAX = 2_000
 """The maximum number of events that a client sends in a second."""
 SEND_TIMEOUT = 2.0
-"""Seconds that one statement may take. Then its events are dropped."""
+"""The timeout of a statement that sends events, in seconds. After it, the events are dropped."""
 SEND_RETRY_DELAY = 1.0
-"""Seconds without a statement after one that failed."""
+"""Seconds until the client sends events again after a statement that failed."""
 LAST_SEND_TIMEOUT = 0.5
-"""Seconds that the last statement may take when the client stops."""
+"""The timeout of the last statement that sends events, when the client stops, in seconds."""
 UNUSED_CONNECTION_TIMEOUT = 30.0
 """Seconds for which the connection is kept after the last follower."""
 ANNOUNCEMENTS_KEPT_MAX = 2_000
@@ -51,7 +51,7 @@ ANNOUNCEMENTS_KEPT_MAX = 2_000
 
 
 class OutboxOwner(Protocol):
-    """The publisher of a client's events."""
+    """The run of a client. Its code adds events to `fleet_outbox`; None: no client follows."""
 
     fleet_outbox: FleetOutbox | None
 
@@ -68,7 +68,7 @@ class FleetPublisher:
         make_connection: Callable[[], DedicatedConnection],
         schema: str | None,
     ) -> None:
-        """Open no connection. `owner` gets an outbox while a client follows."""
+        """`owner.fleet_outbox` is set while a client follows. No connection is opened yet."""
         self._owner, self._make_connection, self._schema = owner, make_connection, schema
         self._connection: DedicatedConnection | None = None
         self._announcements: dict[tuple[str, int], tuple[float, Announcement]] = {}
@@ -78,7 +78,7 @@ class FleetPublisher:
         self._messages = MessageBuilder(client_id)
         self._woken = asyncio.Event()
         self._allowance, self._allowance_at = float(EVENTS_PER_SECOND_MAX), time.monotonic()
-        """How many events may be sent at this monotonic time."""
+        """The number of events that the rate limit allows, at this monotonic time."""
         self._log = get_logger().with_rate_limit()
 
     def _wake(self) -> None:
@@ -86,7 +86,7 @@ class FleetPublisher:
 
     @property
     def is_followed(self) -> bool:
-        """Whether a client follows this one."""
+        """Whether at least one client follows the events of this client."""
         return bool(self._announcements)
 
     def subscribe_to(self, notifier: Notifier) -> None:
@@ -121,7 +121,8 @@ class FleetPublisher:
             self._apply_announcements()
 
     def _apply_announcements(self) -> None:
-        """Collect the events that the valid announcements follow."""
+        """Collect the events that match the valid announcements. Without announcements, collect
+        nothing."""
         self._outbox.filters = merge_filters(
             one for _, announcement in self._announcements.values() for one in announcement.filters
         )
@@ -133,7 +134,7 @@ class FleetPublisher:
             self._wake()  # the sender has to watch for the end of announcements
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Send events until stopped. What waits then is sent once more."""
+        """Send events until stopped. Then send the events that still wait."""
         task_status.started()
         try:
             while True:

@@ -1,4 +1,4 @@
-"""RowReader: reads the versions of the row of one watched job, for one reader."""
+"""RowReader: passes the newest row of one watched job to one reader."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class RowReaderOwner(Protocol):
         """Read the row of a job for this reader from now on."""
 
     def remove_reader(self, reader: RowReader) -> None:
-        """Read it no longer."""
+        """Stop reading the row for this reader."""
 
 
 class WatchClosedError(ClientStateError):
-    """The client of a watch was closed."""
+    """The client was closed while a job was watched."""
 
     def __init__(self) -> None:
         super().__init__("the client was closed while a job was watched")
@@ -48,8 +48,8 @@ class RowReader:
     # -- called by the owner
 
     def set_row(self, version: str, row: JobRow | None) -> None:
-        """Receive the newest row; None: the job does not exist. A row may come twice, if another
-        reader of its job was added."""
+        """Receive the newest row; None: the job does not exist. The same row may be set twice, if
+        another reader of the job was added."""
         if row is None:
             self.fail(NotFoundError(f"there is no job {self.job_id}"))
         else:
@@ -64,7 +64,7 @@ class RowReader:
     # -- called by the reader
 
     async def read_row(self) -> JobRow:
-        """Return the newest row, when it has changed or was read again.
+        """Wait until the row has changed or was read again, and return it.
 
         Raises:
             StopAsyncIteration: the last row had a final state, or the reader was closed.
@@ -103,7 +103,7 @@ class RowReader:
         return row
 
     def close(self) -> None:
-        """End the reads. A task that waits for a row gets no more."""
+        """End the reads. A waiting `read_row` raises StopAsyncIteration."""
         self._is_ended = True
         if self._is_open:
             self._is_open = False

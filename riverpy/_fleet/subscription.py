@@ -65,12 +65,11 @@ class FleetSubscription:
     @property
     def dropped_by_workers(self) -> int:
         """The number of events that workers have dropped, because there were more than they may
-        send. It counts events of all followers, and also those that this subscription would not
-        have matched."""
+        send. Events for other followers, which this subscription does not want, are counted too."""
         return self._stream.dropped_by_workers
 
     async def __aenter__(self) -> Self:
-        """Start to follow. Workers that listen now send all events after this.
+        """Open the subscription. Workers that listen now send all events after this.
 
         Raises:
             ClientStateError: the client is not open.

@@ -1,4 +1,4 @@
-"""BackgroundTask: a task that runs while its owner needs it."""
+"""BackgroundTask: an asyncio task that its owner can start and cancel many times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BACKGROUND_TASK_END_TIMEOUT = 2.0
 
 
 class BackgroundTask:
-    """A task of an owner that starts and cancels it, possibly many times. One runs at a time. A
+    """A task that its owner starts and cancels, possibly many times. Only one runs at a time, but a
     cancelled task may still clean up while the next one runs."""
 
     def __init__(self, name: str, run: Callable[[], Awaitable[None]]) -> None:

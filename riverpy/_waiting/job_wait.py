@@ -39,7 +39,7 @@ class JobWait:
     def expect_rows(
         self, timeout: float, last_states: Mapping[int, JobState], read_error: str | None
     ) -> dict[int, JobRow]:
-        """Return the rows by id. `read_error` is why the database cannot be read now.
+        """Return the rows by id. `read_error` says why the database cannot be read now.
 
         Raises:
             WaitTimeoutError: a job has not ended.

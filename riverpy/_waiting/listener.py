@@ -51,16 +51,17 @@ class SharedListener:
         make_notifier: Callable[[], Notifier | None],
         outage_tracker: ConnectionOutageTracker,
     ) -> None:
-        """Open nothing yet. `make_notifier` makes the notifier of a client that works no jobs;
-        None: the client's settings allow no LISTEN."""
+        """`make_notifier` makes the notifier that is used while the client works no jobs. It
+        returns None if the client's settings allow no LISTEN."""
         self._make_notifier = make_notifier
         self._outage_tracker = outage_tracker
         self._subscribers: list[_Subscriber] = []
         self._own_notifier: Notifier | None = None
         self._run_notifier: Notifier | None = None
-        """The notifier of the client's run, while it listens."""
+        """The notifier that listens for the client's work on jobs. None: the client works no
+        jobs."""
         self._subscribed_notifier: Notifier | None = None
-        """The notifier that has the subscribers."""
+        """The notifier on which the subscribers listen now."""
         self._own_task = BackgroundTask("shared listener", self._run_own_notifier)
         self._unused_timer: asyncio.TimerHandle | None = None
         self._log = get_logger()
@@ -97,7 +98,7 @@ class SharedListener:
         try:
             yield
         finally:
-            if subscriber in self._subscribers:  # `close` has removed all of them
+            if subscriber in self._subscribers:  # not if `close` has removed all subscribers
                 self._subscribers.remove(subscriber)
                 if self._subscribed_notifier is not None:
                     self._subscribed_notifier.unsubscribe(*subscriber)
@@ -105,7 +106,7 @@ class SharedListener:
                     self._start_unused_timer()
 
     def follow_run(self, notifier: Notifier) -> None:
-        """Use the notifier of a run of the client while it listens."""
+        """Use this notifier of a client that works jobs, while the notifier runs."""
 
         def use_or_leave() -> None:
             self._run_notifier = notifier if notifier.is_running else None
@@ -114,7 +115,8 @@ class SharedListener:
         notifier.on_running_changed = use_or_leave
 
     def _choose_notifier(self) -> None:
-        """Move the subscribers to the notifier of the run, or else to the listener's own one."""
+        """Move the subscribers to the notifier of the working client, if there is one. Otherwise
+        use the listener's own notifier."""
         wanted, before = self._run_notifier, self._subscribed_notifier
         if wanted is None and self._subscribers:
             self._own_notifier = wanted = self._own_notifier or self._make_notifier()
@@ -159,7 +161,7 @@ class SharedListener:
             self._unused_timer = None
 
     def _stop_listening(self) -> None:
-        """Close the own connection, or stop to use that of the run."""
+        """Stop listening. Close the connection if it is the listener's own."""
         self._unused_timer = None
         notifier, self._subscribed_notifier = self._subscribed_notifier, None
         if notifier is not None:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class PoolConnection:
-    """Lends one connection of a client's pool. It is back in the pool between two uses. Two users
-    take turns, so that waits need no second connection."""
+    """Lends one connection of a client's pool to one user at a time. It is back in the pool between
+    two uses."""
 
     def __init__(self, get_pool: Callable[[], Pool]) -> None:
         """`get_pool` returns the pool of the open client, or raises ClientStateError."""

@@ -47,16 +47,16 @@ if TYPE_CHECKING:
 
 POLL_DELAY_MIN = 0.05
 POLL_DELAY_MAX = 1.0
-"""The delays between two reads of a job, in seconds."""
+"""The minimum and maximum delay between two reads of a job, in seconds."""
 EARLY_READ_SHARE = 0.25
-"""A job is also read if another one is due, and at most this share of its own delay is left. So old
-jobs are read together."""
+"""When one job is due for a read, all jobs are read that have at most this share of their delay
+left. This saves statements."""
 LAST_READ_LEAD_MAX, LAST_READ_LEAD_SHARE = 0.1, 0.2
-"""The last read of a wait is this many seconds before its timeout, or this share of the timeout if
-that is shorter."""
+"""How long before its timeout a wait reads its jobs for the last time: the smaller one of 0.1
+seconds and a fifth of the timeout."""
 JOBS_PER_STATEMENT_MAX = 10_000
 READ_TIMEOUT = 10.0
-"""Seconds for one round of statements, with the wait for a connection of the pool."""
+"""The timeout of one round of reads, in seconds. The wait for a connection is included."""
 READ_RETRY_DELAY_MIN = timedelta(milliseconds=50)
 READ_RETRY_DELAY_MAX = timedelta(seconds=1)
 _READ_ONLY_SQLSTATE = "25006"
@@ -73,7 +73,7 @@ class _WaitedJob:
         self.state: JobState | None = None
         """The state at the last read."""
         self.is_new, self.is_marked = True, False
-        """Whether the job was not read yet, and whether its end will be notified."""
+        """`is_new`: the job was not read yet. `is_marked`: a client will notify the job's end."""
         self.delay, self.read_at = 0.0, now
 
     def schedule_read(self, now: float, *, is_notified: bool) -> None:
@@ -101,14 +101,14 @@ class Waiter:
         self._schema, self._trace_internal = schema, trace_internal
         self._job_by_id: dict[int, _WaitedJob] = {}
         self._notified_ids: set[int] = set()
-        """The ids of jobs that have ended, as notifications say, and were not read yet."""
+        """The ids of jobs whose end was notified, and whose rows were not read yet."""
         self._next_read_at = math.inf
         self._woken = asyncio.Event()
         self._user_count = 0
         """The number of calls that wait, or will wait soon."""
         self._listening = ExitStack()
         self._can_mark_jobs = can_notify
-        """Whether the client may change jobs and notify, as far as it is known."""
+        """Whether the client may mark jobs whose end must be notified. False after an error."""
         self._read_error: str | None = None
         self._backoff = Backoff(READ_RETRY_DELAY_MIN, READ_RETRY_DELAY_MAX)
         self._task = BackgroundTask("waiter", self._read_until_unused)
@@ -143,7 +143,7 @@ class Waiter:
 
     @contextmanager
     def preparing(self) -> Generator[None]:
-        """Listen during the `with` block, because a wait will begin in it."""
+        """Listen during the `with` block. Use it around an insert whose job a wait will follow."""
         self._user_count += 1
         if self._user_count == 1:
             self._listening.enter_context(
@@ -160,8 +160,8 @@ class Waiter:
 
     @contextmanager
     def _reading_before_timeout(self, wait: JobWait, timeout: float) -> Generator[None]:
-        """Read the jobs of a wait shortly before its timeout, so that the end of a job that was not
-        notified is still found."""
+        """Read the jobs of a wait shortly before its timeout, so that it finds jobs whose end was
+        not notified."""
         if timeout == math.inf:
             yield
             return
@@ -249,7 +249,7 @@ class Waiter:
         self._job_by_id.clear()
 
     async def _read_jobs(self) -> None:
-        """Read the jobs that are due, and those that have ended."""
+        """Read the states of due jobs, and the rows of jobs that have ended."""
         now = asyncio.get_running_loop().time()
         due = self._choose_due_jobs(now)
         ended_ids = self._notified_ids & self._job_by_id.keys()
@@ -289,7 +289,8 @@ class Waiter:
     async def _read_states(
         self, connection: Transaction, jobs: list[_WaitedJob]
     ) -> list[tuple[_WaitedJob, WaitedState | None]]:
-        """Read the states of jobs. The clients that work new jobs will notify their ends."""
+        """Read the states of jobs. Mark new jobs, so that the clients that work them notify their
+        ends."""
         found: dict[int, WaitedState] = {}
         for is_new in (True, False):
             read = waits.wait_read_states
@@ -321,7 +322,7 @@ class Waiter:
                 self._end_job(job, NotFoundError(f"there is no job {job_id}"))
             elif row[JobColumn.STATE] in FINAL_STATES:
                 self._end_job(job, JobRow(tuple(row)))
-            else:  # another session has retried it
+            else:  # another session has retried the job
                 job.state = JobState(row[JobColumn.STATE])
                 job.schedule_read(now, is_notified=self._is_listening)
 

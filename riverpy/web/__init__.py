@@ -1,7 +1,8 @@
 """A client in a web application: its lifespan, streams of events, and dependencies for FastAPI and
 Litestar.
 
-`import riverpy.web` imports no framework. What needs one imports it when it is first used.
+`import riverpy.web` imports no framework. A function that needs a framework imports it at its first
+use.
 """
 
 from __future__ import annotations

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from riverpy.events import EventKind, FleetEventKind, LeaseEventKind
 
 STREAMS_MAX_DEFAULT = 200
-"""The default of the maximum number of open streams of an endpoint in one process."""
+"""The default maximum number of open streams of an endpoint in one process."""
 FIRST_READ_TIMEOUT = 5.0
-"""Seconds for which an answer waits for the row of its job. A browser does not connect again after
-an answer with an error, so then the stream begins without the row."""
+"""Seconds that the endpoint waits for the first row of the job. After them, the stream begins
+without the row: a browser does not connect again after an error response."""
 _NO_JOB_TEXT = "there is no such job"
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-"""Headers for browsers and proxies: keep nothing, and pass each event on at once (nginx)."""
+"""Response headers: browsers must cache nothing, and nginx must pass each event on at once."""
 
 
 def events(
@@ -74,7 +74,7 @@ def events(
     if type(max_streams) is not int or max_streams < 1:
         raise ConfigError(f"max_streams is a whole number from 1, got {max_streams!r}")
     if job_id is None:
-        # This checks the values now. A generator that was not started needs no end.
+        # This call checks the values now. The generator is never started, so it needs no close.
         event_stream(client, event_kinds=event_kinds, kinds=kinds, queues=queues)
     elif event_kinds is not None or kinds is not None or queues is not None:
         raise ConfigError("job_id follows one job: leave out event_kinds, kinds and queues")
@@ -87,7 +87,7 @@ def events(
 
 
 class _EventEndpoint:
-    """An endpoint, with the number of its open streams."""
+    """An endpoint that sends events and counts its open streams."""
 
     def __init__(
         self,
@@ -125,12 +125,12 @@ class _EventEndpoint:
         except NotFoundError:
             return PlainTextResponse(_NO_JOB_TEXT, 404)
         if row is not None and row.state in FINAL_STATES and rows.read_version == last_event_id:
-            return Response(status_code=204)  # the browser has the end, and must not connect again
+            return Response(status_code=204)  # 204: the browser must not connect again
         return await self._open_stream(stream_job(rows, last_event_id, row))
 
     async def _open_stream(self, stream: AsyncGenerator[bytes, None]) -> Response:
-        """Return the response that sends a stream. Its first part is read before, so that an error
-        there is an answer with an error."""
+        """Return the response that sends a stream. The first part is read here, so that an error in
+        it gives a response with an error status."""
         parts = self._count_while_open(await anext(stream), stream)
         return StreamingResponse(parts, media_type="text/event-stream", headers=_HEADERS)
 

@@ -115,13 +115,14 @@ async def _stream_fleet(subscription: FleetSubscription) -> AsyncGenerator[bytes
                 dropped, count = subscription.dropped, subscription.dropped - dropped
                 lines.insert(0, build_dropped_line(count))
             yield b"".join(encode_event(line.event, msgspec.json.encode(line)) for line in lines)
-            await anyio.lowlevel.checkpoint()  # other requests have their turn
+            await anyio.lowlevel.checkpoint()  # let other requests run
 
 
 async def stream_job(
     rows: RowReader, last_event_id: str | None, first_row: JobRow | None = None
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the versions of the row of a job until its end. `first_row` was read already."""
+    """Yield the versions of the row of a job until its end. The caller has already read
+    `first_row`."""
     reader, messages = _StreamReader(), _JobMessages(last_event_id)
     with closing(rows):
         yield _STARTED
@@ -144,15 +145,15 @@ async def stream_job(
 
 
 class _JobMessages:
-    """Makes the messages about one job."""
+    """Encodes server-sent events about one job."""
 
     def __init__(self, last_event_id: str | None) -> None:
         self._sent_version = last_event_id
         self._sent_output: object = None
 
     def encode_row(self, row: JobRow, version: str) -> list[bytes]:
-        """Return the messages for a version of the row. The output is left out if it is the same as
-        in the last message."""
+        """Return the events for a version of the row. The output is left out if the last event had
+        the same output."""
         if version == self._sent_version:
             return []
         self._sent_version = version
@@ -198,8 +199,8 @@ class _StreamEndedError(Exception):
 
 
 class _StreamReader:
-    """Reads the items of a stream. Between them it finds out when a heartbeat is due, and whether
-    the web server stops."""
+    """Reads the items of a stream. While it waits, it checks whether a heartbeat is due, and
+    whether the web server stops."""
 
     def __init__(self) -> None:
         self._heartbeat_at = anyio.current_time() + HEARTBEAT_INTERVAL
@@ -226,7 +227,7 @@ class _StreamReader:
 
 
 def encode_event(name: str, data: bytes, event_id: str | None = None) -> bytes:
-    """Return one server-sent event. A line end in the data or in a name cannot end the event."""
+    """Return one server-sent event. Line ends in the arguments cannot end the event early."""
     text = data.decode()
     lines = [f"event: {_join_lines(name)}"]
     if event_id:
@@ -241,8 +242,8 @@ def _join_lines(text: str) -> str:
 
 
 def is_server_stopping() -> bool:
-    """Whether uvicorn runs this process and stops. It waits for open streams without telling them,
-    so they have to end by themselves. Its server is the object whose method handles the signals."""
+    """Return whether uvicorn runs this process and stops. uvicorn waits for open streams, so they
+    must end by themselves. Its server object owns the signal handler."""
     for number in (signal.SIGINT, signal.SIGTERM):
         server = getattr(signal.getsignal(number), "__self__", None)
         if getattr(server, "should_exit", False) is True:

@@ -68,7 +68,7 @@ def lifespan(
         raise ConfigError(f"the client is a riverpy.Client, got {type(client).__name__}")
     if inner is not None and (
         not callable(inner)  # pyright: ignore[reportUnnecessaryComparison]
-        or hasattr(inner, "__aenter__")  # the result of a lifespan, which is callable too
+        or hasattr(inner, "__aenter__")  # a called lifespan, which is callable too
     ):
         raise ConfigError(
             "inner is a function with @asynccontextmanager, as in inner=own_lifespan without "
@@ -140,8 +140,8 @@ class _WebWorker:
         self._has_started = False
         self._ended = anyio.Event()
         self.failure: Exception | None = None
-        """The error of a run that failed while the server could be stopped. The requests of the
-        server may end, and so may the inner lifespan. Then this error is raised."""
+        """The error of a run that failed and made the server stop. It is raised after the requests
+        and the inner lifespan have ended."""
 
     @asynccontextmanager
     async def working(self) -> AsyncGenerator[None]:
@@ -181,11 +181,11 @@ class _WebWorker:
 
 
 def _request_server_stop() -> bool:
-    """Let the server of this process stop as at SIGTERM. Return False if no server handles SIGTERM
-    here, so that it would end a process that is not a server's.
+    """Stop the web server by SIGTERM. Send no signal and return False if no web server seems to run
+    in this process.
 
-    A process that a server has started, such as a worker of Hypercorn, may have no handler. SIGTERM
-    ends this process at once, and the server reports it.
+    A process that a server has started, such as a worker of Hypercorn, may have no handler. There
+    SIGTERM ends the process at once, and the server reports it.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
