@@ -1,4 +1,4 @@
-"""Help for tests of code that inserts or works jobs."""
+"""Tools for tests of code that inserts or works jobs."""
 
 from __future__ import annotations
 

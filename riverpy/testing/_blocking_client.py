@@ -28,7 +28,7 @@ class BlockingTestClient(Client):
 
 
 class _TestCalls(BlockingCalls):
-    """The calls of the client."""
+    """The calls of a BlockingTestClient."""
 
     def __init__(self, tx: BlockingTransaction, config: Config, workers: Workers | None) -> None:
         super().__init__(None, config, workers)

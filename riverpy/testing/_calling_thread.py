@@ -1,8 +1,8 @@
 """CallingThread: runs an async function for a caller that is not async.
 
-The function runs in an event loop in a thread of its own. What belongs to the thread of the caller
-runs there: statements on the caller's session, and blocking jobs. Django's connections can be used
-in their own thread only, and not while an event loop runs in it.
+The function runs in an event loop in a thread of its own. Statements on the caller's session and
+blocking jobs run in the caller's thread. Django's connections can be used in their own thread only,
+and not while an event loop runs in it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class CallingThread(Executor):
         self._task: asyncio.Task[Any] | None = None
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Call a function in the calling thread."""
+        """Call a function in the calling thread. Return the future of its result."""
         future: Future[T] = Future()
         self._calls.put(_Call(future, lambda: fn(*args, **kwargs)))
         return future
@@ -79,7 +79,7 @@ class CallingThread(Executor):
         thread.start()
         try:
             self._serve_calls()
-        except BaseException:  # Ctrl-C: cancel the job, and let it end
+        except BaseException:  # Ctrl-C: cancel the function, and wait until it has ended
             self._cancel()
             self._serve_calls()
             raise
@@ -109,7 +109,7 @@ class CallingThread(Executor):
 
 
 async def _adapt(tx: object) -> CallerSession:
-    return cast("CallerSession", expect_transaction(tx))  # none of asyncpg's is blocking
+    return cast("CallerSession", expect_transaction(tx))  # no connection of asyncpg is blocking
 
 
 class CallingThreadSession(CallerSession):
@@ -155,7 +155,7 @@ class CallingThreadSession(CallerSession):
         return self._move(self._session.transaction)
 
     async def copy_to_table(self, *args: Any, **settings: Any) -> object:
-        """Insert rows with COPY, as the session does."""
+        """Insert rows with COPY, as the caller's session does."""
         copy: Any = getattr(self._session, "copy_to_table")  # noqa: B009 (only some have it)
         return await self._run(lambda: copy(*args, **settings))
 

@@ -1,4 +1,4 @@
-"""InlineClient: the client of a job that a test works in a transaction of its own."""
+"""InlineClient: the client that a job uses while a test works the job in the test's transaction."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class InlineClient(Client):
         _refuse_connection()
 
     async def work_job(self, job_id: int) -> WorkResult:
-        """Work one job that waits, as `InlineRun.work_job`."""
+        """Work one waiting job, as `InlineRun.work_job`."""
         return await _work_job(self.make_run(), job_id)
 
     def make_run(self) -> InlineRun:
@@ -103,7 +103,7 @@ class InlineClient(Client):
                 transaction.blocking_tx, self._workers, self._config
             )
         token = running_blocking_client.set(blocking_client)
-        try:  # the run copies the context variables for its jobs
+        try:  # the new run copies the context variables for its jobs
             return InlineRun(self, parts, self._transaction, guard, transaction.thread)
         finally:
             running_blocking_client.reset(token)
@@ -131,7 +131,7 @@ class InlineClient(Client):
         """Insert the job of a test, without its unique key unless `is_unique` is true."""
         inserter = self._inserter if is_unique else self._inserter_without_unique_keys
         async with self._transaction(None) as connection:
-            with without_recorder():  # a recording gets only the jobs that this job inserts
+            with without_recorder():  # a recording must get only the jobs that this job inserts
                 inserted = await inserter.insert(args, opts, tx=connection)
         if inserted.unique_skipped_as_duplicate:
             raise UniqueConflictError(
@@ -179,7 +179,7 @@ class InlineClient(Client):
 
 
 async def work_job_on_pool(client: Client, job_id: int) -> WorkResult:
-    """Work one job that waits, on the pool of an open client."""
+    """Work one waiting job, on the pool of an open client."""
     return await _work_job(InlineClient.make_run_on_pool(client), job_id)
 
 
@@ -198,7 +198,7 @@ def _refuse_connection() -> NoReturn:
 
 
 class _TaskLock:
-    """A lock that one task holds. The task may take it again while it holds it."""
+    """A lock for tasks. The task that holds it may acquire it again."""
 
     def __init__(self) -> None:
         self._lock = anyio.Lock(fast_acquire=True)

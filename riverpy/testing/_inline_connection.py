@@ -1,4 +1,4 @@
-"""InlineConnection: a test's connection in place of one that a run makes for one purpose."""
+"""InlineConnection: gives a test's connection to code that expects a DedicatedConnection."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 OpenTransaction: TypeAlias = (
     "Callable[[CallerTransaction | None], AbstractAsyncContextManager[Transaction]]"
 )
-"""A function that opens a savepoint in the given transaction; without one, a savepoint in the
-transaction of the test, or a transaction on the pool of a client."""
+"""A function that opens a savepoint in the given transaction. If None is given, it opens a
+savepoint in the transaction of the test, or a transaction on the pool of a client."""
 
 
 async def _refuse_connection() -> NoReturn:
@@ -36,5 +36,5 @@ class InlineConnection(DedicatedConnection):
     async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Connection]:
         """Use the connection in the `async with` block, in a savepoint or a transaction."""
         async with self._open_transaction(None) as connection:
-            # Statements need only what a caller's connection has too.
+            # The statements use only methods that a caller's connection has too.
             yield cast("Connection", connection)

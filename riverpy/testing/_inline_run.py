@@ -1,7 +1,7 @@
-"""InlineRun: works single jobs in the calling task, with the parts of a real run.
+"""InlineRun: works single jobs in the calling task, with the parts of a running client.
 
-A job is claimed by its id. Then the executor of a run works it, and the completer of a run stores
-its result, over the connection of a test.
+A job is claimed by its id. Then an executor works it, and a completer stores its result, over the
+connection of a test.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 CANCELLED_JOB_TIMEOUT = 5.0
 """Seconds that the code of a job may take to end after its test was cancelled."""
 RESULT_TIMEOUT = 15.0
-"""Seconds in which the result of a job must be stored."""
+"""Seconds within which the result of a job must be stored."""
 _TIMESTAMP_COLUMNS = (
     JobColumn.ATTEMPTED_AT,
     JobColumn.CREATED_AT,
@@ -63,12 +63,13 @@ class _ResultConnection(InlineConnection):
     def __init__(self, open_transaction: OpenTransaction) -> None:
         super().__init__("results", open_transaction)
         self.error: Exception | None = None
-        """The error after which the completer would send the results again."""
+        """The error for which a running client would send the results again."""
         self.on_error: Callable[[], object] | None = None
 
     @asynccontextmanager
     async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Connection]:
-        """Use the connection of the test in the `async with` block, with integer timestamps."""
+        """Use the connection of the test in the `async with` block. Timestamps are integers
+        there."""
         try:
             async with super().acquire(purpose, timeout) as connection:
                 yield RawTimestampConnection.wrap(connection)
@@ -82,7 +83,7 @@ class _ResultConnection(InlineConnection):
 
 
 class _StuckHandler:
-    """Calls a function when a cancelled job does not end, and then the user's handler."""
+    """Handles a cancelled job that does not end: calls a function, then the user's handler."""
 
     def __init__(self, handler: JobStuckHandler | None) -> None:
         self._handler = handler
@@ -98,7 +99,7 @@ class _StuckHandler:
 
 
 class InlineRun:
-    """Works jobs, one at a time. Create it in the task that works them."""
+    """Works jobs, one at a time. Create it in the task that calls `work_job`."""
 
     def __init__(
         self,
@@ -108,10 +109,10 @@ class InlineRun:
         guard: TransactionGuard | None,
         job_threads: Executor | None = None,
     ) -> None:
-        """`client` is the one that the jobs see, and `parts` are its parts. `open_transaction`
-        opens a savepoint in the test's transaction, or a transaction. `guard` keeps the test's
-        transaction usable; None: there is none. `job_threads` runs blocking jobs; None: threads of
-        their own."""
+        """`client` is the client that jobs use, and `parts` are its parts. `open_transaction` opens
+        a savepoint in the test's transaction, or a transaction. `guard` keeps the test's
+        transaction usable; None: the jobs run on a pool. `job_threads` runs blocking jobs; None:
+        new threads do."""
         self._parts, self._open_transaction, self._guard = parts, open_transaction, guard
         connections = RunConnections(parts, lambda: None)
         self._connection = connections.results = _ResultConnection(open_transaction)
@@ -148,11 +149,12 @@ class InlineRun:
             )
 
     def close(self) -> None:
-        """End idle threads and processes."""
+        """Stop the threads and processes that work no job."""
         self._executor.close()
 
     async def work_job(self, job_id: int) -> WorkResult:
-        """Work one job that waits, and return how the attempt ended. Call this once.
+        """Work one waiting job, and return how the attempt ended. Call this once for each
+        InlineRun.
 
         Raises:
             ClientStateError: the job is pending, runs, or has ended; or its code does not end.
@@ -163,7 +165,7 @@ class InlineRun:
         row = await self._claim_job(job_id)
         error: Exception | None = None
         async with self._parts.subscriptions.subscribe(_JOB_EVENT_KINDS, 2) as events:
-            # An error must not leave this block, which would raise it in a group.
+            # Return an error as a value: raised in this block, it would become an exception group.
             async with self._completer.storing_results(self._wait_until_stored):
                 try:
                     await self._run_attempt(row)
@@ -242,7 +244,7 @@ class InlineRun:
                 await ended.wait()
 
     def _expect_stored(self, attempt: Attempt) -> None:
-        if attempt.stored_at:  # a notification may have failed after that, which does not matter
+        if attempt.stored_at:  # if the result is stored, a failed notification does not matter
             return
         if (error := self._connection.error) is not None:
             raise error

@@ -1,9 +1,9 @@
-"""PeriodicRun: inserts the jobs of due slots of periodic jobs, with the services of a leader, while
-a test moves the times of the rows.
+"""PeriodicRun: inserts the due jobs of periodic jobs as a leader does, while a test moves the times
+of the rows.
 
-The server's clock cannot be changed, so a test moves the rows into the past. A slot then is at
-another time of day than its schedule says. So schedules and unique periods are computed with the
-time that the test has reached: the server's time plus all moves so far.
+The server's clock cannot be changed, so a test moves the rows into the past. A moved time is at
+another time of day than its schedule says. Therefore schedules and unique periods are computed with
+the time that the test has reached: the server's time plus all moves so far.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from riverpy.worker import Workers
 
 PASSES_MAX = 1_000
-"""The largest number of passes until no slot is due."""
+"""The maximum number of passes of a service. One pass inserts or moves the due jobs."""
 
 
 class TestTime:
@@ -55,7 +55,7 @@ class TestTime:
 
 
 class _NoWaitTimer(Timer):
-    """A timer that does not wait."""
+    """A timer that does not wait, because a test decides when time passes."""
 
     async def sleep(self, seconds: float) -> None:
         """Let other tasks run."""
@@ -63,28 +63,28 @@ class _NoWaitTimer(Timer):
 
 
 class _OpenFence:
-    """A fence that lets all transactions commit, because a test has no leader."""
+    """A leader's fence that lets all transactions commit, because a test has no leader."""
 
     transaction_timeout = timedelta(seconds=30)
 
     def expect_held(self) -> None:
-        """Do nothing: the term of a test does not end."""
+        """Do nothing: in a test, leadership is never lost."""
 
     def transaction(
         self, connection: InlineConnection, purpose: str
     ) -> AbstractAsyncContextManager[Connection]:
-        """Open a transaction."""
+        """Return a transaction on the connection, without a check of leadership."""
         return connection.acquire(purpose, self.transaction_timeout.total_seconds())
 
 
 class _MovedSchedule:
-    """A schedule that is computed with the time of the test."""
+    """A schedule that runs on the time of the test."""
 
     def __init__(self, schedule: PeriodicSchedule, time: TestTime) -> None:
         self._schedule, self._time = schedule, time
 
     def next(self, after: datetime, /) -> datetime | None:
-        """Return the first slot after `after`."""
+        """Return the first time of the schedule after `after`."""
         slot = next_time(self._schedule, after + self._time.offset)
         return None if slot is None else slot - self._time.offset
 
@@ -95,7 +95,7 @@ class _MovedInserter:
     def __init__(self, inserter: Inserter, time: TestTime) -> None:
         self._inserter, self._time = inserter, time
         self.offset_by_job_id: dict[int, timedelta] = {}
-        """The distance of the time of the test from the server's time at each insert."""
+        """By job id: how far the time of the test was ahead of the server's time at the insert."""
 
     def prepare_periodic_job(
         self, args: Args, opts: InsertOpts, *, due_at: datetime
@@ -116,7 +116,8 @@ class _MovedInserter:
 
 
 class PeriodicRun:
-    """Makes single passes of the services that insert periodic jobs and make due jobs available."""
+    """Runs the services that insert periodic jobs and make due jobs available, one pass at a
+    time."""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class PeriodicRun:
         periodic_jobs: Iterable[PeriodicJob],
         time: TestTime,
     ) -> None:
-        """`time` is the time of the test, which its owner changes."""
+        """`time` is the time of the test. The caller changes it."""
         connection = InlineConnection("maintenance", open_transaction)
 
         async def read_queue_scope() -> QueueScope:
@@ -152,19 +153,18 @@ class PeriodicRun:
         self._scope = StopScope()
         suffix = "" if config.domain == DEFAULT_DOMAIN else f"@{config.domain}"
         self.row_ids = [f"{job.id}{suffix}" for job in jobs]
-        """The ids of the rows of the periodic jobs."""
+        """The ids of the periodic jobs in the database."""
 
     @property
     def offset_by_job_id(self) -> dict[int, timedelta]:
-        """The distance of the time of the test from the server's time when each job was
-        inserted."""
+        """By job id: how far the time of the test was ahead of the server's time at the insert."""
         return self._inserter.offset_by_job_id
 
     async def insert_due_jobs(self) -> None:
-        """Register the periodic jobs, and insert the jobs of due slots.
+        """Register the periodic jobs, and insert the jobs that are due.
 
         Raises:
-            ConfigError: a periodic job has failed, or its slots are too many.
+            ConfigError: a periodic job has failed, or has too many due times.
         """
         for _ in range(PASSES_MAX):
             seconds = await self._enqueuer.run_once(self._scope)
@@ -176,13 +176,13 @@ class PeriodicRun:
         raise ConfigError(f"slots are still due after {PASSES_MAX} passes over the periodic jobs")
 
     async def make_due_jobs_available(self) -> None:
-        """Make scheduled and retryable jobs available that are due."""
+        """Make scheduled and retryable jobs available if they are due."""
         await self._scheduler.run_once(self._scope)
 
 
 def _make_moved_job(job: PeriodicJob, time: TestTime) -> PeriodicJob:
-    """Return the periodic job with a schedule in the time of the test. A job for each term of a
-    leader is inserted once, because each move of the time would else begin a term."""
+    """Return the periodic job with a schedule in the time of the test. `run_on_start` is changed so
+    that it inserts one job in the whole test, although each move of the time begins a new term."""
     moved = copy.copy(job)
     moved.schedule = _MovedSchedule(job.schedule, time)
     if moved.run_on_start == "each_term":

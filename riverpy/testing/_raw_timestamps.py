@@ -1,7 +1,7 @@
-"""RawTimestampConnection: gives the statements of claims and results a caller's connection.
+"""RawTimestampConnection: runs riverpy's own statements on a caller's connection.
 
-A run's own connections read and write timestamps as integers. A caller's connection has times of
-Python. This adapter converts between the two.
+A run's own connections read and write timestamps as integers. A caller's connection uses
+`datetime`. This adapter converts between the two.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection, Transaction
 
 STATEMENTS_MAX = 100
-"""The maximum number of statements whose parameters are remembered."""
+"""The maximum number of statements whose timestamp parameters are cached."""
 _TIMESTAMP_PARAMETER_PATTERN = re.compile(r"\$(\d+)::timestamptz\b")
 
 
 @lru_cache(maxsize=STATEMENTS_MAX)
 def find_timestamp_parameters(statement: str) -> frozenset[int]:
-    """Return the positions of the parameters that are timestamps or arrays of them, from 0."""
+    """Return the positions of a statement's parameters that are timestamps or arrays of timestamps.
+    The first position is 0."""
     return frozenset(int(number) - 1 for number in _TIMESTAMP_PARAMETER_PATTERN.findall(statement))
 
 
@@ -35,12 +36,13 @@ class RawTimestampConnection:
     """A connection whose timestamps are integers: microseconds since 2000."""
 
     def __init__(self, connection: Transaction) -> None:
-        """`connection` is asyncpg's, or an adapter of another library's session."""
+        """`connection` is a connection of asyncpg, or an adapter of another library's session."""
         self._connection = connection
 
     @classmethod
     def wrap(cls, connection: Transaction) -> Connection:
-        """Return a connection with integer timestamps. It has the methods that statements use."""
+        """Return a connection with integer timestamps. It has only the methods that statements
+        need."""
         return cast("Connection", cls(connection))
 
     async def fetch(self, statement: str, *values: object) -> list[Any]:

@@ -1,10 +1,9 @@
 """SessionTurns: lets tasks use the one connection of a test in turn.
 
 In a test all sessions of the application share a connection, and the transaction of a session is a
-savepoint. Savepoints end in the reverse order of their begin. So the transactions of two tasks must
-not overlap: one task waits until the other one has ended its transaction, as with a pool of one
-connection. A session in a session of the same task, or of the task that has started it, need not
-wait: its savepoint ends first.
+savepoint. The savepoint that begins last must end first. So the transactions of two tasks must not
+overlap: one task waits until the other task has ended its transaction, as with a pool of one
+connection. A task need not wait for itself, or for the task that has started it.
 """
 
 from __future__ import annotations
@@ -24,15 +23,16 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
 TURN_TIMEOUT = 2.0
-"""The longest wait for the transaction of another task, in seconds. Then the transactions overlap:
-the other task may wait for this one, which then ends first."""
+"""The maximum wait for the transaction of another task, in seconds. After it, the transactions
+overlap, because the other task may be waiting for this one."""
 
 
 class _Turn:
     """The time in which one session, or one call of a client, has an open savepoint."""
 
     def __init__(self, session: object | None) -> None:
-        """`session` may end without notice; None: the turn is a call of a client."""
+        """`session` is the session that has the turn, by a weak reference. None: a call of a client
+        has it."""
         self._task = get_current_task()
         self._session = None if session is None else weakref.ref(session)
         self.has_ended = False
@@ -48,7 +48,7 @@ _turns_of_task: ContextVar[tuple[_Turn, ...]] = ContextVar("riverpy_turns_of_tas
 
 
 class SessionTurns:
-    """The turns of one connection. All methods are called in the event loop of the test."""
+    """The turns of tasks on one connection. Call all methods in the event loop of the test."""
 
     def __init__(self) -> None:
         self._turns: list[_Turn] = []
@@ -56,7 +56,7 @@ class SessionTurns:
         self._ended = asyncio.Event()
 
     def has_turn(self, session: object) -> bool:
-        """Whether a session has a turn."""
+        """Return whether this session has an open turn."""
         turn = self._turn_by_session.get(session)
         return turn is not None and not turn.has_ended
 
@@ -66,14 +66,14 @@ class SessionTurns:
         return not self._turns or self._turns[-1] in _turns_of_task.get()
 
     async def wait_until_free(self) -> None:
-        """Wait until the calling task may begin a turn, at most `TURN_TIMEOUT` seconds."""
+        """Wait until the calling task may begin a turn, but at most `TURN_TIMEOUT` seconds."""
         with anyio.move_on_after(TURN_TIMEOUT):
             while not self.is_free():
                 self._ended.clear()
                 await self._ended.wait()
 
     def begin(self, session: object | None) -> _Turn:
-        """Begin a turn in the calling task; None: for a call of a client."""
+        """Begin a turn of the calling task for a session. None: for a call of a client."""
         turn = _Turn(session)
         self._turns.append(turn)
         if session is not None:
@@ -104,7 +104,7 @@ class SessionTurns:
 
 
 _shared_turns: list[SessionTurns] = []
-"""The turns of the test that runs, if its sessions share a connection."""
+"""The turns of the running test, if its sessions share a connection. Otherwise empty."""
 
 
 @contextmanager
@@ -118,5 +118,6 @@ def sharing_turns(turns: SessionTurns) -> Generator[None]:
 
 
 def hold_shared_turn() -> AbstractAsyncContextManager[None]:
-    """Hold a turn in an `async with` block, if the test that runs has turns."""
+    """Hold a turn in an `async with` block, if the sessions of the running test share a
+    connection."""
     return _shared_turns[-1].hold() if _shared_turns else nullcontext()

@@ -1,4 +1,4 @@
-"""TestTransaction: the transaction of a test, of either kind of session."""
+"""TestTransaction: the transaction of a test, in a session for async code or a blocking one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class TestTransaction(NamedTuple):
     """The transaction of a test."""
 
     tx: CallerTransaction
-    """The session, for code in the event loop."""
+    """The session, or an async adapter of a blocking session, for code in the event loop."""
     blocking_tx: BlockingTransaction | None = None
-    """The caller's session, if it is blocking."""
+    """The session of the test, if it is blocking."""
     thread: CallingThread | None = None
     """The thread of a blocking session, in which blocking jobs run."""
 
@@ -30,8 +30,8 @@ def run_in_transaction(
     tx: BlockingTransaction | CallerTransaction,
     function: Callable[[TestTransaction], Coroutine[object, None, T]],
 ) -> T | Coroutine[object, None, T]:
-    """Run an async function with a test's transaction. If `tx` is a blocking session, run it to its
-    end and return its result. Otherwise return the call, which the caller awaits."""
+    """Run an async function with a test's transaction. With a blocking session as `tx`, return the
+    function's result. Otherwise return a coroutine, which the caller awaits."""
     if not is_blocking_transaction(tx):
         return function(TestTransaction(cast("CallerTransaction", tx)))
     thread = CallingThread()

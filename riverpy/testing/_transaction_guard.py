@@ -1,8 +1,8 @@
 """TransactionGuard: keeps the transaction of a test usable after the code of a job.
 
-If the code of a job fails in a statement, PostgreSQL aborts the transaction. A real job has a
-transaction of its own, which is then rolled back, and its result is stored in another one. In a
-test both are the same transaction, so it is rolled back to a savepoint from before the code.
+If the code of a job fails in a statement, PostgreSQL aborts the transaction. Outside of tests, the
+job's own transaction is then rolled back, and its result is stored in another one. In a test there
+is only one transaction, so it is rolled back to a savepoint from before the code.
 """
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
 
 SLOTS_MAX = 1_000
-"""The largest number of slots in one call."""
+"""The maximum number of due times of periodic jobs in one call of `advance`."""
 CLOCK_DRIFT_MAX = timedelta(minutes=1)
-"""A fixed clock that differs by less than this from the time of the test was not moved by the test
-itself."""
+"""A FixedClock that differs by less than this from the time of the test counts as not moved by the
+test itself."""
 _offset_by_client: WeakKeyDictionary[Client, timedelta] = WeakKeyDictionary()
 """How far `advance` has moved the time of each client so far."""
 
@@ -49,19 +49,20 @@ def advance(
     tx: BlockingTransaction | CallerTransaction | None = None,
 ) -> Coroutine[object, None, None] | None:
     """Let time pass: move all times of all jobs and periodic jobs into the past, and insert the
-    jobs of the periodic jobs' slots in between.
+    jobs of periodic jobs that become due.
 
     The server's clock cannot be changed, so the rows are moved: `scheduled_at`, `created_at`,
-    `attempted_at`, `finalized_at`, the time at which a job expires, and the slots of periodic jobs.
-    After that, jobs that are due now are available. They are not worked: `drain` does that. A
+    `attempted_at`, `finalized_at`, the time at which a job expires, and the next runs of periodic
+    jobs. After that, jobs that are due now are available. They are not worked: `drain` does that. A
     `FixedClock` in the client's `Config.clock` is moved too, so that unique periods end. Use this
     only in a database for tests. With a blocking session as `tx` the call needs no `await`.
 
     Args:
-        by: the time that passes, zero or more. It may pass at most 1,000 slots of periodic jobs.
+        by: the time that passes, zero or more. At most 1,000 runs of periodic jobs may be due in
+            it.
         client: the client whose periodic jobs insert jobs, and whose schema has the tables. Without
-            `tx` it is open. Give the same client to each call of a test, so that the slots of its
-            schedules continue. Default None: there are no periodic jobs.
+            `tx` it is open. Give the same client to each call of a test, so that its schedules
+            continue. Default None: there are no periodic jobs.
         tx: your connection or session, in a transaction. Nothing is committed. Default None: the
             client's pool.
 
@@ -109,10 +110,10 @@ def _get_offset(client: Client) -> timedelta:
 
 
 class _Advance:
-    """One call of `advance`."""
+    """Moves the times of jobs and periodic jobs for one call of `advance`."""
 
     def __init__(self, client: Client, source: Client, time: TestTime) -> None:
-        """`client` has the periodic jobs, and `source` the connection."""
+        """`client` has the periodic jobs. `source` gives the connection."""
         self._source, self._time = source, time
         self._schema, self._clock = client.config.schema, client.config.clock
         self._periodic_run = PeriodicRun(
@@ -126,9 +127,10 @@ class _Advance:
         self._has_periodic_table = False
 
     async def pass_time(self, duration: timedelta) -> None:
-        """Let time pass from slot to slot, and then to the end of the duration.
+        """Let time pass from one due time of a periodic job to the next, and then to the end of the
+        duration.
 
-        The jobs are moved once, at the end. A move at each slot would copy all rows each time.
+        The rows of jobs are moved once, at the end: a move at each due time would rewrite all rows.
         """
         async with self._open_transaction() as connection:
             self._has_periodic_table = await periodic_table_exists(connection, self._schema)

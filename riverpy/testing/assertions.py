@@ -1,4 +1,4 @@
-"""Assertions on inserted jobs: `require_inserted` and its relatives."""
+"""Assertions on inserted jobs: `require_inserted` and similar functions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ T = TypeVar("T")
 
 
 _SHOWN_OTHER_JOBS_MAX = 20
-"""The maximum number of jobs of other kinds that a message shows."""
+"""The maximum number of jobs of other kinds that the text of an AssertionError shows."""
 
 
 def _expect(expected: Any, expectations: Mapping[str, Any]) -> ExpectedJob[Any]:
-    if isinstance(expected, str):  # the type of the returned job would be wrong
+    if isinstance(expected, str):  # with a string, the type of the returned job would be wrong
         raise TypeError(f'for a kind without an args class, write expect_job("{expected}")')
     return expect_job(expected, **expectations)
 
@@ -41,10 +41,10 @@ def _read_and_find(
     *,
     must_exist: bool = True,
 ) -> T | Coroutine[object, None, T]:
-    """Read the jobs of the expected kinds, and pass them to `find`: at once with a blocking source,
-    or else when the returned coroutine is awaited. If there are none but `must_exist` is True,
-    `find` gets the newest jobs of other kinds, for its message. `name` is the name of the called
-    function."""
+    """Read the jobs of the expected kinds, pass them to `find`, and return its result. With an
+    async source, return a coroutine that does this. If there are no such jobs and `must_exist` is
+    True, `find` gets the newest jobs of other kinds for its error text. `name` is the name of the
+    called function."""
     kinds = [kind for one in expected for kind in one.kinds]
 
     async def read() -> T:
@@ -56,7 +56,7 @@ def _read_and_find(
     if is_blocking_source(source):
         return run_without_loop(read())
     call = read()
-    call.__qualname__ = name  # for Python's warning about a call that is not awaited
+    call.__qualname__ = name  # Python's warning about a missing `await` shows this name
     return call
 
 
@@ -97,8 +97,8 @@ def require_inserted(
 
         job = await require_inserted(Welcome, user_id=1, queue="mail", tx=connection)
 
-    With a connection, session or client for async code, the call is awaited. With a blocking one it
-    has done its work when it returns. All jobs that `tx` sees are compared, in any state.
+    With a connection, session or client for async code, the call is awaited. A blocking session or
+    client needs no `await`. All jobs that `tx` sees are compared, in any state.
 
     Args:
         expected: an args class, args, or what `expect_job` returned.

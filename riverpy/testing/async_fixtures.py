@@ -1,4 +1,4 @@
-"""What the async fixtures of the pytest plugin open, as async context managers."""
+"""The async context managers behind the async fixtures of the pytest plugin."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class TransactionEndedError(TransactionError):
 
 
 async def _is_ended(connection: Transaction) -> bool:
-    """Whether a connection is no longer in the transaction that was marked."""
+    """Return whether the connection has left the transaction in which the fixture has set a
+    mark."""
     try:
         return not await is_transaction_marked(connection)
     except DATABASE_ERRORS:  # the transaction is aborted, or the connection is lost
@@ -56,7 +57,7 @@ async def open_connection(url: str) -> AsyncGenerator[Connection]:
     """Open an asyncpg connection in a transaction. Roll it back at the end.
 
     Raises:
-        TransactionEndedError: at the end: the transaction was ended.
+        TransactionEndedError: raised at the end, if the tested code has ended the transaction.
     """
     connection = await connect(url, application_name="riverpy_connection")
     try:
@@ -76,11 +77,11 @@ async def open_connection(url: str) -> AsyncGenerator[Connection]:
 async def open_session(
     engine: AsyncEngine, session_makers: Sequence[SessionMaker]
 ) -> AsyncGenerator[AsyncSession]:
-    """Open a session in a transaction. Its commits release a savepoint. During the block the
-    sessions of `session_makers` join the transaction. Roll all back at the end.
+    """Open a session in a transaction, where a commit only releases a savepoint. During the block,
+    the sessions of `session_makers` join the transaction. Roll it back at the end.
 
     Raises:
-        TransactionEndedError: at the end: the transaction was ended.
+        TransactionEndedError: raised at the end, if the tested code has ended the transaction.
     """
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -111,7 +112,7 @@ def open_sync_session(engine: Engine, session_makers: Sequence[SessionMaker]) ->
     """The same as `open_session`, for code that is not async.
 
     Raises:
-        TransactionEndedError: at the end: the transaction was ended.
+        TransactionEndedError: raised at the end, if the tested code has ended the transaction.
     """
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.orm import Session
@@ -140,7 +141,7 @@ def open_sync_session(engine: Engine, session_makers: Sequence[SessionMaker]) ->
 def select_session_makers(
     session_makers: Sequence[SessionMaker], *, is_async: bool
 ) -> list[SessionMaker]:
-    """Return the makers of sessions for async code, or the others."""
+    """Return the makers of async sessions, or of blocking sessions if `is_async` is False."""
     from sqlalchemy.ext.asyncio import async_sessionmaker
 
     return [one for one in session_makers if isinstance(one, async_sessionmaker) == is_async]
@@ -148,8 +149,7 @@ def select_session_makers(
 
 @contextmanager
 def bind_session_makers(session_makers: Sequence[SessionMaker], bind: Bind) -> Generator[None]:
-    """During the block, let the sessions of the makers use a connection in a transaction, or an
-    engine."""
+    """During the block, let the sessions of the makers use `bind`: a connection or an engine."""
     settings = [dict(maker.kw) for maker in session_makers]
     for maker in session_makers:
         maker.configure(bind=bind, join_transaction_mode="create_savepoint")
@@ -162,8 +162,8 @@ def bind_session_makers(session_makers: Sequence[SessionMaker], bind: Bind) -> G
 
 @contextmanager
 def taking_turns(session_makers: Sequence[Any], turns: SessionTurns) -> Generator[None]:
-    """During the block, let the sessions of the makers, which share a connection, and the calls of
-    clients in jobs take turns. The makers are bound to the connection."""
+    """During the block, let the sessions of the makers and the calls of clients in jobs take turns:
+    they share one connection. The makers are bound to it."""
     for maker in session_makers:
         session_class = maker.kw.get("sync_session_class") or maker.class_.sync_session_class
         maker.configure(sync_session_class=_make_class_of_turns(session_class, turns))
@@ -172,18 +172,19 @@ def taking_turns(session_makers: Sequence[Any], turns: SessionTurns) -> Generato
 
 
 def _make_class_of_turns(session_class: type[Session], turns: SessionTurns) -> type[Session]:
-    """Return a class of sessions whose transactions wait for their turn."""
+    """Return a subclass whose sessions wait for their turn before their first statement."""
     from sqlalchemy import event
 
     class SessionWithTurns(session_class):
         """A session that waits for its turn before its first statement."""
 
         def get_bind(self, *args: Any, **options: Any) -> Any:
-            """Return the connection of the test. SQLAlchemy calls this before each statement."""
+            """Return the connection of the test, after the wait for a turn. SQLAlchemy calls this
+            method before each statement."""
             bind: Any = super().get_bind(*args, **options)
             if not turns.has_turn(self):
                 if not turns.is_free():
-                    # This waits in the event loop, as statements do.
+                    # the wait runs in the event loop, as statements do
                     bind.connection.run_async(wait_until_free)
                 turns.begin(self)
             return bind

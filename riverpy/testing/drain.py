@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from riverpy.testing.work_result import WorkResult
 
 ATTEMPTS_MAX_DEFAULT = 1_000
-"""The default of the largest number of attempts in one call."""
+"""The default maximum number of attempts in one call of `drain`."""
 
 
 @overload

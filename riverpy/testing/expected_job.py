@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 ArgsT = TypeVar("ArgsT", bound="JobArgs | RawArgs")
 
 _VALUE_LENGTH_MAX = 200
-"""The maximum number of characters of a value in a text."""
+"""The maximum number of characters of a value that an error text shows."""
 
 
 _SHOWN_START_LENGTH = 40
-"""The number of characters that are shown before the first difference of two long values."""
+"""How many characters before the first difference of two long values an error text shows."""
 
 
 class Difference(NamedTuple):
-    """One thing in which a job differs from what is expected."""
+    """One field or column in which a job differs from what is expected."""
 
     name: str
     expected: str
@@ -47,15 +47,15 @@ class ExpectedJob(msgspec.Struct, Generic[ArgsT], frozen=True, kw_only=True):
     """What an assertion expects of a job. `expect_job` makes it."""
 
     kinds: tuple[str, ...]
-    """The kind, and its older names."""
+    """The kind of the args class, and its older names."""
     args_type: Any
     """The class of the args. `RawArgs`: the args are not decoded."""
     exact_args: str | None
     """All args, as JSON text; None: only `fields` are compared."""
     fields: Mapping[str, object]
-    """The expected values of single fields of the args."""
+    """The expected values of single fields of the args, by field name."""
     columns: Mapping[str, object]
-    """The expected values of columns."""
+    """The expected values of columns, by column name."""
 
     def __str__(self) -> str:
         name = (
@@ -88,7 +88,7 @@ class ExpectedJob(msgspec.Struct, Generic[ArgsT], frozen=True, kw_only=True):
             ) from error
 
     def list_differences(self, row: JobRow) -> list[Difference]:
-        """Return how a job of one of the kinds differs from what is expected."""
+        """Return the differences between a job and what is expected. The job has one of `kinds`."""
         return [*self._compare_args(row), *self._compare_columns(row)]
 
     def _compare_args(self, row: JobRow) -> Iterable[Difference]:
@@ -123,7 +123,7 @@ class ExpectedJob(msgspec.Struct, Generic[ArgsT], frozen=True, kw_only=True):
 
 
 class _Absent:
-    """The value of a field that a job does not have."""
+    """Stands in an error text for the value of a field that the job does not have."""
 
     def __repr__(self) -> str:
         return "no such field"
@@ -212,7 +212,7 @@ def expect_job(
 
 
 def check_list_of_expected(expected: object) -> None:
-    """Raise TypeError if a list is expected, and `expected` is a class or args."""
+    """Raise TypeError if `expected` is a class or args where a list is needed."""
     if isinstance(expected, (type, str, ExpectedJob)) or hasattr(expected, "kind"):
         name = expected.__name__ if isinstance(expected, type) else str(cast("object", expected))
         raise TypeError(f"require_many_inserted takes a list, as in [{name}]")
@@ -236,7 +236,7 @@ def _make_expected_job(expected: object) -> ExpectedJob[Any]:
 
 
 def _make_raw_job(kind: str, exact_args: str | None) -> ExpectedJob[Any]:
-    """Return what is expected of a job whose args are not decoded."""
+    """Return an ExpectedJob whose args are not decoded."""
     return ExpectedJob(
         kinds=(kind,), args_type=RawArgs, exact_args=exact_args, fields={}, columns={}
     )
@@ -253,7 +253,7 @@ def _check_field_names(args_type: Any, fields: Mapping[str, object]) -> None:
 
 
 def _list_field_names(args_type: Any) -> list[str] | None:
-    """Return the fields of an args class; None: it may have any."""
+    """Return the field names of an args class. None: it may have fields with any name."""
     if args_type is RawArgs:
         return None
     if issubclass(args_type, msgspec.Struct):
@@ -265,7 +265,7 @@ def _list_field_names(args_type: Any) -> list[str] | None:
 
 
 def _check_time(time: object) -> object:
-    """Return a time in UTC. Another object, such as one of pytest's `approx`, compares itself."""
+    """Return a time in UTC. Return any other object, such as pytest's `approx`, unchanged."""
     if not isinstance(time, datetime):
         return time
     if time.utcoffset() is None:
@@ -285,7 +285,7 @@ def _get_field(args: object, name: str) -> object:
 
 
 def _is_equal(expected: object, found: object) -> bool:
-    """Whether two values are equal, in Python or as JSON."""
+    """Return whether two values are equal, as Python objects or as JSON."""
     if expected == found:
         return True
     if found is _ABSENT:
@@ -297,7 +297,7 @@ def _is_equal(expected: object, found: object) -> bool:
 
 
 def _compare_json(expected_text: str, found_text: str) -> Iterable[Difference]:
-    """Compare the members of two JSON objects, given as texts."""
+    """Yield the differences between the members of two JSON objects, which are given as texts."""
     expected, found = json.loads(expected_text), json.loads(found_text)
     if not isinstance(expected, dict) or not isinstance(found, dict):
         if expected != found:
@@ -311,8 +311,7 @@ def _compare_json(expected_text: str, found_text: str) -> Iterable[Difference]:
 
 
 def _make_difference(name: str, expected: object, found: object) -> Difference:
-    """Return a difference. Of two long values with the same start, the end of this start is
-    shown."""
+    """Return a Difference. If two long values begin with the same text, leave most of it out."""
     texts = [_to_text(value) for value in (expected, found)]
     pairs = enumerate(zip(*texts, strict=False))
     same = next((index for index, (a, b) in pairs if a != b), min(map(len, texts)))
@@ -322,7 +321,7 @@ def _make_difference(name: str, expected: object, found: object) -> Difference:
 
 
 def format_value(value: object) -> str:
-    """Return the text of a value for a message, cut if it is long."""
+    """Return a value as text for an error text. Cut it if it is long."""
     return shorten(_to_text(value))
 
 
@@ -333,5 +332,5 @@ def _to_text(value: object) -> str:
 
 
 def shorten(text: str) -> str:
-    """Return a text, cut if it is long."""
+    """Return a text. Cut it if it is long."""
     return text if len(text) <= _VALUE_LENGTH_MAX else f"{text[: _VALUE_LENGTH_MAX - 1]}…"

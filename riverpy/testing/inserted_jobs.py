@@ -25,10 +25,10 @@ ArgsT = TypeVar("ArgsT", bound="JobArgs | RawArgs")
 
 class InsertedJobs:
     """The assertions on inserted jobs, for one connection, session, pool or client of async code.
-    Each one is awaited."""
+    Await each call."""
 
     def __init__(self, tx: AsyncSource, *, schema: str | None = None) -> None:
-        """`tx` and `schema` are those of `riverpy.testing.require_inserted`."""
+        """`tx` and `schema`: as for `riverpy.testing.require_inserted`."""
         self._tx, self._schema = tx, schema
 
     async def require_inserted(

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 AsyncSource: TypeAlias = "CallerTransaction | Pool | Client"
-"""What an assertion takes as `tx` in async code."""
+"""The types of `tx` in assertions for async code."""
 BlockingSource: TypeAlias = "BlockingTransaction | BlockingClient"
-"""What an assertion takes as `tx` in code that is not async."""
+"""The types of `tx` in assertions for code that is not async."""
 
 
 def is_blocking_source(source: object) -> bool:
-    """Whether the jobs are read at once, without `await`."""
+    """Return whether `source` is blocking, so that its jobs are read without `await`."""
     return isinstance(source, BlockingClient) or is_blocking_transaction(source)
 
 
@@ -69,7 +69,7 @@ async def read_jobs(
 
 @asynccontextmanager
 async def _open_transaction(source: object) -> AsyncGenerator[object]:
-    """Return a connection in a transaction. One that is in none gets one, which only reads."""
+    """Return a connection in a transaction. If the source is in none, open a read-only one."""
     if is_pool(source):
         async with source.acquire() as connection, connection.transaction():
             yield connection
@@ -82,8 +82,8 @@ async def _open_transaction(source: object) -> AsyncGenerator[object]:
 
 
 def _begin_if_needed(session: CallerSession | None) -> AbstractAsyncContextManager[object]:
-    """Return a transaction of psycopg for a connection that is in none. Other libraries begin by
-    themselves."""
+    """Return a transaction if the session is of psycopg and is in none. Sessions of other libraries
+    begin one by themselves."""
     if (
         not isinstance(session, CallerSession)
         or session.library != "psycopg"

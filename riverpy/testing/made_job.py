@@ -1,4 +1,4 @@
-"""MadeJob: a job for a test that calls a handler, without a database."""
+"""MadeJob: a job that a test passes to a handler, without a database."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ ArgsT = TypeVar("ArgsT")
 ArgsT_co = TypeVar("ArgsT_co", covariant=True)
 
 CLIENT_ID = "test"
-"""The id in `attempted_by` of a made job."""
+"""The client id in the column `attempted_by` of a made job."""
 _STEP_METADATA_KEYS = (STEP_METADATA_KEY, CURSORS_METADATA_KEY, KEPT_RESULTS_METADATA_KEY)
 _OPTION_COLUMNS = ("max_attempts", "metadata", "priority", "queue", "scheduled_at", "tags")
-"""The columns that an insert sets from its options."""
+"""The columns that InsertOpts sets."""
 _WAITING_STATES = (JobState.AVAILABLE, JobState.PENDING, JobState.SCHEDULED)
 _FINAL_STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
 _JOB_ID_MAX = 2**63 - 1
@@ -69,10 +69,10 @@ class JobColumns(TypedDict, total=False):
     """The columns of a job that `make_job` takes. Times have a time zone."""
 
     id: int
-    """1 or more. Default: a number that counts up."""
+    """The id, 1 or more. Default: the next number of a counter."""
     attempt: int
-    """1 to `max_attempts`; 0 for a job that waits for its first attempt. Default: one more than
-    there are errors."""
+    """The number of this attempt, 1 to `max_attempts`. 0: the job waits for its first attempt.
+    Default: one more than there are errors."""
     attempted_at: datetime
     attempted_by: Sequence[str]
     created_at: datetime
@@ -80,14 +80,14 @@ class JobColumns(TypedDict, total=False):
     """The errors of earlier attempts. Default: none."""
     finalized_at: datetime
     kind: str
-    """Default: the kind of the args class."""
+    """The kind. Default: the kind of the args class."""
     max_attempts: int
     metadata: Mapping[str, Any]
     priority: int
     queue: str
     scheduled_at: datetime
     state: JobState
-    """Default: running."""
+    """The state. Default: running."""
     tags: Sequence[str]
 
 
@@ -102,7 +102,7 @@ class MadeJob(Job[ArgsT_co]):
         self._metadata_updates = None
         self._log = AttemptLog(level=logging.DEBUG)
         self._stored_metadata: dict[str, str] = {}
-        """The metadata that a step or a checkpoint has stored at once, as JSON texts."""
+        """The metadata that steps and checkpoints have stored during the attempt, as JSON texts."""
         self._step_runner: AttemptStepRunner | None = None
         self.saved_outputs: list[Any] = []
         """The values that the handler has stored with `save_output`, in their order."""
@@ -143,8 +143,8 @@ class MadeJob(Job[ArgsT_co]):
         self._get_cancelled_event().set()
 
     def make_next_attempt(self, error: str = "failed") -> MadeJob[ArgsT_co]:
-        """Return the job for the next attempt, as after a failure of this one. It has the recorded
-        metadata, and the steps and cursors that this attempt has completed.
+        """Return the job of the next attempt, as if this attempt had failed. The new job has the
+        recorded metadata, and the steps and cursors that this attempt has stored.
 
         Args:
             error: the text of the error that is added to `errors`.
@@ -181,7 +181,7 @@ class MadeJob(Job[ArgsT_co]):
         self._record_metadata(PROGRESS_METADATA_KEY, msgspec.json.encode(progress).decode())
 
     def save_output(self, value: object) -> Coroutine[object, None, None]:
-        """Keep an output that a client would store at once."""
+        """Keep an output in memory. For a real job, the client stores it at once."""
         if not is_in_event_loop():
             raise make_unavailable_error("job.save_output")
         text = encode_metadata_value(value)
@@ -197,11 +197,11 @@ class MadeJob(Job[ArgsT_co]):
         return self._row[JobColumn.METADATA]
 
     def merge_metadata(self, key: str, json_text: str) -> None:
-        """Record a key of the metadata, as JSON text."""
+        """Record the value of a metadata key. The value is a JSON text."""
         self._record_metadata(key, json_text)
 
     def remove_metadata_update(self, key: str) -> None:
-        """Do not record this key."""
+        """Remove the recorded value of a metadata key."""
         if self._metadata_updates is not None:
             self._metadata_updates.pop(key, None)
 
@@ -212,7 +212,7 @@ class MadeJob(Job[ArgsT_co]):
         tx: CallerTransaction | None = None,
         timeout: float = 0.0,
     ) -> None:
-        """Keep metadata that a client would store at once."""
+        """Keep metadata in memory. For a real job, the client stores it at once."""
         self._stored_metadata.update(updates)
 
     def _get_step_runner(self, method: str, *, needs_event_loop: bool = True) -> AttemptStepRunner:
@@ -358,7 +358,7 @@ def _check_numbers(values: Sequence[Any]) -> None:
 
 
 def _set_columns(values: list[Any], given: Mapping[str, Any], now: datetime) -> None:
-    """Set the columns that an insert does not set."""
+    """Set the columns of a row that InsertOpts cannot set, from `given`."""
     state = parse_state(given.get("state", JobState.RUNNING))
     errors = [
         _encode_error(error, index, now) for index, error in enumerate(given.get("errors", ()), 1)

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 ArgsT = TypeVar("ArgsT", bound="JobArgs | RawArgs")
 _SHOWN_JOBS_MAX = 3
-"""The maximum number of jobs in a message."""
+"""The maximum number of jobs that an error text shows with their differences."""
 _SHOWN_LISTED_JOBS_MAX = 20
-"""The maximum number of jobs in a message that lists jobs in one line each."""
+"""The maximum number of jobs that an error text lists, one in a line."""
 
 
 def find_one(jobs: Sequence[JobRow], expected: ExpectedJob[ArgsT]) -> MadeJob[ArgsT]:
     """Return the only job that is as expected. `jobs` are all jobs, in the order of their ids.
 
     Raises:
-        AssertionError: no job is, or several are.
+        AssertionError: no job is as expected, or several jobs are.
     """
     candidates = [job for job in jobs if job.kind in expected.kinds]
     found = [job for job in candidates if not expected.list_differences(job)]
@@ -46,7 +46,7 @@ def find_none(jobs: Sequence[JobRow], expected: ExpectedJob[Any]) -> None:
     """Check that no job is as expected.
 
     Raises:
-        AssertionError: a job is.
+        AssertionError: a job is as expected.
     """
     found = [
         job for job in jobs if job.kind in expected.kinds and not expected.list_differences(job)
@@ -62,7 +62,7 @@ def find_all(jobs: Sequence[JobRow], expected: ExpectedJob[ArgsT]) -> list[MadeJ
     """Return all jobs that are as expected.
 
     Raises:
-        AssertionError: the args of one of them cannot be decoded.
+        AssertionError: the args of one of these jobs cannot be decoded.
     """
     return [
         _decode(job, expected)
@@ -74,11 +74,11 @@ def find_all(jobs: Sequence[JobRow], expected: ExpectedJob[ArgsT]) -> list[MadeJ
 def find_sequence(
     jobs: Sequence[JobRow], sequence: Sequence[ExpectedJob[Any]]
 ) -> list[MadeJob[Any]]:
-    """Return the jobs of the expected kinds. They must be exactly the expected ones, in the order
-    of the inserts.
+    """Return the jobs of the expected kinds. They must match `sequence` exactly, in the order of
+    their inserts.
 
     Raises:
-        AssertionError: they are not.
+        AssertionError: the jobs do not match.
     """
     kinds = {kind for expected in sequence for kind in expected.kinds}
     found = [job for job in jobs if job.kind in kinds]

@@ -1,4 +1,4 @@
-"""recording: keeps the jobs of inserts in a list, for tests without a database."""
+"""recording: keeps inserted jobs in a list in memory, for tests without a database."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RecordedJobs:
         return [entry.job for entry in self._entries]
 
     def clear(self) -> None:
-        """Forget all jobs. The ids continue."""
+        """Remove all jobs. The ids of later jobs continue from the last id."""
         with self._lock:
             self._entries.clear()
 
@@ -158,7 +158,7 @@ class RecordedJobs:
         self, rows: Sequence[InsertRow], *, now: datetime, refuses_duplicates: bool
     ) -> list[InsertResult]:
         """Keep jobs, all or none, and return the results of their insert. A job with the unique key
-        of a recorded one is a duplicate. `now` is the time of the insert.
+        of a recorded job is a duplicate. `now` is the time of the insert.
 
         Raises:
             UniqueConflictError: `refuses_duplicates` is True, and a job is a duplicate.
@@ -183,8 +183,8 @@ class RecordedJobs:
             keys.add(row.unique_key)
 
     def _record_row(self, row: InsertRow, now: datetime) -> tuple[int, bool, bool]:
-        """Keep one job. Return its place in the list, whether it is a duplicate, and whether it has
-        replaced values of the recorded job."""
+        """Keep one job. Return its index in the list, whether it is a duplicate, and whether it has
+        replaced values of the job with the same unique key."""
         if row.unique_key is not None:
             for index, entry in enumerate(self._entries):
                 if entry.insert_row.unique_key == row.unique_key:

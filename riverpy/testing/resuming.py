@@ -1,4 +1,4 @@
-"""Options of inserts for a job that an earlier attempt has left at a step."""
+"""Options to insert a job as if an earlier attempt had already completed some of its steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from riverpy.insert_opts import InsertOpts
 
 
 def resumable_after(opts: InsertOpts | None, step: str) -> InsertOpts:
-    """Return options for a job whose earlier attempt has completed this step: it is skipped, with
+    """Return options for a job whose earlier attempt has completed this step. The job skips it and
     all steps before it.
 
         job = make_job(Import(file="a.csv"), resumable_after(None, "fetch"))
@@ -26,8 +26,8 @@ def resumable_after(opts: InsertOpts | None, step: str) -> InsertOpts:
 
 
 def resumable_at(opts: InsertOpts | None, step: str, cursor: object) -> InsertOpts:
-    """Return options for a job whose earlier attempt has left this step at a cursor: the step runs
-    with the cursor, and the steps before it are skipped.
+    """Return options for a job whose earlier attempt failed in this step, after it set a cursor.
+    The job skips the steps before, and runs this step with the cursor.
 
     Args:
         opts: other options. They are not changed. None: no other options.

@@ -1,4 +1,4 @@
-"""Rows of jobs that are made without a database."""
+"""Makes rows of jobs without a database."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def parse_state(state: JobState | str) -> JobState:
     """Return the state with this name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no state with this name.
     """
     try:
         return JobState(state)

@@ -1,10 +1,10 @@
 """RunDatabases: the databases of one run of pytest on one server.
 
-The processes of a run (the workers of pytest-xdist) share a template database, which the first of
-them makes: with River's and riverpy's tables, and prepared by the user's function. Each process has
-a copy of it. A process holds a shared advisory lock of its run. So a run whose lock is free has
-ended, also if it was killed, and any later run drops its databases. The process that finds the lock
-of its own run free at its end drops the template.
+The processes of a run (the workers of pytest-xdist) share a template database, which the first
+process makes, with River's and riverpy's tables. A function of the user may prepare it. Each
+process has a copy of the template. A process holds a shared advisory lock of its run. So a run
+whose lock is free has ended, also if it was killed, and any later run drops its databases. The
+process that finds the lock of its own run free at its end drops the template.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 DATABASE_NAME_PREFIX: Final = "riverpy_pytest_"
 RUN_NUMBER_MAX: Final = 0x7FFFFFFF
-"""The number of a run is the second part of its advisory locks, an `integer` of PostgreSQL."""
+"""The largest number of a run: it is the second part of advisory locks, a PostgreSQL `integer`."""
 LOCK_TIMEOUT: Final = 2.0
-"""The longest wait for a lock of a session that a test has left open, in seconds."""
+"""Seconds to wait for tables that a test's open session has locked. Then the session is ended."""
 
 
 class UnusableServerError(DatabaseError):
@@ -115,7 +115,7 @@ class RunDatabases:
         self._url_setting_name = url_setting_name
         self._prefix = DATABASE_NAME_PREFIX
         self._database: Connection | None = None
-        """A connection to the database of this process, which empties its tables."""
+        """A connection to the database of this process. It empties the tables between tests."""
 
     async def begin(self) -> None:
         """Hold the lock of the run, and drop the databases of runs that have ended."""
@@ -142,7 +142,7 @@ class RunDatabases:
             return
         prefix = f"{self._prefix}{run:08x}_"
         for name in await statements.fetch_database_names(self._connection, prefix):
-            with suppress(InsufficientPrivilegeError):  # the run of another role was killed
+            with suppress(InsufficientPrivilegeError):  # they may belong to another role
                 await statements.drop_database(self._connection, name)
         await statements.unlock_ended_run(self._connection, run)
 
@@ -193,8 +193,8 @@ class RunDatabases:
         await statements.rename_database(self._connection, unready, template)
 
     def empty_tables(self) -> None:
-        """Empty the tables of this process's database, except those that the template has rows in.
-        End sessions that hold a lock on them for longer than 2 seconds.
+        """Empty the tables of this process's database, except tables that have rows in the
+        template. End sessions that hold a lock on a table for longer than 2 seconds.
 
         Raises:
             TransactionError: a session had to be ended, or cannot be ended. The text describes it.
@@ -213,7 +213,7 @@ class RunDatabases:
             tasks.start_soon(self._end_blocking_sessions, self._database, blocking)
             try:
                 await statements.empty_tables(self._database)
-            except DATABASE_ERRORS as raised:  # it must not leave this block, which would group it
+            except DATABASE_ERRORS as raised:  # the task group would wrap it
                 error = raised
             tasks.cancel_scope.cancel()
         if blocking:
@@ -226,7 +226,7 @@ class RunDatabases:
             raise error
 
     async def _end_blocking_sessions(self, database: Connection, blocking: list[str]) -> None:
-        """End the sessions that a session waits for, until this task is cancelled. Append their
+        """Until this task is cancelled, end the sessions that block `database`. Append their
         descriptions to `blocking`."""
         while True:
             await anyio.sleep(LOCK_TIMEOUT)
@@ -244,7 +244,7 @@ class RunDatabases:
 
 
 def _call_in_new_loop(function: Callable[[str], Awaitable[object] | object], url: str) -> None:
-    """Call a function, and wait for the coroutine that an async function returns."""
+    """Call a function. If it is async, run it to its end in a new event loop."""
     result = function(url)
     if isawaitable(result):
 
@@ -259,7 +259,7 @@ async def _connect(url: str) -> Connection:
 
 
 def _run_of(database_name: str, prefix: str) -> int | None:
-    """Return the run of a database; None: the database is no run's."""
+    """Return the number of the run to which a database belongs. None: it belongs to no run."""
     try:
         return int(database_name.removeprefix(prefix).partition("_")[0], 16)
     except ValueError:
@@ -274,4 +274,4 @@ def _with_database(url: str, database: str) -> str:
 
 
 _NAMES = {"dbname", "database"}
-"""Parameters of a URL that name the database, instead of its path."""
+"""The parameters of a URL that can name the database instead of the URL's path."""

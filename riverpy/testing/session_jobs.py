@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 
 class SessionJobs(InsertedJobs):
-    """The jobs that one session sees: the assertions on them, and work in its transaction. A client
-    in place of a session sees the jobs that are committed."""
+    """The jobs that one session sees: the assertions on them, and work in its transaction. If `tx`
+    is a client, it sees committed jobs."""
 
     def __init__(self, tx: CallerTransaction | Client, client: Client) -> None:
-        """The workers and settings of `client` work the jobs. With a session it is not open."""
+        """The workers and settings of `client` work the jobs. It is open only if `tx` is this
+        client."""
         super().__init__(tx, schema=client.config.schema)
         self._session = None if isinstance(tx, Client) else tx
         self._client = client

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class SessionTime:
-    """The time of the jobs that one session sees, and of a clock for unique periods. A client in
-    place of a session sees the jobs that are committed."""
+    """Moves the time of the jobs that one session sees, and a clock for unique periods. If `tx` is
+    a client, it moves the time of committed jobs."""
 
     def __init__(self, tx: CallerTransaction | Client, client: Client, clock: FixedClock) -> None:
-        """`client` has the periodic jobs, and `clock` as its clock."""
+        """`client` has the periodic jobs. `clock` is the clock in its settings."""
         self._session = None if isinstance(tx, Client) else tx
         self._client = client
         self.clock: Final = clock

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class TestWorker:
     """Works single jobs in the transaction of a test, as a running client would work them."""
 
-    __test__: ClassVar[bool] = False  # it is no test class of pytest
+    __test__: ClassVar[bool] = False  # pytest must not collect this class
 
     def __init__(self, workers: Workers, config: Config | None = None) -> None:
         """Create a worker. It opens no connection.

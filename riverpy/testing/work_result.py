@@ -14,7 +14,7 @@ class WorkResult(msgspec.Struct, frozen=True):
     """How one attempt at a job ended."""
 
     event: Event
-    """The event that a running client publishes for this end."""
+    """The event that a running client would publish about the end of the attempt."""
     job: JobRow
     """The job after its result was stored."""
     error: BaseException | None = None

@@ -1,4 +1,4 @@
-"""Line main, version 1: create river migration. The models of the app are not managed by Django."""
+"""Version 1 of the migration line `main`, and the models, which Django does not manage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STATES = [(str(state), str(state)) for state in JobState]
 
 
 class Migration(migrations.Migration):
-    """Applies version 1 of line main."""
+    """Applies version 1 of the migration line `main`."""
 
     initial = True
     dependencies: ClassVar = []

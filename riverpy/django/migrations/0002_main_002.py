@@ -1,4 +1,4 @@
-"""Line main, version 2: initial schema."""
+"""Version 2 of the migration line `main`: creates River's tables and the type `river_job_state`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from riverpy.django.operations import RunRiverMigration
 
 
 class Migration(migrations.Migration):
-    """Applies version 2 of line main."""
+    """Applies version 2 of the migration line `main`."""
 
     dependencies: ClassVar = [("riverpy", "0001_main_001")]
     operations: ClassVar = [RunRiverMigration("main", 2)]

@@ -1,4 +1,4 @@
-"""Line main, version 3: river job tags non null."""
+"""Version 3 of the migration line `main`: sets `river_job.tags` to NOT NULL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from riverpy.django.operations import RunRiverMigration
 
 
 class Migration(migrations.Migration):
-    """Applies version 3 of line main."""
+    """Applies version 3 of the migration line `main`."""
 
     dependencies: ClassVar = [("riverpy", "0002_main_002")]
     operations: ClassVar = [RunRiverMigration("main", 3)]

@@ -1,4 +1,4 @@
-"""Line main, version 4: pending and more."""
+"""Version 4 of the migration line `main`: adds the job state `pending`, among other changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from riverpy.django.operations import RunRiverMigration
 
 
 class Migration(migrations.Migration):
-    """Applies version 4 of line main."""
+    """Applies version 4 of the migration line `main`."""
 
     dependencies: ClassVar = [("riverpy", "0003_main_003")]
     operations: ClassVar = [RunRiverMigration("main", 4)]

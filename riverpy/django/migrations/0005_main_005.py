@@ -1,4 +1,4 @@
-"""Line main, version 5: migration unique client."""
+"""Version 5 of the migration line `main`: adds columns `line` and `unique_key` to two tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from riverpy.django.operations import RunRiverMigration
 
 
 class Migration(migrations.Migration):
-    """Applies version 5 of line main."""
+    """Applies version 5 of the migration line `main`."""
 
     dependencies: ClassVar = [("riverpy", "0004_main_004")]
     operations: ClassVar = [RunRiverMigration("main", 5)]

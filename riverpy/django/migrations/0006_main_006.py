@@ -1,4 +1,4 @@
-"""Line main, version 6: bulk unique."""
+"""Version 6 of the migration line `main`: adds unique keys for chosen job states to `river_job`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from riverpy.django.operations import RunRiverMigration
 
 
 class Migration(migrations.Migration):
-    """Applies version 6 of line main."""
+    """Applies version 6 of the migration line `main`."""
 
     dependencies: ClassVar = [("riverpy", "0005_main_005")]
     operations: ClassVar = [RunRiverMigration("main", 6)]

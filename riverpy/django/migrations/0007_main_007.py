@@ -1,4 +1,4 @@
-"""Line main, version 7: notification outbox sqlite jsonb and sql cleanup."""
+"""Version 7 of the migration line `main`: creates the table `river_notification`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from riverpy.django.operations import RunRiverMigration
 
 
 class Migration(migrations.Migration):
-    """Applies version 7 of line main."""
+    """Applies version 7 of the migration line `main`."""
 
     dependencies: ClassVar = [("riverpy", "0006_main_006")]
     operations: ClassVar = [RunRiverMigration("main", 7)]

@@ -1,4 +1,4 @@
-"""Line main, version 8: job id autoincrement."""
+"""Version 8 of the migration line `main`: changes nothing on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from riverpy.django.operations import RunRiverMigration
 
 
 class Migration(migrations.Migration):
-    """Applies version 8 of line main."""
+    """Applies version 8 of the migration line `main`."""
 
     dependencies: ClassVar = [("riverpy", "0007_main_007")]
     operations: ClassVar = [RunRiverMigration("main", 8)]

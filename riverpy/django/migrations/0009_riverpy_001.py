@@ -1,4 +1,4 @@
-"""Line riverpy, version 1: clients."""
+"""Version 1 of the migration line `riverpy`: creates the table `riverpy_client`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from riverpy.django.operations import RunRiverMigration
 
 
 class Migration(migrations.Migration):
-    """Applies version 1 of line riverpy."""
+    """Applies version 1 of the migration line `riverpy`."""
 
     dependencies: ClassVar = [("riverpy", "0008_main_008")]
     operations: ClassVar = [RunRiverMigration("riverpy", 1)]

@@ -1,4 +1,4 @@
-"""Line riverpy, version 2: periodic."""
+"""Version 2 of the migration line `riverpy`: creates the table `riverpy_periodic`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from riverpy.django.operations import RunRiverMigration
 
 
 class Migration(migrations.Migration):
-    """Applies version 2 of line riverpy."""
+    """Applies version 2 of the migration line `riverpy`."""
 
     dependencies: ClassVar = [("riverpy", "0009_riverpy_001")]
     operations: ClassVar = [RunRiverMigration("riverpy", 2)]

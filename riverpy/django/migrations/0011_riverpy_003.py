@@ -1,4 +1,4 @@
-"""Line riverpy, version 3: slots."""
+"""Version 3 of the migration line `riverpy`: adds column `slots` to `riverpy_client`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from riverpy.django.operations import RunRiverMigration
 
 
 class Migration(migrations.Migration):
-    """Applies version 3 of line riverpy."""
+    """Applies version 3 of the migration line `riverpy`."""
 
     dependencies: ClassVar = [("riverpy", "0010_riverpy_002")]
     operations: ClassVar = [RunRiverMigration("riverpy", 3)]

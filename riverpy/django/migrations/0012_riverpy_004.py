@@ -1,4 +1,4 @@
-"""Line riverpy, version 4: leases."""
+"""Version 4 of the migration line `riverpy`: creates the table `riverpy_lease`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from riverpy.django.operations import RunRiverMigration
 
 
 class Migration(migrations.Migration):
-    """Applies version 4 of line riverpy."""
+    """Applies version 4 of the migration line `riverpy`."""
 
     dependencies: ClassVar = [("riverpy", "0011_riverpy_003")]
     operations: ClassVar = [RunRiverMigration("riverpy", 4)]

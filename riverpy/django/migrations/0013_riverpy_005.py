@@ -1,4 +1,4 @@
-"""Line riverpy, version 5: executions."""
+"""Version 5 of the migration line `riverpy`: creates the table `riverpy_exec`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from riverpy.django.operations import RunRiverMigration
 
 
 class Migration(migrations.Migration):
-    """Applies version 5 of line riverpy."""
+    """Applies version 5 of the migration line `riverpy`."""
 
     dependencies: ClassVar = [("riverpy", "0012_riverpy_004")]
     operations: ClassVar = [RunRiverMigration("riverpy", 5)]

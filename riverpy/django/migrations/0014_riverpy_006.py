@@ -1,4 +1,4 @@
-"""Line riverpy, version 6: domains."""
+"""Version 6 of the migration line `riverpy`: creates the tables of leader domains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from riverpy.django.operations import RunRiverMigration
 
 
 class Migration(migrations.Migration):
-    """Applies version 6 of line riverpy."""
+    """Applies version 6 of the migration line `riverpy`."""
 
     dependencies: ClassVar = [("riverpy", "0013_riverpy_005")]
     operations: ClassVar = [RunRiverMigration("riverpy", 6)]

@@ -1,4 +1,4 @@
-"""Line riverpy, version 7: client state."""
+"""Version 7 of the migration line `riverpy`: adds column `state` to `riverpy_client`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from riverpy.django.operations import RunRiverMigration
 
 
 class Migration(migrations.Migration):
-    """Applies version 7 of line riverpy."""
+    """Applies version 7 of the migration line `riverpy`."""
 
     dependencies: ClassVar = [("riverpy", "0014_riverpy_006")]
     operations: ClassVar = [RunRiverMigration("riverpy", 7)]

@@ -1,4 +1,4 @@
-"""Line riverpy, version 8: client leases."""
+"""Version 8 of the migration line `riverpy`: adds the column `leases` to `riverpy_client`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from riverpy.django.operations import RunRiverMigration
 
 
 class Migration(migrations.Migration):
-    """Applies version 8 of line riverpy."""
+    """Applies version 8 of the migration line `riverpy`."""
 
     dependencies: ClassVar = [("riverpy", "0015_riverpy_007")]
     operations: ClassVar = [RunRiverMigration("riverpy", 8)]
