@@ -1,8 +1,8 @@
 """The pytest plugin of riverpy: a database and a client for each test. See docs/testing.md.
 
 pytest imports this module at the start of every run in an environment with riverpy, so the module
-is outside of the package: `import riverpy` takes longer than the start of pytest. The fixtures
-import riverpy when a test uses one.
+is outside of the package: `import riverpy` takes longer than the start of pytest. A fixture imports
+riverpy when a test first uses it.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ URL_ENV_VARIABLE: Final = "RIVERPY_TEST_DATABASE_URL"
 EMBEDDED_SERVER_NAME: Final = "pytest"
 EMBEDDED_SERVER_SETTINGS: Final = {
     "max_connections": "300",
-    # The data of tests need not outlive the machine.
+    # The data of tests need not survive a crash of the machine.
     "fsync": "off",
     "full_page_writes": "off",
     "synchronous_commit": "off",
-    # Tables of tests are small and short-lived. A vacuum would only take time.
+    # The tables of tests are small and are soon emptied, so a vacuum would only take time.
     "autovacuum": "off",
-    # Plans of tests are short. asyncpg's queries for types would be compiled for each connection.
+    # Queries of tests are short. JIT would compile asyncpg's queries for types on each connection.
     "jit": "off",
 }
 _TRANSACTION_FIXTURES: Final = ("riverpy_session", "riverpy_connection", "riverpy_client")
@@ -84,13 +84,14 @@ def _make_run_number() -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Give the workers of pytest-xdist the number of the run."""
+    """Send the number of the run to the workers of pytest-xdist."""
     node.workerinput["riverpy_run"] = node.config.stash[_RUN_NUMBER]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """Name the fixture that gives the clients their workers, if one of them lacks a kind."""
+    """If a test fails because a client lacks a job kind, add a hint: the fixture
+    `riverpy_workers`."""
     try:
         return (yield)
     except Exception as error:
@@ -114,7 +115,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 def riverpy_prepare() -> Prepare:
     """Override this to prepare the database of the tests: return a function, async or not, that
     gets the URL of a database with riverpy's tables, and creates the tables of your application.
-    It is called once a run."""
+    This function is called once in each run of pytest."""
     return lambda _url: None
 
 
@@ -143,7 +144,7 @@ def _riverpy_databases(request: pytest.FixtureRequest) -> Generator[RunDatabases
 
 @contextmanager
 def _failing_without_server() -> Generator[None]:
-    """Fail with one line if the server for the tests cannot be used."""
+    """Let a test fail with one line if the server for the tests cannot be used."""
     from riverpy.testing.run_databases import UnusableServerError
 
     try:
@@ -197,7 +198,8 @@ def riverpy_empty_tables(
 
 
 def _empty_tables(databases: RunDatabases) -> None:
-    """Empty the tables after a test. Fail with a short text if a session had locked one."""
+    """Empty the tables after a test. Fail with a short text if an open session has locked a
+    table."""
     from riverpy.errors import RiverError
 
     try:
@@ -208,9 +210,9 @@ def _empty_tables(databases: RunDatabases) -> None:
 
 @contextmanager
 def _keeping_transaction(request: pytest.FixtureRequest) -> Generator[None]:
-    """Fail if the code of a test has ended the transaction of a fixture, and empty the tables. The
-    fixture is closed before the tables are emptied, because it may hold locks."""
-    if "riverpy_empty_tables" in request.fixturenames:  # this fixture has to be opened earlier
+    """If the tested code has ended the transaction of a fixture, fail the test and empty the
+    tables. They are emptied after the fixture is closed, because it may hold locks."""
+    if "riverpy_empty_tables" in request.fixturenames:  # it must open before this fixture
         request.getfixturevalue("riverpy_empty_tables")
     is_own_database = "_riverpy_databases" in request.fixturenames
     databases = request.getfixturevalue("_riverpy_databases") if is_own_database else None
@@ -239,7 +241,7 @@ def _bind_to_database(
             stack.enter_context(bind_session_makers(makers, engine))
 
 
-# --- what clients of tests have
+# --- settings of the clients of tests
 
 
 @pytest.fixture
@@ -282,7 +284,7 @@ def riverpy_session_makers() -> Sequence[SessionMaker]:
 @pytest.fixture
 def riverpy_clock() -> FixedClock:
     """The clock of the clients of a test that uses `riverpy_clock` or `riverpy_time`. It shows the
-    time at the start of the test until it is moved."""
+    time of the start of the test until the test moves it."""
     from riverpy.testing import FixedClock
 
     return FixedClock()
@@ -322,7 +324,7 @@ def riverpy_engine(riverpy_url: str) -> sqlalchemy.ext.asyncio.AsyncEngine:
 
     from riverpy._postgres.driver import ArrayTypeConnection
 
-    # Otherwise asyncpg would query types in each test, which takes 6 ms.
+    # Without it, asyncpg would query types in each test, which takes 6 ms.
     arguments["connect_args"] = {"connection_class": ArrayTypeConnection}
     return create_async_engine(**arguments)
 
@@ -367,8 +369,9 @@ def riverpy_client(
 
 @pytest.fixture
 def riverpy_tx(request: pytest.FixtureRequest) -> CallerTransaction | riverpy.Client:
-    """What `riverpy_jobs` and `riverpy_time` use: the first of `riverpy_session`,
-    `riverpy_connection` and `riverpy_client` that the test uses, or else `riverpy_connection`."""
+    """The session or client that `riverpy_jobs` and `riverpy_time` use: the first of
+    `riverpy_session`, `riverpy_connection` and `riverpy_client` that the test uses. Otherwise
+    `riverpy_connection`."""
     used = [name for name in _TRANSACTION_FIXTURES if name in request.fixturenames]
     return request.getfixturevalue((used or ["riverpy_connection"])[0])
 
@@ -397,8 +400,8 @@ def _riverpy_client_of_jobs(
 def riverpy_jobs(
     riverpy_tx: CallerTransaction | riverpy.Client, _riverpy_client_of_jobs: riverpy.Client
 ) -> SessionJobs:
-    """The jobs that the test has inserted: assertions on them, and work in the transaction of the
-    test."""
+    """The jobs that the test has inserted, with assertions on them and methods that work them in
+    the transaction of the test."""
     from riverpy.testing.session_jobs import SessionJobs
 
     return SessionJobs(riverpy_tx, _riverpy_client_of_jobs)
@@ -410,7 +413,7 @@ def riverpy_time(
     _riverpy_client_of_jobs: riverpy.Client,
     riverpy_clock: FixedClock,
 ) -> SessionTime:
-    """The time of the jobs of the test: `await riverpy_time.advance(timedelta(days=1))`."""
+    """Moves the time of the test's jobs: `await riverpy_time.advance(timedelta(days=1))`."""
     from riverpy.testing.session_time import SessionTime
 
     return SessionTime(riverpy_tx, _riverpy_client_of_jobs, riverpy_clock)
@@ -464,8 +467,8 @@ def riverpy_sync_client(
 
 
 def _make_engine_arguments(fixture: str, url: str, driver: str) -> dict[str, Any]:
-    """Return the arguments for an engine that keeps no connection, since each test may have its
-    own loop."""
+    """Return arguments for an engine without a pool, since each test may have its own event
+    loop."""
     try:
         from sqlalchemy import NullPool, make_url
     except ImportError:
@@ -478,8 +481,8 @@ def _make_engine_arguments(fixture: str, url: str, driver: str) -> dict[str, Any
 
 
 def _make_asyncio_loops() -> ModuleType:
-    """Return a plugin with fixtures for the loops of pytest-asyncio: one for each scope that the
-    loop of a test can have."""
+    """Return a plugin with one fixture for each scope that an event loop of pytest-asyncio can
+    have. The fixture returns the loop."""
     import asyncio
 
     import pytest_asyncio
@@ -563,5 +566,5 @@ def _is_in_running_loop() -> bool:
 
 
 def _fail(text: str) -> NoReturn:
-    """Fail without the traces of this module."""
+    """Fail the test with this text, without a traceback into this module."""
     raise pytest.fail.Exception(text, pytrace=False) from None

@@ -1,5 +1,5 @@
-"""The arguments that clients with and without an event loop share: their checks, and the settings
-of inserts that follow from them."""
+"""The arguments that async and blocking clients share: their checks, and the insert settings that
+they give."""
 
 from __future__ import annotations
 

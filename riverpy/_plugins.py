@@ -37,8 +37,7 @@ _SYNC_HOOK_METHOD = "metric_emit"
 
 
 class ProcessPlugin(Protocol):
-    """Worker middleware of a framework, which belongs to the jobs of all clients of this
-    process."""
+    """Worker middleware that a framework, such as Django, adds to all clients of this process."""
 
     @property
     def child_setup(self) -> str:

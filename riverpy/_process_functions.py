@@ -1,7 +1,7 @@
 """Checks, at registration, that a child process can find a function and an args class by name.
 
-A process of its own imports the module of the function and looks up the name. At the decoration the
-name is not bound yet, so the start of the client checks the rest.
+The child process imports the module of the function and looks up the function's name. While a
+decorator runs, the name is not bound yet, so this is checked when the client starts.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _SECRET_TYPES = {"Secret", "SecretStr", "SecretBytes"}
 _MASKED_SECRET = "*" * 10
 """What pydantic writes in place of a secret."""
 _UNDECODABLE_SCHEMAS = {"is-instance", "is-subclass", "callable"}
-"""The types of a core schema that accept no JSON value."""
+"""The types in pydantic's core schema whose values cannot be decoded from JSON."""
 _NON_OBJECT_SCHEMAS = {
     *("list", "set", "frozenset", "tuple", "str", "bytes", "int", "float", "decimal", "bool"),
     *("none", "date", "time", "datetime", "timedelta", "uuid", "url", "enum", "literal"),

@@ -58,7 +58,7 @@ def run_without_loop(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
             coroutine.send(None)
         except StopIteration as ended:
             return ended.value
-        with suppress(RuntimeError):  # it ignored GeneratorExit
+        with suppress(RuntimeError):  # the coroutine ignored GeneratorExit
             coroutine.close()
     finally:
         _caller.reset(token)
@@ -157,7 +157,7 @@ async def make_async(context: AbstractContextManager[ValueT]) -> AsyncGenerator[
 
 
 class _AwaitableWithoutWait(Generic[ResultT]):
-    """An awaitable that raises ConfigError if another awaitable waits."""
+    """Wraps an awaitable. Raises ConfigError if the awaitable waits."""
 
     def __init__(self, awaitable: Awaitable[ResultT], get_name: Callable[[], str]) -> None:
         self._awaitable, self._get_name = awaitable, get_name
@@ -174,7 +174,7 @@ class _AwaitableWithoutWait(Generic[ResultT]):
                 raise
             cause = error
         else:
-            with suppress(RuntimeError):  # it ignored GeneratorExit
+            with suppress(RuntimeError):  # the coroutine ignored GeneratorExit
                 _close_steps(steps)
         raise ConfigError(
             f"{self._get_name()} waits, which riverpy.sync.Client cannot do: let it await nothing "

@@ -68,7 +68,7 @@ class AttemptLog:
         with self._lock:
             room = 0 if self._missing_bytes else self._max_bytes - self._size
             if len(data) > room:
-                kept = data[:room].decode(errors="ignore").encode()  # no part of a character
+                kept = data[:room].decode(errors="ignore").encode()  # keep no part of a character
                 self._missing_bytes += len(data) - len(kept)
                 data = kept
             if data:

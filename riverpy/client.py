@@ -133,7 +133,8 @@ class Client(
         self._opened_in: ProcessAndLoop | None = None
         self._run: ClientRun | None = None
         self._stop_next_run: Callable[[ClientRun], None] | None = None
-        """The method of `Run` for a stop that was requested before its start."""
+        """How to stop the next run when it starts, if a stop was requested before. None: no stop
+        was requested."""
         self._last_run: ClientRun | None = None
         """The current run, or the run that ended last."""
         self._pid_and_generated_id: tuple[int, str] | None = None
@@ -326,7 +327,7 @@ class Client(
         isolation: TransactionIsolation | None = "read_committed",
     ) -> AsyncGenerator[Transaction]:
         """Open a savepoint in the caller's transaction `tx`. Without `tx`, open a transaction with
-        this `isolation`; `autocommit`: open none."""
+        this `isolation`; `autocommit`: use no transaction."""
         if tx is not None:
             async with open_savepoint(tx) as connection:
                 yield connection

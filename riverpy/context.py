@@ -26,8 +26,8 @@ running_client_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar(
 running_blocking_client: ContextVar[object | None] = ContextVar(
     "riverpy_running_blocking_client", default=None
 )
-"""The client that `riverpy.sync.current_client` returns, in place of one that calls the running
-client. A test in a blocking transaction sets it."""
+"""The client that `riverpy.sync.current_client` returns in a test with a blocking transaction.
+Default None: that function returns a client that calls the running client."""
 
 
 @contextmanager

@@ -136,7 +136,7 @@ class JobChangeKind(StrEnum):
     STATE = "state"
     """The state has changed."""
     ATTEMPT = "attempt"
-    """Another attempt began or was taken back, and the state is the same as before."""
+    """The number of the attempt has changed, and the state is the same as before."""
     OUTPUT = "output"
     """The output was stored or has changed."""
     PROGRESS = "progress"
@@ -151,10 +151,9 @@ class JobChange(msgspec.Struct, frozen=True):
     job: JobRow
     """The whole row after the change."""
     progress: JobProgress | None
-    """The last progress of the job, with each kind of change; None: it has reported none."""
+    """The last progress of the job, whatever the kind of change is; None: it has reported none."""
     output: Any
-    """The output of the job so far, as decoded JSON, with each kind of change; None: it has
-    none."""
+    """The output of the job so far, as decoded JSON, with each kind of change; None: no output."""
 
 
 class LeadershipChange(msgspec.Struct, frozen=True):

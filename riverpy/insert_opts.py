@@ -104,8 +104,8 @@ class InsertOpts(msgspec.Struct, frozen=True, kw_only=True):
     queue: str | None = None
     """The queue of the job. Default `default`."""
     replace: ReplaceOpts | None = None
-    """What this insert replaces in the existing job if it meets a duplicate that waits. Requires
-    `unique_opts`. `insert_many_fast` refuses it. Default None: a duplicate is not changed."""
+    """Which values this insert replaces in an existing, waiting job with the same unique key.
+    Needs `unique_opts`. `insert_many_fast` refuses it. Default None: a duplicate is not changed."""
     scheduled_at: datetime | None = None
     """When the job is due, with a time zone. A job with a time, even a past one, is inserted as
     `scheduled`, and the leader makes it available. Default None: available at once."""

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from riverpy.progress import JobProgress
 
 ERRORS_PER_JOB_MAX = 100
-"""The maximum number of errors in a row: the first error and the newest errors. The SQL statements
-have the same limit."""
+"""The maximum number of errors in a job's row: the first error and the newest errors. The SQL
+statements have the same limit."""
 OUTPUT_SIZE_MAX = 32 * 1024 * 1024
 """The maximum number of bytes of a recorded output. River has the same limit."""
 OUTPUT_METADATA_KEY = "output"
@@ -206,8 +206,7 @@ class JobRow:
 
     @property
     def last_progress(self) -> JobProgress | None:
-        """The progress that the job has reported last, when the row was read; None: there is
-        none."""
+        """The progress that the job had reported last when the row was read; None: no progress."""
         return decode_progress(self._row[JobColumn.METADATA])
 
     @property

@@ -59,8 +59,8 @@ class JobPage(msgspec.Struct, frozen=True):
 
 
 class JobChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What a change of many jobs has done so far. Each job is counted once, running ones also in
-    `running`."""
+    """The result so far of a call that changes many jobs. Each job is counted once, but running
+    jobs also in `running`."""
 
     changed: int = 0
     """Jobs that were changed."""
@@ -79,5 +79,5 @@ class JobChanges(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def done(self) -> int:
-        """The number of jobs so far."""
+        """The number of jobs that were handled so far."""
         return self.changed + self.unchanged + self.missing + self.refused

@@ -47,4 +47,4 @@ JobOutput: TypeAlias = Union[  # noqa: UP007 (the strings of a recursive alias a
     None,
 ]
 """The values that a handler may return: they have a JSON form, and are stored as the output of the
-job. None: the job has no output. A list or tuple, and a dict, hold such values again."""
+job. None: the job has no output. The items of lists, tuples and dicts are such values too."""

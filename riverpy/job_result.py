@@ -26,7 +26,7 @@ _REASON_BY_LAST_STATE: Mapping[JobState | None, str] = {
     JobState.RETRYABLE: "; its last attempt has failed, and its next attempt is not due yet",
     JobState.SCHEDULED: "; it is not due yet",
 }
-"""What the last state of a job says about the reason why it has not ended."""
+"""For error texts: the reason why a job has not ended, by its last state."""
 
 
 class WaitTimeoutError(RiverError, TimeoutError):

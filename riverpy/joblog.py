@@ -147,7 +147,7 @@ def _format_event(level: str, event_dict: MutableMapping[str, Any]) -> str:
     line = (
         f"{format_log_time()} {level} {to_printable_text(values.pop('event', ''), is_quoted=False)}"
     )
-    for key in ("timestamp", "level"):  # the line has them already
+    for key in ("timestamp", "level"):  # the line already has these values
         values.pop(key, None)
     trace = values.pop("exception", None)
     exc_info = values.pop("exc_info", None)

@@ -15,7 +15,7 @@ from riverpy.errors import ArgsError
 PROGRESS_METADATA_KEY = "riverpy:progress"
 """The metadata key of the progress of a job."""
 PROGRESS_TEXT_LENGTH_MAX = 1_000
-"""The maximum number of characters of the text of a progress. A longer one is cut."""
+"""The maximum number of characters of the text of a progress. A longer text is cut."""
 PROGRESS_NUMBER_MAX = 2**63 - 1
 """The maximum of the numbers of a progress."""
 _CHARACTERS_NOT_STORED = re.compile("[\0\ud800-\udfff]")

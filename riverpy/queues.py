@@ -35,7 +35,7 @@ class QueueRemoval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningQueueManager(Protocol):
-    """The queues of a running client."""
+    """Changes the queues of a running client."""
 
     async def add_queue(self, name: str, config: QueueConfig) -> None:
         """Start to work a queue."""
@@ -71,7 +71,7 @@ class ClientQueues(Mapping[str, QueueConfig]):
         self._get_running_queues = get_running
         self._has_workers = has_workers
         self.configs: dict[str, QueueConfig] = {}
-        """The settings by name. The run changes this dict."""
+        """The settings of the queues, by name. A running client changes this dict."""
 
     def __getitem__(self, name: str) -> QueueConfig:
         return self.configs[name]

@@ -81,7 +81,7 @@ class QueueStats(msgspec.Struct, frozen=True):
     claims: Histogram
     """Duration of the claims in seconds."""
     batches: Histogram
-    """Number of jobs of each claim."""
+    """The number of jobs that each claim returned."""
     claim_failures: int
     waits: Histogram
     """Seconds from the time at which a job was due (or inserted, if that was later) to the start of

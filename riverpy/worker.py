@@ -142,11 +142,11 @@ class Workers:
         return kind in self._worker_by_kind
 
     def get(self, kind: str) -> RegisteredWorker | None:
-        """Return the work unit for this kind or alias."""
+        """Return the registered worker of this kind or alias. None: there is none."""
         return self._worker_by_kind.get(kind)
 
     def units(self) -> list[RegisteredWorker]:
-        """Return every registered work unit once, in the order of registration."""
+        """Return each registered worker once, in the order of registration."""
         return [unit for kind, unit in self._worker_by_kind.items() if unit.kind == kind]
 
     def include(self, other: Workers, *, replace: bool = False) -> Self:

@@ -115,8 +115,7 @@ class EventMethods(ListeningMethods):
         The first item is the job as it is now. Then an item follows when its state, attempt,
         progress or output has changed. The iteration ends after the job is completed, cancelled or
         discarded. A slow reader gets only the newest row. Changes by a worker of riverpy arrive
-        within milliseconds. Changes by other programs, for instance River in Go, arrive within a
-        second.
+        within milliseconds, others, such as changes by River in Go, within a second.
 
         To end a watch earlier, use `asyncio.timeout`. All watches of a client share one connection.
         One task reads a watch: call `watch` once for each reader.

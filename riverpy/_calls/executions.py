@@ -498,8 +498,8 @@ def _validate_arguments(key: str, fn: object, **durations: timedelta | None) -> 
 
 
 def _validate_function(fn: object) -> None:
-    """Check that `fn` can be called with one argument. Otherwise the key would be used up before
-    the call fails."""
+    """Check that `fn` takes one argument. Otherwise the key would be used up before the call
+    fails."""
     if not callable(fn):
         raise ConfigError(f"fn must be a function with one parameter, got {type(fn).__name__}")
     try:

@@ -72,8 +72,7 @@ class JobBatchMethods(ClientMethods):
         """Delete the first jobs, by id, that pass all filters. Returns the jobs as they were, in
         the order of their ids.
 
-        Running jobs and jobs that another session has locked are left out. They do not count for
-        `limit`.
+        Running jobs and jobs that another session has locked are left out, and do not count.
 
         Args:
             limit: the maximum number of jobs, from 1 to 10,000. Default 100. To delete more jobs,
@@ -113,8 +112,7 @@ class JobBatchMethods(ClientMethods):
         tx: CallerTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobChanges:
-        """Make all jobs that pass all filters available now, each as `job_retry` does. Returns what
-        was done.
+        """Make all jobs that pass all filters available now, each as `job_retry` does.
 
         The jobs are changed in batches of 1,000, in the order of their ids. Each batch is a
         transaction of its own, and notifies each queue once. Jobs that were inserted after the call
@@ -130,8 +128,7 @@ class JobBatchMethods(ClientMethods):
                 each batch. If it raises, the call ends with its error, and no further batch begins.
             tx: your connection, in a transaction. All batches are part of it. If the call fails,
                 nothing was changed.
-            filters: see `riverpy.JobFilters`. At least one is needed. `ids` takes at most 1,000,000
-                ids.
+            filters: see `riverpy.JobFilters`. At least one is needed. `ids` takes up to 1,000,000.
 
         Raises:
             ConfigError: no filter is given, or a filter, the limit or `on_progress` is not allowed.

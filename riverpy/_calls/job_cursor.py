@@ -129,8 +129,8 @@ def _format_cursor_time(microseconds: int) -> str:
 
 
 def format_postgres_time(microseconds: int) -> str:
-    """Return a time as text for PostgreSQL. Its year may be outside of Python's years, so the day
-    is a Julian day."""
+    """Return a time as text for PostgreSQL. The day is a Julian day, because Python has fewer
+    years."""
     if microseconds in _INFINITY_NAMES:
         return _INFINITY_NAMES[microseconds]
     days, microseconds = divmod(microseconds, _MICROSECONDS_PER_DAY)

@@ -148,8 +148,8 @@ class JobListMethods(ClientMethods):
         )
 
     async def _read_page_in_parts(self, plan: PagePlan, tx: CallerTransaction | None) -> JobPage:
-        """Read a page with a damaged job: read all ids of the page, then the jobs in smaller and
-        smaller parts."""
+        """Read a page with a damaged job: read its ids, then the jobs in smaller and smaller
+        parts."""
         schema = self._config.schema
         try:
             async with self._transaction(tx, isolation="repeatable_read") as connection:

@@ -66,8 +66,7 @@ class JobMethods(ClientMethods):
     ) -> JobRow:
         """Set the output of a job in any state (metadata key `output`). Returns the job.
 
-        If a running job records an output itself, that output replaces this one when the attempt
-        ends.
+        If a running job records an output itself, that output replaces this one at the end.
 
         Raises:
             ArgsError: the output cannot be encoded as JSON, or is larger than 32 MiB as JSON.

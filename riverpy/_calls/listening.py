@@ -63,7 +63,6 @@ class ListeningMethods(ClientMethods):
 
 
 async def _take_connection(pool: Pool) -> Connection:
-    """Take a connection out of the caller's pool. The pool opens a new connection after this one is
-    closed."""
+    """Take a connection out of the caller's pool, which replaces it after it is closed."""
     connection: Any = await pool.acquire()
     return connection

@@ -18,8 +18,7 @@ ValueT = TypeVar("ValueT", str, int)
 ALL_EVENT_KINDS = frozenset[str]((*EventKind, *LeaseEventKind, *FleetEventKind))
 """The kinds of events that a client can follow."""
 FILTERS_MAX = 50
-"""The maximum number of filters. If there are more, one filter that all events match replaces
-them."""
+"""The maximum number of filters. More filters are replaced by one that all events match."""
 
 
 class FollowFilter(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,5 +1,4 @@
-"""FleetFollower: follows the events of all workers for one client, and reads the jobs that it
-watches.
+"""FleetFollower: follows the events of all workers for one client, and reads watched jobs.
 
 All subscriptions and watches of a client share one connection that listens, one announcement to the
 workers, and one statement that reads the watched jobs. The statement is sent after events of these
@@ -69,8 +68,7 @@ READ_INTERVAL_MIN = 0.02
 STATEMENT_TIMEOUT = 10.0
 """The timeout of one statement, in seconds."""
 UNUSED_TIMEOUT = 2.0
-"""Seconds after the last subscription or watch has ended until the client stops to receive
-events."""
+"""Seconds for which the client still receives events after its last subscription or watch ended."""
 
 
 class FleetFollower(StreamGroup["FleetStream"]):
@@ -101,8 +99,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
         self._id = secrets.token_hex(8)
         """The id under which the client announces what it follows."""
         self._readers_by_id: dict[int, WeakSet[RowReader]] = {}
-        """The open readers by job id. The references are weak: a reader disappears with its
-        watch."""
+        """The open readers by job id, by weak references: a reader disappears with its watch."""
         self._version_by_id: dict[int, str] = {}
         """The version of the row that was read last, by the id of the watched job."""
         self._ids_to_read: set[int] = set()
@@ -150,8 +147,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
             raise WatchClosedError
 
     def _follow_changes(self) -> None:
-        """Let the task announce to the workers what the client follows now. Start the task if
-        needed."""
+        """Let the task announce to the workers what the client follows now. Start it if needed."""
         self._change_number += 1
         self._announce_at = 0.0
         self._woken.set()
@@ -220,8 +216,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
                     stream.put(event)
 
     def _resync(self) -> None:
-        """Request a read of all watched jobs when LISTEN has started: earlier notifications may be
-        lost."""
+        """Read all watched jobs soon: LISTEN has just started, so notifications may be lost."""
         self._ids_to_read.update(self._readers_by_id)
         self._woken.set()
 
@@ -241,8 +236,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
             raise
 
     async def _has_been_unused(self) -> bool:
-        """Return whether the client has followed nothing for `UNUSED_TIMEOUT`. If so, notify the
-        workers."""
+        """Return whether nothing was followed for `UNUSED_TIMEOUT`. If so, notify the workers."""
         now = time.monotonic()
         if self._is_used:
             self._unused_since = None
@@ -306,8 +300,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
                 yield connection
 
     async def _read_watched_jobs(self) -> None:
-        """Read the jobs for which an event has arrived. If the poll is due, read all watched
-        jobs."""
+        """Read the jobs for which an event has arrived, or all watched jobs if a poll is due."""
         now = time.monotonic()
         if now >= self._poll_at:
             self._forget_unused_readers()
@@ -332,7 +325,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
             self._read_at = time.monotonic()
 
     async def _read_rows(self, version_by_id: dict[int, str]) -> None:
-        """Read the rows that have another version than the given one, and pass them to their
+        """Read the rows whose version differs from the given version. Pass them to their
         readers."""
         async with self._acquire_connection("reading watched jobs") as connection:
             changed = await fleet_read_changed_jobs(connection, self._schema, version_by_id)

@@ -97,8 +97,7 @@ class FleetJobRow(JobRow):
 
 
 def _encode_error(message: EventMessage) -> str:
-    """Return the event's error as JSON, as in the column `errors`. Its time is the attempt's
-    end."""
+    """Return the event's error as JSON, as in the column `errors`. Its time is the end time."""
     started_at = decode_timestamp(message.attempted_at) or PG_EPOCH
     ended_at = started_at + timedelta(seconds=message.run or 0.0)
     entry = {
@@ -111,8 +110,7 @@ def _encode_error(message: EventMessage) -> str:
 
 
 def make_event(message: EventMessage, client_id: str) -> Event | None:
-    """Return the event of a message. None: a newer version of riverpy sent an event of an unknown
-    kind."""
+    """Return the event of a message. None: its kind is unknown here, because riverpy is older."""
     kind = _KIND_BY_VALUE.get(message.event)
     if kind is None:
         return None

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 JOB_IDS_PER_ANNOUNCEMENT_MAX = 300
 """The maximum number of job ids in one announcement, so that it fits into a notification."""
 ANNOUNCEMENTS_MAX = 20
-"""The maximum number of announcements of one client. It finds changes of further jobs by
-polling."""
+"""The maximum number of announcements of one client. Changes of more jobs are found by polling."""
 ERROR_LENGTH_MAX = 500
 """The maximum number of characters of an error in an event."""
 PROGRESS_TEXT_LENGTH_MAX = 500
@@ -31,8 +30,7 @@ PROGRESS_TEXT_LENGTH_MAX = 500
 
 
 class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The events that a client wants to receive. Workers obey an announcement for a limited
-    time."""
+    """The events that a client wants to receive. Workers use an announcement for a limited time."""
 
     follower: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     """The id of the follower."""
@@ -50,7 +48,7 @@ class MessageHeader(msgspec.Struct, frozen=True, omit_defaults=True):
     client: str
     """The id of the client that sends the events."""
     number: int
-    """A counter that makes each payload different: PostgreSQL drops a repeated notification of a
+    """A counter that makes payloads differ: PostgreSQL drops equal notifications in a
     transaction."""
     dropped: int = 0
     """The number of events that this client has dropped since its last message."""

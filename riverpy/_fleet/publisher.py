@@ -72,8 +72,7 @@ class FleetPublisher:
         self._owner, self._make_connection, self._schema = owner, make_connection, schema
         self._connection: DedicatedConnection | None = None
         self._announcements: dict[tuple[str, int], tuple[float, Announcement]] = {}
-        """The valid announcements, by follower and part, each with the monotonic time of its
-        end."""
+        """The valid announcements, by follower and part, each with its monotonic end time."""
         self._outbox = FleetOutbox(self._wake)
         self._messages = MessageBuilder(client_id)
         self._woken = asyncio.Event()
@@ -121,8 +120,7 @@ class FleetPublisher:
             self._apply_announcements()
 
     def _apply_announcements(self) -> None:
-        """Collect the events that match the valid announcements. Without announcements, collect
-        nothing."""
+        """Collect the events that match a valid announcement. If there is none, collect nothing."""
         self._outbox.filters = merge_filters(
             one for _, announcement in self._announcements.values() for one in announcement.filters
         )

@@ -58,8 +58,7 @@ class SharedListener:
         self._subscribers: list[_Subscriber] = []
         self._own_notifier: Notifier | None = None
         self._run_notifier: Notifier | None = None
-        """The notifier that listens for the client's work on jobs. None: the client works no
-        jobs."""
+        """The notifier of the client's work on jobs. None: the client works no jobs."""
         self._subscribed_notifier: Notifier | None = None
         """The notifier on which the subscribers listen now."""
         self._own_task = BackgroundTask("shared listener", self._run_own_notifier)

@@ -160,8 +160,8 @@ class Waiter:
 
     @contextmanager
     def _reading_before_timeout(self, wait: JobWait, timeout: float) -> Generator[None]:
-        """Read the jobs of a wait shortly before its timeout, so that it finds jobs whose end was
-        not notified."""
+        """Read the jobs of a wait shortly before its timeout, to find ends that were not
+        notified."""
         if timeout == math.inf:
             yield
             return
@@ -289,8 +289,7 @@ class Waiter:
     async def _read_states(
         self, connection: Transaction, jobs: list[_WaitedJob]
     ) -> list[tuple[_WaitedJob, WaitedState | None]]:
-        """Read the states of jobs. Mark new jobs, so that the clients that work them notify their
-        ends."""
+        """Read the states of jobs. Mark new jobs, so that the workers notify their ends."""
         found: dict[int, WaitedState] = {}
         for is_new in (True, False):
             read = waits.wait_read_states

@@ -68,7 +68,7 @@ def find_running_dev_server() -> EmbeddedPostgres | None:
     try:
         name = dev_server_name(Path.cwd())
         if not any(default_base_directory().glob(f"{name}-pg*")):
-            return None  # return early: `existing` needs time to find the programs
+            return None  # return early: `existing` searches for PostgreSQL's programs
         running = [server for server in EmbeddedPostgres.existing(name) if server.is_running]
     except (OSError, RiverError):
         return None

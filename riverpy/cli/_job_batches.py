@@ -36,11 +36,11 @@ _PAST_PARTICIPLES = {"retry": "retried", "cancel": "cancelled", "delete": "delet
 
 
 class _StopRequested(Exception):
-    """A signal has asked for the end of the command."""
+    """A signal has requested the end of the command."""
 
 
 class _Interruption:
-    """The signal that asked for the end of the command."""
+    """Records the signal that requested the end of the command."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -69,7 +69,9 @@ class _Interruption:
 
         added: list[int] = []
         for number in _list_stop_signals():
-            with suppress(NotImplementedError, ValueError, RuntimeError):  # Windows or a thread
+            with suppress(
+                NotImplementedError, ValueError, RuntimeError
+            ):  # Windows, or not the main thread
                 loop.add_signal_handler(number, handle, number)
                 added.append(number)
         try:

@@ -38,7 +38,7 @@ _CLIENT_SOURCE = "the client's Config"
 
 
 class _LeaderOption(click.Option):
-    """An option in the group "Leading". A wrong value does not end the command at once."""
+    """An option in the group "Leading". A wrong value is reported together with all others."""
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         try:

@@ -42,7 +42,7 @@ class LogEntryFormat:
             entry.setdefault("process", self._process_number)
         if exc_info := entry.pop("exc_info", None):
             entry["exception"] = _format_traceback(exc_info)
-        # A failed job has its traceback as text.
+        # The entry of a failed job has the traceback as a text.
         if not self._is_json and (trace := entry.pop("trace", None)):
             entry["exception"] = trace
         for key, value in entry.items():
@@ -81,7 +81,7 @@ class LogRecordFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of a record."""
         entry: dict[str, Any] = {"event": record.getMessage()}
-        # Values that the program has bound to its context with structlog are for each entry.
+        # Each entry gets the values that the program has bound with structlog's contextvars.
         if contextvars := sys.modules.get("structlog.contextvars"):
             entry |= contextvars.get_contextvars()
         entry["logger"] = record.name

@@ -36,7 +36,8 @@ EXIT_NOT_READY = 3
 EXIT_ABANDONED = 4
 EXIT_WARNING = 5
 EXIT_LIMIT_REACHED = 10
-"""The exit code after a limit. Not 6 or 7, which `systemctl status` shows as other errors."""
+"""The exit code of a worker that has reached one of its limits. The codes 6 and 7 are not used,
+because `systemctl status` shows them as other errors."""
 
 COMMAND_ARGUMENTS_KEY = "riverpy.arguments"
 """The key of click's `Context.meta` that has the arguments of `riverpy`, as a tuple."""
@@ -68,7 +69,7 @@ def run_async(function: Callable[[*ArgsT], Coroutine[Any, Any, ResultT]], *args:
     Raises:
         CommandError: the function failed with an expected error.
     """
-    import anyio  # not loaded by `riverpy --version` and other commands without a database
+    import anyio  # commands without a database, such as `riverpy --version`, do not need it
 
     with raise_command_errors():
         return anyio.run(function, *args, backend_options={"use_uvloop": _is_uvloop_installed()})

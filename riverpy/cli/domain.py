@@ -53,7 +53,7 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
 
     STANDBYS are the clients that would become leader now if there was none, as they reported with
     their last heartbeat. Only the first are named; --json names all. `?` means that a candidate
-    does not report this.
+    does not report whether it is one.
 
     LAST SEEN is the last heartbeat of a client of the domain. The row @schema shows the leader that
     does the tasks of the whole schema, such as rebuilding indexes. `as default` means that this is
@@ -174,8 +174,8 @@ def claim(database: DatabaseSettings, *, queue: str, to: str, force: bool, as_js
 
 
 async def _read_domain_map(database: DatabaseSettings) -> tuple[DomainMap, LeaseMap | None]:
-    """Return the domains, and what the clients report about leases; None: the table lacks the
-    column for it."""
+    """Return the domains, and the clients' reports about leases. Instead of the reports, return
+    None if the table has no column for them."""
     async with open_connection(database) as found:
         found.expect_riverpy_version(DOMAINS_MIGRATION, "tables of domains")
         lease_map = None

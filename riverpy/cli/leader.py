@@ -80,15 +80,15 @@ def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
     """Show the leader, its lease, the candidates and the standbys.
 
     Candidates are the clients that take part in leader election. A standby is a candidate that
-    would become leader now if there was none. This is `?` for a client that does not report it, for
-    example because its riverpy version is older. Times are UTC.
+    would become leader now if there was none. `?` stands for a client that does not report whether
+    it is a standby, for example because its riverpy version is older. Times are UTC.
     """
     found, candidates, lease_map = run_async(_read_leader_and_candidates, database, domain)
     leader_id = None if found is None or found.expired else found.leader_id
     standbys = lease_map and lease_map.standbys(leader_lease_name(domain), holder=leader_id)
     if as_json:
-        # `candidates` is None if the database lacks the table of clients, and `standbys` is None
-        # if the table lacks the column for them.
+        # `candidates` is None if the database has no table of clients. `standbys` is None if this
+        # table has no column for standbys.
         objects = None if candidates is None else [one._asdict() for one in candidates]
         print_json({"leader": found, "candidates": objects, "standbys": standbys})
         return

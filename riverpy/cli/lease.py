@@ -79,7 +79,7 @@ class LeaseOutput(msgspec.Struct, frozen=True):
     expiry. None: it was released."""
     standbys: list[str] | None = None
     """The ids of the running clients that would acquire the lease if it was free; None: not known,
-    because the table lacks the column for it."""
+    because the table has no column for these reports."""
     lag: LeaseLag | None = None
     """How far the holder is behind, as it last reported; None: it reported nothing."""
 
@@ -223,7 +223,8 @@ async def _list_leases(
 
 
 async def _get_lease(database: DatabaseSettings, name: str) -> tuple[LeaseOutput, LeaseMap | None]:
-    """Return the lease with this name. Raises NotFoundError if no process has acquired it yet."""
+    """Return the lease with this name. Raise NotFoundError if no process has acquired the lease
+    yet."""
     async with open_connection(database) as found:
         _expect_lease_table(found)
         lease_map = await _read_lease_map(found)
@@ -234,7 +235,7 @@ async def _get_lease(database: DatabaseSettings, name: str) -> tuple[LeaseOutput
 
 
 async def _read_lease_map(database: CommandConnection) -> LeaseMap | None:
-    """Return what the clients report about leases; None: the table lacks the column for it."""
+    """Return the clients' reports about leases. None: the table has no column for them."""
     if not database.has_riverpy_version(LEASE_REPORTS_MIGRATION):
         return None
     return await database.run_read(read_lease_map)
@@ -284,7 +285,8 @@ async def _read_lease(
 
 
 async def _raise_not_found(database: CommandConnection, name: str) -> NoReturn:
-    """Raise NotFoundError with similar names, or with the command for the lease of a domain."""
+    """Raise NotFoundError. Its text lists similar names, or the command for the lease of a
+    domain."""
     if await database.run_read(lease_get, name=domain_lease_name(name)):
         raise NotFoundError(
             f"{name!r} is the lease of a domain, not of your code: use `riverpy leader show "
@@ -364,7 +366,7 @@ def _print_standbys(lease: LeaseOutput, lease_map: LeaseMap | None) -> None:
 
 
 def _unknown_clients(lease_map: LeaseMap | None) -> list[str] | None:
-    """Return the ids of the running clients that may stand by without having reported it; None: not
+    """Return the ids of running clients that do not report whether they are standbys. None: not
     known."""
     return None if lease_map is None else sorted(lease_map.unknown_client_ids)
 

@@ -84,10 +84,10 @@ def _print_line_objects(line_objects: Sequence[dict[str, object]]) -> None:
 def up(**options: Any) -> None:
     """Apply missing migrations.
 
-    The migrations of line `main` (River's tables) come first, then those of line `riverpy`. With
-    --to or --max-steps, the command uses only one line: that of --line, or `main`. Each migration
-    runs in its own transaction. If one fails, the earlier ones stay applied. Run the command again
-    to continue.
+    The migrations of the migration line `main` (River's tables) run first, then those of the line
+    `riverpy`. With --to or --max-steps, only one line is used: that of --line, or `main`. Each
+    migration runs in its own transaction. If one fails, the earlier ones stay applied. Run the
+    command again to continue.
     """
     _run_migrations(Direction.UP, **options)
 
@@ -101,9 +101,10 @@ def up(**options: Any) -> None:
 )
 @_add_migration_options
 def down(**options: Any) -> None:
-    """Undo the last migration of one line, or all above --to.
+    """Undo the last migration of a migration line, or all migrations above --to.
 
-    Without --line it undoes the migrations of `main`. This drops tables and the jobs in them.
+    Without --line, the migration line is `main`. Undoing its migrations drops tables and the jobs
+    in them.
     """
     _run_migrations(Direction.DOWN, **options)
 

@@ -113,7 +113,8 @@ async def _resume_queue(client: Client, name: str, tx: Transaction) -> ItemChang
 
 
 async def _read_queue(client: Client, name: str, tx: Transaction) -> Queue | None:
-    """Return a queue; None for `*`. Raises NotFoundError if there is no such queue."""
+    """Return the queue with this name. For `*`, return None. Raise NotFoundError if there is no
+    such queue."""
     if name != _ALL_QUEUES:
         return await client.queue_get(name, tx=tx)
     if not await client.queue_list(limit=1, tx=tx):

@@ -1,4 +1,4 @@
-"""Admin pages for jobs and queues. They change rows only by riverpy's own calls.
+"""Admin pages for jobs and queues. They change rows only by calls of a riverpy client.
 
 The table of jobs may have millions of rows, so no page counts all of them, and every filter has an
 index.
@@ -38,30 +38,30 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     _Paginator = Paginator[Any]
     _ModelAdmin = admin.ModelAdmin[Any]
-else:  # these classes have no parameters when they run
+else:  # at run time, these classes of Django take no type parameters
     _Paginator, _ModelAdmin = Paginator, admin.ModelAdmin
 
 COUNTED_ROWS_MAX = 10_000
-"""The list has pages for at most this many jobs, the newest ones. More are not counted."""
+"""The maximum number of rows that a page counts. The list shows only the newest of them."""
 ACTION_ROWS_MAX = 10_000
-"""An action changes at most this many rows."""
+"""The maximum number of rows that one action changes."""
 _REASONS_MAX = 10
-"""A page shows the reasons for at most this many rows that could not be changed."""
+"""The maximum number of unchanged rows for which a page shows the reason."""
 _JOB_ID_MAX = 2**63 - 1
 _ROW_ATTRIBUTE = "_riverpy_row"
 
 
 class _Action(NamedTuple):
-    """What an action does, and its words."""
+    """An action of the admin pages: its function, and the texts that describe its result."""
 
     change: Callable[[list[Any]], JobChanges]
-    """Changes the rows with these keys."""
+    """The function that changes the rows with these primary keys."""
     done: str
-    """What has become of a changed row, such as "cancelled"."""
+    """The text for a changed row, such as "cancelled"."""
     reason_left: str
-    """Why rows were left unchanged."""
+    """The text that says why rows were left unchanged."""
     running_text: str = ""
-    """What happens to running jobs among the changed ones."""
+    """The text about changed jobs that were running."""
 
 
 class BoundedPaginator(_Paginator):
@@ -69,30 +69,30 @@ class BoundedPaginator(_Paginator):
 
     @cached_property
     def count(self) -> int:
-        """The number of rows, or the limit."""
+        """The number of rows, at most `COUNTED_ROWS_MAX`."""
         rows = cast("QuerySet[Any]", self.object_list)
         return rows.order_by()[:COUNTED_ROWS_MAX].count()
 
 
 class _NamesFilter(admin.SimpleListFilter):
-    """A filter for a column, with its values."""
+    """The base of a filter that offers the values of one column."""
 
     def list_names(self) -> Sequence[str]:
         """Return the values of the column."""
         raise NotImplementedError
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the values of the column, as Django has them."""
+        """Return the values of the column, as Django needs them."""
         return [(name, name) for name in self.list_names()]
 
 
 class KindFilter(_NamesFilter):
-    """Shows the jobs of one kind."""
+    """A filter of the admin pages: jobs of one kind."""
 
     title, parameter_name = "kind", "kind"
 
     def list_names(self) -> Sequence[str]:
-        """Return the kinds."""
+        """Return the kinds of stored jobs."""
         return list_kinds()
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
@@ -101,24 +101,24 @@ class KindFilter(_NamesFilter):
 
 
 class QueueFilter(_NamesFilter):
-    """Shows the jobs of one queue."""
+    """A filter of the admin pages: jobs of one queue."""
 
     title, parameter_name = "queue", "queue"
 
     def list_names(self) -> Sequence[str]:
-        """Return the queues."""
+        """Return the names of the queues."""
         return list_queue_names()
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        """Return the jobs of the chosen queue. The index for queues begins with the state, so the
-        condition names all states."""
+        """Return the jobs of the chosen queue. The index on `queue` begins with the state, so the
+        query names all states."""
         if self.value() is None:
             return queryset
         return queryset.filter(queue=self.value(), state__in=[*map(str, JobState)])
 
 
 class _RiverAdmin(_ModelAdmin):
-    """Pages that show rows. Only actions change them."""
+    """Admin pages that show rows of River's tables. Only actions change rows."""
 
     list_per_page = 100
     list_max_show_all = 100
@@ -128,15 +128,15 @@ class _RiverAdmin(_ModelAdmin):
     paginator = BoundedPaginator
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Rows cannot be added here."""
+        """Return False: users cannot add rows on these pages."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Rows cannot be deleted here."""
+        """Return False: users cannot delete rows on these pages."""
         return False
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Show all fields as text."""
+        """Return all fields, so that the page shows them as text."""
         return self.fields or ()
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
@@ -156,19 +156,19 @@ class _RiverAdmin(_ModelAdmin):
         )
 
     def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:
-        """Log nothing for a form that stores nothing. Actions log what they do."""
+        """Log nothing, because the form stores nothing. Actions log their own changes."""
 
     def change_rows(
         self, request: HttpRequest, rows: QuerySet[Any], action: _Action, changeable_filter: Q
     ) -> None:
-        """Change the rows for which an action has something to do, and show what was done.
+        """Change the chosen rows that need the action, and show how many were changed.
 
         Args:
             request: the request of the user.
             rows: the chosen rows.
-            action: what to do, and its words.
-            changeable_filter: the rows that the action would change. Those of the last call are
-                no longer among them, so that the next call handles the others.
+            action: the function that changes rows, and the texts about its result.
+            changeable_filter: a condition for rows that need the action. Changed rows do not pass
+                it any more, so the user can repeat the action for the others.
         """
         changeable = list(rows.filter(changeable_filter).order_by("pk")[: ACTION_ROWS_MAX + 1])
         is_limited = len(changeable) > ACTION_ROWS_MAX
@@ -214,7 +214,7 @@ class _RiverAdmin(_ModelAdmin):
         )
 
     def _log_action(self, request: HttpRequest, rows: Sequence[Any], done: str) -> None:
-        """Log the action in the history of each row."""
+        """Log the action in Django's history of each row."""
         content_type = ContentType.objects.get_for_model(self.model).pk
         entries = [
             LogEntry(
@@ -248,13 +248,13 @@ class JobAdmin(_RiverAdmin):
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
-        """Return all jobs, without their large columns."""
+        """Return the query for the list of all jobs, without their large columns."""
         return super().get_queryset(request).defer("args", "metadata")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
     ) -> tuple[QuerySet[Job], bool]:
-        """Search for an id, or for a part of a kind."""
+        """Return the jobs with this id, or whose kind contains this text."""
         term = search_term.strip()
         if not term:
             return queryset, False
@@ -280,7 +280,7 @@ class JobAdmin(_RiverAdmin):
 
     @admin.action(description="Cancel selected jobs", permissions=["change"])
     def cancel_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
-        """Cancel jobs. A running job receives the request."""
+        """Cancel jobs. The clients of running jobs are notified."""
         action = _Action(
             _cancel_jobs,
             "cancelled",
@@ -291,7 +291,7 @@ class JobAdmin(_RiverAdmin):
         self.change_rows(request, queryset, action, changeable)
 
     def response_change(self, request: HttpRequest, obj: Job) -> HttpResponse:
-        """Retry or cancel the job of the page."""
+        """Handle the buttons of a job's page, which retry or cancel the job."""
         for name, action in (("_retry", self.retry_jobs), ("_cancel", self.cancel_jobs)):
             if name in request.POST:
                 action(request, self.get_queryset(request).filter(pk=obj.pk))
@@ -299,7 +299,7 @@ class JobAdmin(_RiverAdmin):
 
     @admin.display(description="attempt")
     def attempts(self, job: Job) -> str:
-        """Return the number of the attempt, and the maximum."""
+        """Return the number of the current attempt and the maximum number."""
         return f"{job.attempt}/{job.max_attempts}"
 
     @admin.display(description="attempted by")
@@ -356,7 +356,7 @@ class QueueAdmin(_RiverAdmin):
 
     @admin.action(description="Pause selected queues", permissions=["change"])
     def pause_queues(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
-        """Let no client claim jobs of these queues."""
+        """Pause queues: no client claims their jobs."""
         action = _Action(partial(_change_queues, client().queue_pause), "paused", "paused already")
         self.change_rows(request, queryset, action, Q(paused_at__isnull=True))
 
@@ -378,7 +378,7 @@ def _change_queues(change: Callable[[str], None], names: Sequence[str]) -> JobCh
 
 
 def _read_row(job: Job) -> JobRow | None:
-    """Return the whole row of a job, which is read once for a page. None: the row is gone."""
+    """Return the job's row with all columns. A page reads it only once. None: it was deleted."""
     if not hasattr(job, _ROW_ATTRIBUTE):
         try:
             row = client().job_get(job.pk)
@@ -389,5 +389,5 @@ def _read_row(job: Job) -> JobRow | None:
 
 
 def _show_json(text: str) -> str:
-    """Return JSON for a page, with each number as it is stored."""
+    """Return JSON text in lines for a page. Numbers stay as they are stored."""
     return format_html("<pre>{}</pre>", msgspec.json.format(text, indent=2))

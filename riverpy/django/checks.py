@@ -40,19 +40,19 @@ TABLES_MISSING_ID = "riverpy.W001"
 QUEUE_NOT_WORKED_ID = "riverpy.W002"
 SMALL_POOL_ID = "riverpy.W003"
 _POOL_SIZE_DEFAULT = 4
-"""The size of a pool of psycopg whose settings name none."""
+"""psycopg's default for the size of a pool."""
 
 
 def register_checks() -> None:
-    """Register the checks of riverpy."""
+    """Register riverpy's system checks with Django."""
     register(check_settings)
     register(check_workers)
     register(check_task_queues)
     register(check_pools)
     register(check_tables, Tags.database)
     if has_task_backend():
-        # The import registers the check of Django's tasks, which calls the checks of the backends.
-        # Otherwise a project whose tasks are not imported yet has no such check.
+        # This import registers Django's check of task backends. Without it, a project that has not
+        # imported its tasks yet would not run this check.
         from riverpy.django.tasks_api import task_backends
 
         import_module(f"{type(task_backends).__module__}.checks")
@@ -70,7 +70,7 @@ def check_workers(**_: Any) -> Sequence[CheckMessage]:
     """Check that the module of `RIVERPY["WORKERS"]` can be imported, and has workers."""
     try:
         workers = read_settings().workers
-    except ImproperlyConfigured:  # another check reports it
+    except ImproperlyConfigured:  # `check_settings` reports it
         return []
     if workers is None:
         return []
@@ -119,7 +119,7 @@ def check_task_queues(**_: Any) -> Sequence[CheckMessage]:
 
 
 def check_pools(**_: Any) -> Sequence[CheckMessage]:
-    """Check that Django's pools have a connection for each job that a worker runs in a thread."""
+    """Check that Django's connection pools are large enough for the threads of a worker."""
     sizes = {alias: size for alias in connections if (size := _read_pool_size(alias)) is not None}
     slots = sum((read_slots() or {}).values()) if sizes else 0
     return [
@@ -168,8 +168,8 @@ def check_tables(databases: Sequence[str] | None = None, **_: Any) -> Sequence[C
 
 
 def _are_recorded(connection: BaseDatabaseWrapper, schema: RiverSchema) -> bool:
-    """Whether Django has recorded a missing migration as applied. Then `manage.py migrate` would
-    not apply it."""
+    """Return whether Django has recorded a missing migration as applied. Then `manage.py migrate`
+    does not apply it."""
     missing = {
         f"{line}_{version:03}"
         for line in list_migration_lines()

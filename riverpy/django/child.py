@@ -10,7 +10,7 @@ from django.conf import ENVIRONMENT_VARIABLE
 
 
 def set_up() -> None:
-    """Set up Django, if the environment names a settings module. This also installs the closing of
-    connections."""
+    """Set up Django if the environment names a settings module. Close its connections around
+    jobs."""
     if os.environ.get(ENVIRONMENT_VARIABLE) and not apps.ready:
         django.setup()

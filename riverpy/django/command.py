@@ -1,5 +1,5 @@
-"""The command `riverpy` in a Django project: the database is that of Django's settings, and the
-worker works the workers of the setting `RIVERPY`."""
+"""The command `riverpy` in a Django project. It uses the database of Django's settings, and the
+workers of the setting `RIVERPY`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CLIENT_TARGET = "riverpy.django.worker:make_client"
-"""The client of `manage.py riverpy worker`."""
+"""The function that makes the client of `manage.py riverpy worker`."""
 _EXCLUDED_COMMANDS = ("bench", "db", "demo", "dev")
-"""The commands that have a database of their own, or that start a process without Django."""
+"""The commands that do not exist in a Django project: each one uses a database of its own, or
+starts a process without Django."""
 
 
 class _DjangoCommandGroup(CommandGroup):
-    """The commands of riverpy that are of use in a Django project."""
+    """The commands of riverpy that exist in a Django project."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name in super().list_commands(ctx) if name not in _EXCLUDED_COMMANDS]
@@ -60,7 +61,7 @@ class _DjangoCommandGroup(CommandGroup):
 
 
 def _make_worker_command(command: click.Command) -> click.Command:
-    """Return `riverpy worker` with an optional MODULE:ATTR."""
+    """Return `riverpy worker` with an optional argument MODULE:ATTR."""
     worker = copy(command)
     worker.params = [
         click.Argument(["target"], metavar="[MODULE:ATTR]", default=CLIENT_TARGET)
@@ -80,7 +81,7 @@ def _make_worker_command(command: click.Command) -> click.Command:
 
 
 def _refuse_option(param: click.Parameter) -> click.Parameter:
-    """Return the option `--database-url`, hidden and refused."""
+    """Return the option `--database-url`, hidden, with a function that refuses its use."""
 
     def refuse(_context: click.Context, _param: click.Parameter, value: object) -> None:
         if value is not None:
@@ -97,7 +98,7 @@ def _refuse_option(param: click.Parameter) -> click.Parameter:
 
 
 def _correct_help(command: click.Command) -> click.Command:
-    """Return a command, and its subcommands, whose help names the database of Django's settings."""
+    """Return the command. Its help, and its subcommands' help, names the database of Django."""
     corrected = copy(command)
     corrected.params = [*map(_correct_option_help, command.params)]
     if isinstance(corrected, click.Group):
@@ -129,7 +130,7 @@ def _read_program_values() -> dict[str, SettingValue[Any]]:
     values: dict[str, SettingValue[Any]] = {
         DATABASE_URL.name: SettingValue(url, f"DATABASES[{settings.database!r}]")
     }
-    # Also without a schema: inserts and checks do not read the environment, so commands must not.
+    # Set this even without a schema: like inserts and checks, commands must ignore the environment.
     values[SCHEMA.name] = SettingValue(settings.schema or UNSET, "RIVERPY")
     program_by_url[url] = "manage.py"
     return values
@@ -153,7 +154,7 @@ def main(arguments: Sequence[str], prog_name: str) -> NoReturn:
 
 
 def run_command(arguments: Sequence[str]) -> None:
-    """Run a command of riverpy in this process, and return. A worker leaves the process as it was.
+    """Run a command of riverpy in this process, and return. A worker does not end the process.
 
     Raises:
         django.core.management.CommandError: the command failed.

@@ -1,6 +1,5 @@
-"""Closes Django's connections around jobs, as Django does around requests: those that are older
-than CONN_MAX_AGE, those that an error has made unusable, and those in a transaction that a job has
-left open.
+"""Closes Django's connections around jobs, as Django does around requests: connections that are
+older than CONN_MAX_AGE, that are unusable after an error, or whose transaction a job has left open.
 
 A worker runs no requests, so Django itself would never close them.
 """
@@ -33,7 +32,8 @@ class ConnectionClosing:
 
     def __init__(self) -> None:
         self._is_closing = False
-        """Whether the thread for the queries of async code will close connections."""
+        """Whether the thread for queries of async code already has a request to close
+        connections."""
 
     @contextmanager
     def around_blocking_job(self) -> Generator[None]:
@@ -45,15 +45,15 @@ class ConnectionClosing:
             _close_connections()
 
     async def work(self, _job: Job[Any], do_inner: WorkInner, /) -> None:
-        """Run a job. After a job, let the thread in which Django runs the queries of all async code
-        close its old connections, if this thread exists. The job does not wait for it: the thread
-        may be busy with the query of another job."""
+        """Run a job. After it, let Django's thread for queries of async code close its old
+        connections, if the thread exists. Do not wait for it: the thread may run a query of another
+        job."""
         try:
             await do_inner()
         finally:
             if _is_async_query_thread_used() and not self._is_closing:
                 self._is_closing = True
-                with suppress(RuntimeError):  # the interpreter ends
+                with suppress(RuntimeError):  # the interpreter may be ending
                     SyncToAsync.single_thread_executor.submit(self._close_in_async_query_thread)
 
     def _close_in_async_query_thread(self) -> None:
@@ -62,23 +62,23 @@ class ConnectionClosing:
 
 
 def _close_connections() -> None:
-    reset_queries()  # with DEBUG, each connection keeps its last queries
+    reset_queries()  # with DEBUG, each connection stores its last queries
     for connection in connections.all(initialized_only=True):
         if connection.in_atomic_block:
-            # A job has entered `atomic()` and not left it. Django would use the closed connection,
-            # with this transaction, for all later jobs of the thread.
+            # A job has left its `atomic()` block open. Django would use the closed connection, with
+            # this transaction, for all later jobs of the thread.
             get_logger().warning(TRANSACTION_LEFT_OPEN, database=connection.alias)
             connection.close()
             del connections[connection.alias]
     close_old_connections()
     for connection in connections.all(initialized_only=True):
-        # Django tests the connection at the first query of the next job, as with
-        # CONN_HEALTH_CHECKS: a request that fails costs nothing, but a job costs an attempt.
+        # Let Django test the connection at the next query, as CONN_HEALTH_CHECKS does. A lost
+        # connection would otherwise cost a job an attempt.
         cast("Any", connection).health_check_enabled = True
 
 
 def _is_async_query_thread_used() -> bool:
-    """Whether `sync_to_async` has started its thread. Then it may have connections."""
+    """Return whether the thread of `sync_to_async` runs. Then it may have connections."""
     return bool(getattr(SyncToAsync.single_thread_executor, "_threads", True))
 
 

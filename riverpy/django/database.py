@@ -1,4 +1,4 @@
-"""The URL of a database of Django's setting DATABASES."""
+"""Makes the URL of a database from Django's setting DATABASES."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ _DRIVER_ARGUMENTS = frozenset(
         "row_factory",
     }
 )
-"""Arguments of psycopg's `connect` that are not parameters of a URL, or that riverpy sets."""
+"""Arguments of psycopg's `connect` that the URL must leave out: they are no parameters of a URL, or
+riverpy sets them."""
 
 
 def make_database_url(alias: str) -> str:
-    """Return the URL of a database, with its password. It has what Django would pass to psycopg,
-    and the role of the option `assume_role`.
+    """Return the URL of a database, with its password. It has the parameters that Django passes to
+    psycopg, and the role of the option `assume_role`.
 
     Raises:
         ImproperlyConfigured: the database has no name.
@@ -53,8 +54,8 @@ def format_url(parameters: Mapping[str, Any]) -> str:
     place = _format_host(texts)
     database = quote(texts.pop("dbname", ""), safe="")
     query = urlencode({name: text for name, text in texts.items() if text}, quote_via=quote)
-    # asyncpg takes an empty path as the name of the database. Then it would not use the name that a
-    # service has.
+    # asyncpg takes an empty path as the name of the database, and would ignore the database of a
+    # service.
     path = f"/{database}" if database or not query else ""
     return f"postgresql://{login + '@' if login else ''}{place}{path}" + (
         f"?{query}" if query else ""
@@ -62,8 +63,7 @@ def format_url(parameters: Mapping[str, Any]) -> str:
 
 
 def _format_host(texts: dict[str, str]) -> str:
-    """Return `host:port`, and remove both from the parameters. Sockets and several hosts stay
-    parameters."""
+    """Return `host:port`, and remove both parameters. A socket or several hosts stay parameters."""
     host = texts.get("host", "")
     if not host or host.startswith(("/", "@")) or "," in host:
         return ""

@@ -1,5 +1,4 @@
-"""The client of a Django project: inserts jobs, and changes jobs and queues, over Django's
-connections."""
+"""The client of a Django project. It inserts and changes jobs over Django's connections."""
 
 from __future__ import annotations
 
@@ -31,9 +30,10 @@ _client_by_alias: dict[str, DjangoClient] = {}
 
 
 class DjangoClient(Client):
-    """A `riverpy.sync.Client` on a database of Django's. Without `tx`, each call uses Django's
-    connection of the thread: it is part of the open `transaction.atomic()`, or else commits by
-    itself. In threads of `sync_to_async` this works too, but not in an event loop."""
+    """A `riverpy.sync.Client` on one of Django's databases. Without `tx`, each call uses Django's
+    connection of this thread. The call is part of the open `transaction.atomic()`. If none is open,
+    the call commits by itself. In threads of `sync_to_async` this works too, but not in an event
+    loop."""
 
     def __init__(self, alias: str, config: Config) -> None:
         """Create a client for the database with this alias."""
@@ -44,14 +44,14 @@ class DjangoClient(Client):
 
 
 class _DjangoCalls(BlockingCalls):
-    """The calls of a client. Without `tx` they use the connection of an alias."""
+    """The calls of a DjangoClient. Without `tx` they use Django's connection to a database."""
 
     def __init__(self, alias: str, config: Config) -> None:
         super().__init__(None, config, None)
         self._alias = alias
 
     def get_tx(self, tx: CallerTransaction | None) -> CallerTransaction:
-        """Return `tx`, or else Django's connection of this thread."""
+        """Return `tx`. If it is None, return Django's connection of this thread."""
         return cast("CallerTransaction", connections[self._alias]) if tx is None else tx
 
     def expect_no_open_transaction(self) -> None:
@@ -81,7 +81,7 @@ class _DjangoCalls(BlockingCalls):
 
 
 class _DjangoInserter:
-    """The methods of an inserter, with Django's connection in place of a pool."""
+    """The methods of an inserter. They use Django's connection instead of a pool."""
 
     def __init__(self, calls: _DjangoCalls, inserter: Inserter) -> None:
         self._calls, self._inserter = calls, inserter
@@ -144,9 +144,8 @@ def insert(
 async def ainsert(
     args: JobArgs | RawArgs, opts: InsertOpts | None = None, *, using: str | None = None
 ) -> InsertResult:
-    """Insert a job from async code, as `insert`, in the thread in which Django runs the queries of
-    this code. Django has no transactions for async code, so the job exists when the call
-    returns."""
+    """Insert a job from async code, as `insert` does. Django's thread for queries runs the insert.
+    Django has no transactions for async code, so the job exists when the call returns."""
     return await sync_to_async(insert, thread_sensitive=True)(args, opts, using=using)
 
 

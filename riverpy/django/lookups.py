@@ -1,4 +1,4 @@
-"""The kinds and queues that the filters of the admin pages offer."""
+"""Reads the kinds and queues that the filters of the admin pages offer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from riverpy.django.settings import read_settings
 NAMES_MAX = 200
 """The maximum number of kinds or queues that a filter offers."""
 SEARCHED_KINDS_MAX = 5_000
-"""The maximum number of kinds in which a search looks for a part of a kind."""
+"""The maximum number of kinds that a search for a part of a kind reads."""
 
 
 def list_kinds(limit: int = NAMES_MAX) -> list[str]:
-    """Return the kinds of stored jobs, in their order, at most `limit`."""
+    """Return the kinds of stored jobs, sorted, at most `limit`."""
     return _list_names("django_admin", "admin_kinds", limit)
 
 

@@ -1,5 +1,5 @@
 """Models of River's jobs and queues, for the admin pages and for queries. Django does not manage
-their tables, and the models refuse to write to them: use `riverpy.django.client()`."""
+their tables, and the models refuse to write to these tables: use `riverpy.django.client()`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     _QuerySet = models.QuerySet[Any, Any]
     _TextField = models.TextField[str, str]
-else:  # these classes have no parameters when they run
+else:  # at run time, these classes of Django take no type parameters
     _QuerySet, _TextField = models.QuerySet, models.TextField
 
 _STATES = [(str(state), str(state)) for state in JobState]
 
 
 def _refuse_write(*_: object, **_options: object) -> NoReturn:
-    """Refuse to write.
+    """Refuse to write to one of River's tables.
 
     Raises:
         NotSupportedError: always.
@@ -36,14 +36,14 @@ def _refuse_write(*_: object, **_options: object) -> NoReturn:
 
 
 class RiverQuerySet(_QuerySet):
-    """Rows of River's tables. They are only read."""
+    """A query on one of River's tables. It can only read."""
 
     bulk_create = bulk_update = delete = update = _refuse_write
     abulk_create = abulk_update = adelete = aupdate = _refuse_write
 
 
 class RiverManager(models.Manager[Any]):
-    """Reads from the database of the setting `RIVERPY`."""
+    """A manager whose queries read from the database of the setting `RIVERPY`."""
 
     def get_queryset(self) -> RiverQuerySet:
         """Return all rows."""
@@ -54,14 +54,14 @@ class StateField(_TextField):
     """The state of a job. A query for an unknown state raises ValueError, as the server would."""
 
     def get_prep_value(self, value: Any) -> Any:
-        """Return the state for a query."""
+        """Return the state as a query parameter. Raise ValueError if it is unknown."""
         prepared = super().get_prep_value(value)
         if isinstance(prepared, str) and prepared not in [*JobState]:
             raise ValueError(f"there is no state {prepared!r}: use {', '.join(JobState)}")
         return prepared
 
     def deconstruct(self) -> Any:
-        """Return what migrations have: a field for text."""
+        """Return the arguments for migrations, where this field is a plain TextField."""
         name, _, args, options = super().deconstruct()
         return name, "django.db.models.TextField", args, options
 
@@ -124,6 +124,6 @@ class Queue(models.Model):
         return self.name
 
 
-for _model in (Job, Queue):  # `loaddata` calls no method of the model that could refuse
+for _model in (Job, Queue):  # `loaddata` skips the methods above, but sends signals
     pre_save.connect(_refuse_write, sender=_model)
     pre_delete.connect(_refuse_write, sender=_model)

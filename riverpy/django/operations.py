@@ -13,29 +13,30 @@ from riverpy.django.settings import read_settings
 
 
 class RunRiverMigration(Operation):
-    """Applies one version of a migration line, in the database of the setting `RIVERPY`. In other
-    databases, and if the version is applied already, it does nothing."""
+    """Applies one version of a migration line, in the database of the setting `RIVERPY`. It does
+    nothing in other databases, or if the version is applied already."""
 
     reduces_to_sql = True
     reversible = True
 
     def __init__(self, line: str, version: int) -> None:
-        """`line` is `main` for River's tables, or `riverpy` for riverpy's own."""
+        """`line` is the migration line: `main` (River's tables) or `riverpy` (riverpy's own
+        tables)."""
         self.line, self.version = line, version
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """Change no model: those of riverpy are not managed by Django."""
+        """Change no model: Django does not manage the models of riverpy."""
 
     def database_forwards(
         self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
     ) -> None:
-        """Apply the version."""
+        """Apply the migration's version."""
         self._run(app_label, schema_editor, Direction.UP)
 
     def database_backwards(
         self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
     ) -> None:
-        """Undo the version. This drops tables with their jobs."""
+        """Undo the migration's version. This may drop tables with their jobs."""
         self._run(app_label, schema_editor, Direction.DOWN)
 
     def _run(self, app_label: str, schema_editor: Any, direction: Direction) -> None:

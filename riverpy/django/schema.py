@@ -1,4 +1,4 @@
-"""River's tables in a database of Django's: their names, and their migrations."""
+"""River's tables in one of Django's databases: their names and their migrations."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 _PERMISSION_DENIED_SQLSTATE = "42501"
 LOCK_TIMEOUT_MILLISECONDS = 4_000
-"""How long a statement of a migration waits for a table that another transaction has locked. Until
-then, new statements of workers on this table wait too."""
+"""How long a statement of a migration waits for a table that another transaction has locked. While
+it waits, new statements of workers on this table wait too."""
 
 
 class RiverSchema(NamedTuple):
-    """River's and riverpy's tables in a database."""
+    """The state of River's and riverpy's tables in one schema of a database."""
 
     state: SchemaState
 
@@ -56,15 +56,14 @@ class RiverSchema(NamedTuple):
 
 
 def make_table_name(table: str) -> str:
-    """Return the name of a table of River's for `Meta.db_table`, with the schema of the settings.
-    Django does not quote a name that has quotes already."""
+    """Return the name of one of River's tables for `Meta.db_table`, with the schema of the
+    settings. The name has quotes already, so that Django does not quote it."""
     schema = read_schema_name()
     return table if schema is None else f"{quote_identifier(schema)}.{quote_identifier(table)}"
 
 
 def make_session(connection: BaseDatabaseWrapper) -> Transaction:
-    """Return the adapter of a connection. It has those methods of asyncpg's connection that
-    statements use."""
+    """Return an adapter of a Django connection, with the methods of asyncpg that statements use."""
     return cast("Transaction", DjangoSession(connection))
 
 
@@ -108,15 +107,15 @@ def run_migration(editor: Any, line: str, version: int, direction: Direction) ->
     elif is_first and schema is not None:
         editor.execute(make_schema_sql(schema).strip(), params=None)
     body = migration.up_sql if direction is Direction.UP else migration.down_sql
-    # Without parameters Django passes the text to the driver as it is, also with percent signs.
+    # Without parameters, Django passes the SQL to the driver unchanged, also with percent signs.
     editor.execute(splice_schema(body, schema), params=None)
     if record := make_record_sql(line, version, direction):
         editor.execute(splice_schema(record, schema).strip(), params=None)
 
 
 def _lock_schema(connection: BaseDatabaseWrapper, schema: str | None, *, may_create: bool) -> str:
-    """Lock out other migrators of the schema until the end of the transaction. Return the name of
-    the schema. If it is missing and `may_create`, create it."""
+    """Lock the schema against other migrations until the end of the transaction. Return its name.
+    If it is missing and `may_create` is True, create it."""
     is_missing = False
     try:
         name = read_schema(connection, schema).state.schema
@@ -131,7 +130,7 @@ def _lock_schema(connection: BaseDatabaseWrapper, schema: str | None, *, may_cre
         await get_query("session", "session_set_lock_timeout", None).execute(
             session, lock_timeout=f"{LOCK_TIMEOUT_MILLISECONDS}ms"
         )
-        # Not if it is there: PostgreSQL refuses even IF NOT EXISTS to a role without the right.
+        # Only if it is missing: PostgreSQL refuses even IF NOT EXISTS to a role without the right.
         if is_missing:
             await session.fetch(make_schema_sql(name))
 

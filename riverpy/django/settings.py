@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SETTING_NAME = "RIVERPY"
 QUEUES_DEFAULT: Mapping[str, int] = {"default": 100}
-"""The queues of `manage.py riverpy worker`, with the number of jobs that run at the same time."""
+"""The default of `QUEUES`: for each queue, how many of its jobs a worker runs at the same time."""
 _MIGRATION_TOOLS = ("django", "riverpy")
 
 
@@ -28,7 +28,8 @@ class RiverpySettings(NamedTuple):
 
     workers: str | None = None
     """`module:attr` of a `riverpy.Workers`, of a `riverpy.Client`, or of a function that returns
-    one of them. None: `manage.py riverpy worker` works only Django's tasks, or takes a client."""
+    one of them. None: `manage.py riverpy worker` works only Django's tasks, or needs a client as
+    its argument."""
     database: str = DEFAULT_DB_ALIAS
     """The alias of the database that has River's tables."""
     schema: str | None = None
@@ -37,14 +38,14 @@ class RiverpySettings(NamedTuple):
     """Which command creates River's tables: `manage.py migrate`, or `manage.py riverpy migrate
     up`."""
     queues: Mapping[str, int] = QUEUES_DEFAULT
-    """The queues of `manage.py riverpy worker`, if `workers` is not a client: the number of jobs of
-    each that run at the same time."""
+    """For each queue of `manage.py riverpy worker`, how many of its jobs run at the same time. Not
+    used if `workers` is a client."""
     config: Config = Config()
-    """All other settings, with `schema` from above."""
+    """The settings of the client. They include `schema`."""
 
 
 class SettingProblem(NamedTuple):
-    """What is wrong with the setting, and how to correct it."""
+    """A problem of the setting `RIVERPY`: what is wrong, and how to correct it."""
 
     message: str
     hint: str
@@ -72,8 +73,8 @@ def read_settings() -> RiverpySettings:
 
 
 def read_schema_name() -> str | None:
-    """Return the schema of River's tables. A wrong setting counts as None: this is for modules that
-    Django imports before it reports the wrong setting."""
+    """Return the schema of River's tables. If the setting is wrong, return None: Django imports the
+    calling modules before it reports wrong settings."""
     values = _read_values()
     config = values.get("CONFIG")
     schema = values.get("SCHEMA") or (config.schema if isinstance(config, Config) else None)
@@ -102,7 +103,7 @@ def _read_values() -> dict[str, Any]:
 
 
 def find_setting_problems() -> list[SettingProblem]:
-    """Return what is wrong with the setting `RIVERPY`. This opens no connection."""
+    """Return the problems of the setting `RIVERPY`. No connection is opened."""
     given = getattr(django_settings, SETTING_NAME, None)
     if given is not None and not isinstance(given, dict):
         return [

@@ -1,4 +1,4 @@
-"""Django's tasks as jobs: the args and metadata of their jobs, and the results that jobs give."""
+"""Converts Django's tasks to jobs, and jobs to the results of tasks."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 KIND_PREFIX = "django:"
-"""A task has the job kind `django:` and its module path, such as `django:shop.tasks.send`."""
+"""The prefix of the kinds of tasks. The module path follows, as in `django:shop.tasks.send`."""
 METADATA_KEY = "riverpy:django"
-"""The key in a job's metadata with what a job has no column for; see TaskMetadata."""
+"""The metadata key whose value is a TaskMetadata."""
 UNKNOWN_EXCEPTION = "builtins.Exception"
-"""The class of an error whose class is not known, such as the end of a killed worker."""
+"""The exception class in a task's result if the class is unknown, as after a killed worker."""
 _STATUS_BY_STATE = {
     JobState.AVAILABLE: TaskResultStatus.READY,
     JobState.PENDING: TaskResultStatus.READY,
@@ -48,20 +48,20 @@ _STATUS_BY_STATE = {
     JobState.DISCARDED: TaskResultStatus.FAILED,
 }
 _ERROR_CLASS_PATTERN = re.compile(r"([A-Za-z]+(?:Error|Exception|Exit|Group))(?=:|$)")
-"""The name of a class at the start of an error text."""
+"""Finds the name of an exception class at the start of an error text."""
 
 
 class TaskFailure(msgspec.Struct, frozen=True):
-    """What an entry in a job's errors does not have."""
+    """Data about a failed attempt that the entry in the job's errors does not have."""
 
     exception_class: str
     """The module path of the exception's class."""
     trace: str = ""
-    """The traceback, if the entry has none."""
+    """The traceback. Empty: the entry in the job's errors has it."""
 
 
 class TaskMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a job has no column for."""
+    """Data about a task for which a job has no column."""
 
     backend: str
     """The alias of the backend in Django's setting TASKS."""
@@ -69,9 +69,9 @@ class TaskMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
     """Django's priority, from -100 to 100."""
     run_after: datetime | None = None
     started_at: datetime | None = None
-    """The start of the first attempt, from its end on."""
+    """The start of the first attempt. It is stored when the attempt ends."""
     failures: dict[str, TaskFailure] = {}
-    """The failures by the number of the attempt."""
+    """The failed attempts, by the number of the attempt as text."""
 
 
 def make_kind(module_path: str) -> str:
@@ -80,8 +80,8 @@ def make_kind(module_path: str) -> str:
 
 
 def map_priority(priority: int) -> int:
-    """Return River's priority, 1 (first) to 4 (last), for Django's, -100 (last) to 100 (first). The
-    four bands are equally wide, and Django's default 0 becomes 2."""
+    """Return River's priority, 1 (first) to 4 (last), for Django's priority, -100 (last) to 100
+    (first). The four ranges are equally wide. Django's default 0 becomes 2."""
     width = TASK_MAX_PRIORITY - TASK_MIN_PRIORITY + 1
     band = (TASK_MAX_PRIORITY - priority) * PRIORITY_MAX // width
     return 1 + band
@@ -121,10 +121,10 @@ def read_metadata(row: JobRow) -> TaskMetadata | None:
 
 
 def find_task(module_path: str) -> Any:
-    """Return the task with this module path. Only tasks are returned, whatever a job names.
+    """Return the task with this module path. An object that is no task is refused.
 
     Raises:
-        SuspiciousOperation: the path names something else.
+        SuspiciousOperation: the path names an object that is no task.
         ImportError: there is no such module or name.
     """
     found: object = import_string(module_path)
@@ -134,7 +134,7 @@ def find_task(module_path: str) -> Any:
 
 
 def make_result(row: JobRow, metadata: TaskMetadata, task: Any) -> Any:
-    """Return the result of a task from its job. `task` has the defaults of the decorator."""
+    """Return the result of a task, made from its job. `task` is the decorated function's task."""
     given = cast("Mapping[str, Any]", msgspec.json.decode(row.encoded_args))
     started_at = metadata.started_at or row.attempted_at
     result = TaskResult(
@@ -157,7 +157,7 @@ def make_result(row: JobRow, metadata: TaskMetadata, task: Any) -> Any:
         worker_ids=row.attempted_by[-row.attempt :] if row.attempt else [],
     )
     if row.state is JobState.COMPLETED:
-        object.__setattr__(result, "_return_value", row.output)  # as Django's backends do
+        object.__setattr__(result, "_return_value", row.output)  # Django's own backends do the same
     return result
 
 
@@ -174,5 +174,5 @@ def _make_task_error(error: AttemptError, metadata: TaskMetadata) -> Any:
 
 
 def _to_django_time(moment: datetime) -> datetime:
-    """Return a time as Django's models have it: aware, or without USE_TZ naive."""
+    """Return a time as in Django's models: with a time zone if USE_TZ is set, otherwise without."""
     return moment if django_settings.USE_TZ else timezone.make_naive(moment)

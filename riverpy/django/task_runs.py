@@ -1,4 +1,4 @@
-"""TaskRun: one attempt at a task."""
+"""TaskRun: runs one attempt at a task."""
 
 from __future__ import annotations
 
@@ -34,35 +34,35 @@ if TYPE_CHECKING:
     from riverpy.job import Job
 
 _NO_FAILURES = (asyncio.CancelledError, GeneratorExit, JobSnooze)
-"""Errors after which the attempt is repeated without an entry in the errors."""
+"""The exceptions after which an attempt is repeated and no error is recorded."""
 
 
 class TaskRun:
-    """Runs the function of a task for one attempt, and records what Django's result of the task
-    has."""
+    """Runs the function of a task for one attempt, and records data for the task's result."""
 
     def __init__(self, job: Job[dict[str, Any]], task: Any, backend_class: type[Any]) -> None:
-        """`backend_class` is the sender of Django's signals."""
+        """`backend_class` sends Django's signals about the task."""
         self._job, self._backend_class = job, backend_class
         self._metadata = read_metadata(job) or TaskMetadata(task.backend, task.priority)
         self._result = make_result(job, self._metadata, task)
         self._function = task.func
         self._should_signal_end = False
-        """Whether the attempt has ended, and was the last one."""
+        """Whether the last attempt has ended, so that Django's signal must be sent."""
 
     def run(self) -> None:
-        """Run a function that is not async."""
+        """Run the task's function, which is not async."""
         task_started.send(sender=self._backend_class, task_result=self._result)
         try:
             with self._record_end():
                 self._store_value(self._function(*self._make_arguments(), **self._result.kwargs))
         finally:
-            # In the except block of `_record_end` no longer, but its error is still handled here.
+            # Send the signal here: the error is still being handled, but not in `_record_end` any
+            # more.
             if self._should_signal_end:
                 task_finished.send(sender=self._backend_class, task_result=self._result)
 
     async def run_async(self) -> None:
-        """Run an async function."""
+        """Run the task's function, which is async."""
         await task_started.asend(sender=self._backend_class, task_result=self._result)
         try:
             with self._record_end():
@@ -83,7 +83,7 @@ class TaskRun:
             if value is not None:
                 self._job.record_output(value)
         except (TypeError, ValueError) as error:
-            # The function has done its work. It must not run again because of its return value.
+            # The function has ended without an error, so a bad return value must not repeat it.
             self._record_failure(error, should_keep_trace=True)
             raise JobCancel(
                 f"the task ran, but its return value cannot be stored: {error}"
@@ -133,4 +133,4 @@ class TaskRun:
         self._should_signal_end = True
 
     def _set_result(self, name: str, value: object) -> None:
-        object.__setattr__(self._result, name, value)  # the result is frozen, as Django has it
+        object.__setattr__(self._result, name, value)  # Django's result class is frozen

@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from riverpy.worker import Workers
 
 TASKS_MODULE_NAME = "tasks"
-"""Tasks are found in the module or package of this name of each installed app."""
+"""The name of the module or package of each installed app in which riverpy looks for tasks."""
 _OWN_APP_NAME = "riverpy.django"
 
 
 class TaskOptions(msgspec.Struct, frozen=True, rename="upper", forbid_unknown_fields=True):
-    """`OPTIONS` of the backend in Django's setting TASKS."""
+    """The value of `OPTIONS` of a backend in Django's setting TASKS."""
 
     modules: tuple[str, ...] = ()
     """More modules and packages with tasks."""
     max_attempts: Annotated[int, msgspec.Meta(ge=1, le=32_767)] | None = None
-    """How often a failing task is tried. None: as other jobs, 25."""
+    """The maximum number of attempts at a task. None: 25, as for other jobs."""
     timeout: timedelta | UnsetType | None = UNSET
-    """How long a task may run; None: no limit. UNSET: as other jobs, one minute."""
+    """How long a task may run. None: no limit. UNSET: one minute, as for other jobs."""
 
     def __post_init__(self) -> None:
         """Check the timeout.
@@ -50,7 +50,7 @@ class TaskOptions(msgspec.Struct, frozen=True, rename="upper", forbid_unknown_fi
 
 
 def is_found_by_workers(module_name: str, options: TaskOptions) -> bool:
-    """Whether workers find the tasks of a module."""
+    """Return whether workers look for tasks in this module."""
     return any(
         module_name == name or module_name.startswith(f"{name}.")
         for name in _list_module_names(options)
@@ -58,7 +58,7 @@ def is_found_by_workers(module_name: str, options: TaskOptions) -> bool:
 
 
 def register_tasks(workers: Workers, options_by_backend: dict[str, TaskOptions]) -> bool:
-    """Register a worker for each task that a worker finds. Return whether there is one.
+    """Register a worker for each task of the project. Return whether the project has a task.
 
     Args:
         workers: the registry. Kinds that it has stay as they are.
@@ -81,7 +81,7 @@ def _list_module_names(options: TaskOptions) -> Iterator[str]:
 
 
 def _find_task_paths(options: TaskOptions) -> Iterator[str]:
-    """Yield the module path of each task in the modules of `_list_module_names`."""
+    """Yield the module paths of the tasks in the searched modules."""
     for name in _list_module_names(options):
         if name not in options.modules and find_spec(name) is None:
             continue

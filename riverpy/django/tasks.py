@@ -1,4 +1,4 @@
-"""RiverpyBackend: Django's tasks as jobs of River.
+"""RiverpyBackend: a backend for Django's tasks, which inserts them as jobs.
 
 TASKS = {"default": {"BACKEND": "riverpy.django.tasks.RiverpyBackend"}}
 """
@@ -53,9 +53,9 @@ _ID_MAX = 2**63 - 1
 class RiverpyBackend(BaseTaskBackend):
     """Inserts a job for each task. `manage.py riverpy worker` runs it.
 
-    In `transaction.atomic()` the task is enqueued with the commit, without `on_commit`. `OPTIONS`
-    are `MODULES` (more modules with tasks than `tasks` of each app), `MAX_ATTEMPTS` (default 25)
-    and `TIMEOUT` (a timedelta; None: no limit; default one minute).
+    In `transaction.atomic()` the task is enqueued by the commit, so `on_commit` is not needed.
+    `OPTIONS` are `MODULES` (more modules with tasks than `tasks` of each app), `MAX_ATTEMPTS`
+    (default 25) and `TIMEOUT` (a timedelta; None: no limit; default one minute).
     """
 
     supports_defer = True
@@ -132,10 +132,10 @@ class RiverpyBackend(BaseTaskBackend):
             raise TaskResultDoesNotExist(result_id)
         module_path = row.kind.removeprefix(KIND_PREFIX)
         if not is_found_by_workers(module_path.rpartition(".")[0], self.task_options):
-            raise TaskResultDoesNotExist(result_id)  # no module is imported that a row names
+            raise TaskResultDoesNotExist(result_id)  # a row must not choose the module
         try:
             task = find_task(module_path)
-        except (ImportError, SuspiciousOperation) as error:  # it was renamed or removed
+        except (ImportError, SuspiciousOperation) as error:  # the task was renamed or removed
             raise TaskResultDoesNotExist(result_id) from error
         return self._make_result(row, task)
 
@@ -145,8 +145,8 @@ class RiverpyBackend(BaseTaskBackend):
         return make_result(row, metadata, task)
 
     def check(self, **_: Any) -> list[CheckMessage]:
-        """Check that the app is installed, that jobs can have the names of the queues, the options,
-        and that the modules with tasks can be imported."""
+        """Check the options, the queue names, that the app is installed, and that the modules with
+        tasks can be imported."""
         found: list[CheckMessage] = []
         if not apps.is_installed("riverpy.django"):
             found.append(
@@ -183,7 +183,7 @@ class RiverpyBackend(BaseTaskBackend):
 
 
 def _check_no_event_loop() -> None:
-    """Refuse a call from async code, in which Django refuses to use a connection."""
+    """Raise an error in async code, where Django allows no use of its connections."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

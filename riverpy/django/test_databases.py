@@ -33,7 +33,7 @@ def _create_tables(*, using: str, sender: AppConfig, **_: Any) -> None:
         return
     try:
         settings = read_settings()
-    except ImproperlyConfigured:  # a system check reports it
+    except ImproperlyConfigured:  # `check_settings` reports it
         return
     if (
         settings.migrations != "riverpy"
@@ -48,6 +48,6 @@ def _create_tables(*, using: str, sender: AppConfig, **_: Any) -> None:
 
 
 def _is_test_run() -> bool:
-    """Whether Django's `setup_test_environment` has run, as all test runners call it before they
-    create databases. Only then the module `mail` has an outbox."""
+    """Return whether a test runner has called Django's `setup_test_environment`. Test runners call
+    it before they create databases. Only then, the module `mail` has an outbox."""
     return hasattr(mail, "outbox")

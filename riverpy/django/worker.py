@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 async def make_client() -> Client:
-    """Return the client of `RIVERPY["WORKERS"]`, or one with these workers, and with a worker for
-    each of Django's tasks.
+    """Return the client that `RIVERPY["WORKERS"]` names, or a new client with the workers that it
+    names. Django's tasks get workers too.
 
     Raises:
         ConfigError: there are no workers and no tasks.
@@ -52,8 +52,8 @@ async def make_client() -> Client:
 
 def read_slots() -> dict[str, int] | None:
     """Return the queues of `manage.py riverpy worker`, with the number of jobs that run at the same
-    time. None: they are known only when the worker starts, or a setting is wrong. This imports the
-    workers, and opens no connection."""
+    time. None: only the started worker knows them, or a setting is wrong. This imports the workers,
+    and opens no connection."""
     try:
         settings = read_settings()
         found = None if settings.workers is None else import_workers(settings.workers)
@@ -62,14 +62,13 @@ def read_slots() -> dict[str, int] | None:
         if callable(found) and not isinstance(found, Workers):
             return None
         tasks_queues = {name for one in find_task_backends() for name in one.queues}
-    except Exception:  # other checks report it
+    except Exception:  # system checks report it
         return None
     return {**dict.fromkeys(sorted(tasks_queues), QueueConfig().max_workers), **settings.queues}
 
 
 def find_task_backends() -> Sequence[RiverpyBackend]:
-    """Return the backends of riverpy in Django's setting TASKS. Without Django's tasks there are
-    none."""
+    """Return riverpy's backends in Django's setting TASKS. Empty: Django has no tasks."""
     if not has_task_backend():
         return ()
     from riverpy.django.tasks import find_backends
@@ -104,8 +103,8 @@ async def _load_workers(import_path: str) -> Workers | Client:
 
 
 def _include_task_workers(workers: Workers | None) -> Sequence[str]:
-    """Add the workers of Django's tasks, if the project has the backend of riverpy. Return the
-    queues of tasks."""
+    """Register workers for Django's tasks, if riverpy is a backend of the project. Return the
+    queues of the tasks."""
     if workers is None:
         return ()
     try:

@@ -1,4 +1,4 @@
-"""BlockingCalls: the calls of `riverpy.Client` on blocking connections, still as coroutines."""
+"""BlockingCalls: the calls of `riverpy.Client` as coroutines that use blocking connections."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class BlockingCalls(
     ExecutionMethods,
     BlockingWaits,
 ):
-    """The calls of a client without an event loop. `run_without_loop` runs them."""
+    """The calls of a blocking client. They are coroutines, but `run_without_loop` runs them."""
 
     def __init__(
         self, database: BlockingDatabase | None, config: Config, workers: Workers | None
@@ -157,8 +157,8 @@ class _BlockingInserter(Inserter):
             with translate_insert_errors(connection, in_savepoint=True):
                 return await send(connection, rows, self._find_queues_to_notify(rows))
 
-        # Middleware may wait after `do_inner`, which is refused. Then the savepoint, or the
-        # transaction of ours, is rolled back.
+        # Middleware must not wait. If it waits after `do_inner`, an error rolls back this
+        # transaction or savepoint.
         async with self._open_transaction(tx) as connection:
             return await self._insert_with_hooks(jobs, all_plugins, send_in_savepoint)
 

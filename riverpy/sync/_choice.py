@@ -1,4 +1,4 @@
-"""Chooses the database of a blocking client. A library is imported only for an object of it."""
+"""Chooses the database class of a blocking client. A library is imported only if it is used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ASYNC_HINTS = ("AsyncEngine", "AsyncConnectionPool", "AsyncNullConnectionPool",
 def make_database(
     database: object, config: Config, password: PasswordFunction | None
 ) -> BlockingDatabase | None:
-    """Return the database of a client; None: it has none.
+    """Return the database of a blocking client. None: `database` is None.
 
     Raises:
         ConfigError: the object is of no known type, the URL is not valid, or psycopg is missing.

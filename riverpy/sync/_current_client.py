@@ -1,5 +1,4 @@
-"""The client that runs the calling code, for blocking jobs that insert jobs or call other methods
-of it."""
+"""The client for blocking jobs that insert jobs or call other methods of the client."""
 
 from __future__ import annotations
 
@@ -14,9 +13,9 @@ def current_client() -> Client:
     """Return a client for the blocking job that calls this function in a thread of a worker.
 
     Without `tx`, its calls run on the connections of the worker's client, through its event loop,
-    and need no other driver. With `tx`, a session of yours that is not async, they run in the
-    job's thread. `run_once` needs `tx`, because its function gets it. `riverpy.current_client()`
-    is the same for async jobs.
+    and need no other driver. With your blocking session as `tx`, they run in the job's thread.
+    `run_once` needs `tx`, because its function gets it. `riverpy.current_client()` is the same for
+    async jobs.
 
     Raises:
         ClientStateError: the calling code runs in an event loop, or no client runs it. A blocking

@@ -1,4 +1,4 @@
-"""BlockingDatabase: the base of what a blocking client uses for calls without `tx`."""
+"""BlockingDatabase: opens transactions for calls of a blocking client without `tx`."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ _LOGIN_REFUSALS = (
     "no password supplied",
     "no pg_hba.conf entry",
 )
-"""Texts of refused logins, for which libpq has no code. A server with messages in another language
-has other texts: then a call tries again for a while."""
+"""Parts of libpq's error texts for refused logins, which have no error code. A server may send
+other languages: then a call tries again for a while."""
 Isolation: TypeAlias = Literal["read_committed", "repeatable_read"] | None
 """The isolation level of a transaction; None: the default of the connection."""
 
 
 class BlockingDatabase(ABC):
-    """The database of a blocking client."""
+    """The base of the databases of a blocking client."""
 
     url: str | None = None
-    """The URL; None: the client was created without one."""
+    """The URL of the database. None: the client was created without a URL."""
     is_open = True
     """Whether a transaction can be opened."""
 
     def open(self) -> None:
-        """Open the connections of the client's own. The caller's connections are open already."""
+        """Open connections, if the client makes its own. Otherwise do nothing."""
         return
 
     def close(self) -> None:
-        """Close the connections of the client's own."""
+        """Close the connections that the client has made."""
         return
 
     @abstractmethod
@@ -63,9 +63,9 @@ def translate_block_errors(
     translate: Callable[[Any], Exception],
     translate_start: Callable[[Any], Exception] | None = None,
 ) -> Generator[T]:
-    """Run a context manager of another library. Errors of its start and end are translated, and
-    errors of the `with` block stay as they are. `translate_start` is for errors of the start, if
-    another translation applies there."""
+    """Enter and exit a context manager of another library, and translate its own errors. Errors of
+    the `with` block stay as they are. `translate_start` translates errors of the start; None:
+    `translate` does."""
     try:
         value = block.__enter__()
     except error_type as error:

@@ -1,4 +1,4 @@
-"""EngineDatabase: an engine of SQLAlchemy."""
+"""EngineDatabase: opens transactions on an engine of SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class EngineDatabase(BlockingDatabase):
-    """An engine of SQLAlchemy. Its pool belongs to the caller."""
+    """The database of a blocking client that was created with an engine of SQLAlchemy. The client
+    does not close the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -35,7 +36,7 @@ class EngineDatabase(BlockingDatabase):
             if isolation is None and getattr(
                 connection.connection.dbapi_connection, "autocommit", False
             ):
-                isolation = "read_committed"  # an engine of AUTOCOMMIT has no default
+                isolation = "read_committed"  # with AUTOCOMMIT, the engine has no transactions
             if isolation is not None:
                 level = isolation.replace("_", " ").upper()
                 connection = connection.execution_options(isolation_level=level)
@@ -45,7 +46,7 @@ class EngineDatabase(BlockingDatabase):
 
 @contextmanager
 def _connect(engine: Engine) -> Generator[Connection]:
-    """Connect when the `with` block begins, as `engine.connect()` does earlier."""
+    """Connect when the `with` block begins. `engine.connect()` alone would connect before it."""
     with engine.connect() as connection:
         yield connection
 

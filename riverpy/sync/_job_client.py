@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 
 class JobClient(Client):
-    """Makes the calls of a running client in another thread than that of its event loop. A call
-    without `tx` runs in the event loop, on the client's own connections. A call with `tx` runs in
-    the calling thread."""
+    """A client for a blocking job, which runs in another thread than the client's event loop. A
+    call without `tx` runs in the event loop, on the client's own connections. A call with `tx` runs
+    in the calling thread."""
 
     def __init__(self, client: AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
         """`loop` is the event loop in which the client runs."""
@@ -39,7 +39,7 @@ class JobClient(Client):
                 "riverpy.current_client() in an async job"
             )
         try:
-            # The call has its own timeouts. A copy of the context variables comes along, so that a
+            # The call has its own timeouts. It gets a copy of the context variables, so that a
             # trace continues.
             return asyncio.run_coroutine_threadsafe(call, self._loop).result()
         except (concurrent.futures.CancelledError, RuntimeError) as error:

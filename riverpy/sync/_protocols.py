@@ -1,5 +1,5 @@
-"""The types of what a blocking client accepts as its database. They describe classes of other
-libraries, so that these need not be imported."""
+"""Protocols for the engines and pools that a blocking client accepts. They describe classes of
+other libraries, which need not be imported."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ class PsycopgPool(Protocol):
 
 
 Database: TypeAlias = str | SqlAlchemyEngine | PsycopgPool | BlockingPsycopgConnection
-"""What `riverpy.sync.Client` accepts as its database."""
+"""The types that `riverpy.sync.Client` accepts as its database."""

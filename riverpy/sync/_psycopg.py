@@ -1,4 +1,4 @@
-"""Connections and pools of psycopg as the database of a blocking client."""
+"""The databases of blocking clients that were created with a connection or pool of psycopg."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _ISOLATION_LEVELS = {
 def open_transaction(
     connection: psycopg.Connection[Any], isolation: Isolation
 ) -> Generator[PsycopgSession]:
-    """Open a transaction of a connection that is in none."""
+    """Open a transaction on a connection that is in no transaction."""
     before = connection.isolation_level
     level = before if isolation is None else _ISOLATION_LEVELS[isolation]
-    if level != before:  # this sends nothing: the next transaction begins with this level
+    if level != before:  # this sends nothing: the next transaction begins with this isolation level
         connection.isolation_level = level
 
     def translate(error: psycopg.Error) -> Exception:
@@ -50,11 +50,11 @@ def open_transaction(
 
 
 class PsycopgConnectionDatabase(BlockingDatabase):
-    """A connection of psycopg. The threads that share it take turns."""
+    """A database that uses one connection of psycopg. Threads use it one after the other."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
-        self._lock = threading.RLock()  # a function of run_once may make another call
+        self._lock = threading.RLock()  # the function of `run_once` may make another call
 
     @contextmanager
     def transaction(self, isolation: Isolation) -> Generator[PsycopgSession]:
@@ -80,7 +80,7 @@ class ConnectionPool(Protocol):
 
 
 class PsycopgPoolDatabase(BlockingDatabase):
-    """A pool of psycopg. It belongs to the caller."""
+    """A database that uses the caller's pool of psycopg, and does not close it."""
 
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool

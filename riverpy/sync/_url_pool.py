@@ -1,4 +1,4 @@
-"""UrlDatabase: a small pool of connections of psycopg to a URL.
+"""UrlDatabase: a small pool of psycopg's connections to a URL.
 
 We do not use psycopg_pool. Its threads do not exist in a forked child, so a server that loads the
 program before it forks would wait for a connection for ever. The pool of SQLAlchemy would make
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from riverpy.sync._database import Isolation
 
 STATEMENT_TIMEOUT = 30.0
-"""The server's timeout for one statement, in seconds."""
+"""The timeout of one statement, which the server applies, in seconds."""
 NETWORK_TIMEOUT = 30.0
-"""Seconds after which a connection whose server does not answer on the network is lost."""
+"""Seconds without an answer on the network after which a connection counts as lost."""
 FREE_CONNECTION_TIMEOUT = 10.0
 """The longest wait for a connection while all of them are in use, in seconds."""
 IDLE_LIFETIME = 300.0
-"""Seconds after which an idle connection is closed instead of used again."""
+"""Seconds after which an idle connection is closed and not used again."""
 _KEEPALIVE_COUNT = 3
 
 
@@ -52,7 +52,7 @@ class _IdleConnection(NamedTuple):
 
 
 class _Connections:
-    """The connections that one process has made."""
+    """The connections that one process has opened."""
 
     def __init__(self, size: int) -> None:
         self.pid = os.getpid()
@@ -62,7 +62,7 @@ class _Connections:
 
 class UrlDatabase(BlockingDatabase):
     """A pool of connections to a URL. The connection that was used last is used next. After a fork,
-    the child makes connections of its own."""
+    the child process opens connections of its own."""
 
     def __init__(
         self, url: str, *, size: int, through_pooler: bool, password: PasswordSource | None
@@ -74,13 +74,14 @@ class UrlDatabase(BlockingDatabase):
         self._through_pooler = through_pooler
         self._connections = _Connections(size)
         self._inherited: list[_Connections] = []
-        """The connections of parent processes. They stay referenced, because closing them would end
-        the sessions of the parent."""
+        """The connections of parent processes. The references stay: to close these connections
+        would end the parent's sessions."""
         self._opener_pid: int | None = None
-        """The process in which the user has opened the pool. None: the first call connects."""
+        """The id of the process that has called `open`. None: the first call of the client
+        connects."""
 
     def open(self) -> None:
-        """Make one connection as a test.
+        """Open one connection, so that errors appear now.
 
         Raises:
             ClientStateError: the pool was opened already.
@@ -93,7 +94,7 @@ class UrlDatabase(BlockingDatabase):
             self._opener_pid, self.is_open = os.getpid(), True
 
     def close(self) -> None:
-        """Close the idle connections. The others are closed when their calls end."""
+        """Close the idle connections. Connections in use are closed when their calls end."""
         self._opener_pid, self.is_open = None, False
         connections = self._get_connections()
         while connections.idle:
@@ -128,11 +129,11 @@ class UrlDatabase(BlockingDatabase):
             connections.free_places.release()
 
     def _take_idle(self, connections: _Connections) -> psycopg.Connection[Any] | None:
-        """Return an idle connection that the server has not closed."""
+        """Return an idle connection that is still open. None: there is none."""
         while True:
             try:
                 connection, idle_since = connections.idle.pop()
-            except IndexError:  # another thread has taken the last one
+            except IndexError:  # another thread has taken the last connection
                 return None
             if time.monotonic() - idle_since < IDLE_LIFETIME and _is_alive(connection):
                 return connection
@@ -166,8 +167,8 @@ class UrlDatabase(BlockingDatabase):
 
 
 def _is_alive(connection: psycopg.Connection[Any]) -> bool:
-    """Whether an idle connection can be used. The server sends hardly anything but its end to an
-    idle one, so a socket that can be read counts as ended."""
+    """Return whether an idle connection can be used. If its socket has data to read, the server has
+    probably closed the connection."""
     if connection.closed:
         return False
     poll = select.poll()
@@ -176,8 +177,8 @@ def _is_alive(connection: psycopg.Connection[Any]) -> bool:
 
 
 def _make_connect_options(url: str, *, through_pooler: bool) -> dict[str, Any]:
-    """Return psycopg's options for connections to a valid URL. As in the async client, parameters
-    that are no options of a connection are settings of the session."""
+    """Return psycopg's options for connections to a valid URL. As in the async client, other
+    parameters of the URL become settings of the session."""
     known = {option.keyword.decode() for option in Conninfo.get_defaults()}
     ignored = adapt_url_for_asyncpg(url).ignored_parameters
     base, _, query = url.partition("?")
@@ -211,5 +212,6 @@ def _make_connect_options(url: str, *, through_pooler: bool) -> dict[str, Any]:
 
 
 def _escape_option(value: str) -> str:
-    """Return a value of a setting for libpq's `options`, which spaces separate."""
+    """Return a setting's value with escapes for libpq's `options`, in which spaces separate
+    settings."""
     return "".join(rf"\{character}" if character in " \\\t" else character for character in value)

@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 POLL_DELAY_MIN = 0.02
 POLL_DELAY_MAX = 1.0
-"""The first and the longest delay between two reads, in seconds. The delays double."""
+"""The first and the longest delay between two reads, in seconds. Each delay is twice the last
+one."""
 JOBS_PER_STATEMENT_MAX = 10_000
 
 ResultT = TypeVar("ResultT")
 
 
 class BlockingWaits(ClientMethods):
-    """The waits of a client without an event loop, still as coroutines. They have no connection and
-    no transaction while they sleep."""
+    """The waits of a blocking client, as coroutines. While they sleep, they use no connection."""
 
     @abstractmethod
     async def insert(
@@ -52,11 +52,11 @@ class BlockingWaits(ClientMethods):
         """Insert a job."""
 
     def expect_no_open_transaction(self) -> None:
-        """Raise TransactionError if the calls without `tx` would be part of a transaction of the
-        caller, which a wait would keep open."""
+        """Raise TransactionError if calls without `tx` would run in an open transaction of the
+        caller. A wait would keep it open."""
 
     def handle_lost_connection(self) -> None:
-        """Let the next call make a new connection, after a read has failed."""
+        """After a failed read, let the next call open a new connection."""
 
     async def wait(self, job_id: int, *, timeout: timedelta | None) -> JobRow:
         """Wait for a job, as `riverpy.Client.wait`."""
@@ -103,7 +103,7 @@ class BlockingWaits(ClientMethods):
         return [row_by_id[job_id] for job_id in ids]
 
     async def _read_jobs(self, wait: JobWait, states: dict[int, JobState]) -> None:
-        """Read the states of the jobs, and the rows of those that have ended."""
+        """Read the states of the jobs, and the rows of jobs that have ended."""
         schema, ids = self._config.schema, list(wait.waiting_ids)
         with translate_insert_errors(None, in_savepoint=True):
             async with self._transaction(None) as connection:
@@ -137,7 +137,7 @@ class WaitMethods:
 
     @abstractmethod
     def _run(self, call: Coroutine[Any, Any, ResultT], tx: BlockingTransaction | None) -> ResultT:
-        """Run a call to its end, and return its result."""
+        """Run the coroutine of a call to its end, and return its result."""
 
     def wait(self, job_id: int, *, timeout: timedelta | None = WAIT_TIMEOUT_DEFAULT) -> JobRow:
         """Wait until a job has ended: completed, cancelled or discarded. Returns its row, as

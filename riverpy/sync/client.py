@@ -45,7 +45,7 @@ TransactionT = TypeVar("TransactionT", bound="BlockingTransaction")
 
 
 def _give_tx(tx: BlockingTransaction | None) -> CallerTransaction | None:
-    """Return the same object. The calls below take all kinds, and check which kind it is."""
+    """Return `tx` unchanged, with another type. The called methods check its real type."""
     return cast("CallerTransaction | None", tx)
 
 
@@ -103,8 +103,9 @@ class Client(WaitMethods):
     # -- opening and closing
 
     def open(self) -> None:
-        """Make a connection of a client with a URL, as a test. Without this, the first call makes
-        it. A closed client is open again. For clients on other databases this does nothing.
+        """Open a connection of a client with a URL, so that errors appear now. Otherwise the first
+        call opens it. A closed client can be opened again. For other clients, this method does
+        nothing.
 
         Raises:
             ConfigError: no database was given, or its URL leads to a pooler and `Config.pooler` is
@@ -117,8 +118,8 @@ class Client(WaitMethods):
         self._database.open()
 
     def close(self) -> None:
-        """Close the connections of a client with a URL. Those in use are closed when their calls
-        end. Later calls without `tx` raise ClientStateError."""
+        """Close the connections of a client with a URL. Connections in use are closed when their
+        calls end. Later calls without `tx` raise ClientStateError."""
         if self._database is not None:
             self._database.close()
 
@@ -137,16 +138,16 @@ class Client(WaitMethods):
         self.close()
 
     def _run(self, call: Coroutine[Any, Any, ResultT], tx: BlockingTransaction | None) -> ResultT:
-        """Run a call to its end, and return its result."""
+        """Run the coroutine of a call to its end, and return its result."""
         return run_without_loop(call)
 
     def _expect_blocking_connection(self, tx: BlockingTransaction | None) -> None:
-        """Raise ClientStateError if the call would give the user's function an async connection."""
+        """Raise ClientStateError if the function of `run_once` would get an async connection."""
 
     def _iterate(
         self, found: AsyncGenerator[ResultT], tx: BlockingTransaction | None
     ) -> Iterator[ResultT]:
-        """Iterate over results."""
+        """Return an iterator over the results of an async generator."""
         return iterate_without_loop(found)
 
     # -- inserting
@@ -525,8 +526,8 @@ class Client(WaitMethods):
                 or is async.
             SchemaMissingError: the migration line `riverpy` is not applied.
             TransactionError: `fn` has ended the transaction, or `tx` is not usable.
-            ClientStateError: there is no `tx`, and the client has no database or is closed, or is
-                the one of `current_client`.
+            ClientStateError: there is no `tx`, and the client has no database or is closed, or
+                comes from `current_client`.
             Exception: what `fn` raised, or a database error.
         """
         self._expect_blocking_connection(tx)

@@ -68,8 +68,7 @@ class _ResultConnection(InlineConnection):
 
     @asynccontextmanager
     async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Connection]:
-        """Use the connection of the test in the `async with` block. Timestamps are integers
-        there."""
+        """Use the connection of the test in the `async with` block, with integer timestamps."""
         try:
             async with super().acquire(purpose, timeout) as connection:
                 yield RawTimestampConnection.wrap(connection)
@@ -111,8 +110,7 @@ class InlineRun:
     ) -> None:
         """`client` is the client that jobs use, and `parts` are its parts. `open_transaction` opens
         a savepoint in the test's transaction, or a transaction. `guard` keeps the test's
-        transaction usable; None: the jobs run on a pool. `job_threads` runs blocking jobs; None:
-        new threads do."""
+        transaction usable; None: the jobs run on a pool. `job_threads` runs blocking jobs."""
         self._parts, self._open_transaction, self._guard = parts, open_transaction, guard
         connections = RunConnections(parts, lambda: None)
         self._connection = connections.results = _ResultConnection(open_transaction)
@@ -153,8 +151,7 @@ class InlineRun:
         self._executor.close()
 
     async def work_job(self, job_id: int) -> WorkResult:
-        """Work one waiting job, and return how the attempt ended. Call this once for each
-        InlineRun.
+        """Work one waiting job, and return how the attempt ended. Call this only once.
 
         Raises:
             ClientStateError: the job is pending, runs, or has ended; or its code does not end.

@@ -116,8 +116,7 @@ class _MovedInserter:
 
 
 class PeriodicRun:
-    """Runs the services that insert periodic jobs and make due jobs available, one pass at a
-    time."""
+    """Runs single passes of the services that insert periodic jobs and make due jobs available."""
 
     def __init__(
         self,

@@ -41,8 +41,8 @@ class RawTimestampConnection:
 
     @classmethod
     def wrap(cls, connection: Transaction) -> Connection:
-        """Return a connection with integer timestamps. It has only the methods that statements
-        need."""
+        """Return a connection with integer timestamps, with only the methods that statements
+        use."""
         return cast("Connection", cls(connection))
 
     async def fetch(self, statement: str, *values: object) -> list[Any]:

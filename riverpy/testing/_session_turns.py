@@ -31,8 +31,7 @@ class _Turn:
     """The time in which one session, or one call of a client, has an open savepoint."""
 
     def __init__(self, session: object | None) -> None:
-        """`session` is the session that has the turn, by a weak reference. None: a call of a client
-        has it."""
+        """`session` has the turn, and is kept by a weak reference. None: a client's call has it."""
         self._task = get_current_task()
         self._session = None if session is None else weakref.ref(session)
         self.has_ended = False
@@ -118,6 +117,5 @@ def sharing_turns(turns: SessionTurns) -> Generator[None]:
 
 
 def hold_shared_turn() -> AbstractAsyncContextManager[None]:
-    """Hold a turn in an `async with` block, if the sessions of the running test share a
-    connection."""
+    """Hold a turn in an `async with` block, if the running test has turns."""
     return _shared_turns[-1].hold() if _shared_turns else nullcontext()

@@ -127,8 +127,7 @@ class _Advance:
         self._has_periodic_table = False
 
     async def pass_time(self, duration: timedelta) -> None:
-        """Let time pass from one due time of a periodic job to the next, and then to the end of the
-        duration.
+        """Let time pass from one due time of a periodic job to the next, and then to the end.
 
         The rows of jobs are moved once, at the end: a move at each due time would rewrite all rows.
         """

@@ -44,8 +44,7 @@ class TransactionEndedError(TransactionError):
 
 
 async def _is_ended(connection: Transaction) -> bool:
-    """Return whether the connection has left the transaction in which the fixture has set a
-    mark."""
+    """Return whether the connection has left the transaction that the fixture has opened."""
     try:
         return not await is_transaction_marked(connection)
     except DATABASE_ERRORS:  # the transaction is aborted, or the connection is lost

@@ -27,8 +27,8 @@ class FixedClock:
         return f"{type(self).__name__}({self._now!r})"
 
     def advance(self, duration: timedelta) -> datetime:
-        """Move the clock forward by this duration, and return the new time. A negative duration
-        moves it back."""
+        """Move the clock forward by this duration, or back if it is negative. Return the new
+        time."""
         with self._lock:
             self._now += duration
             return self._now

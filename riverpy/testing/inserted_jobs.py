@@ -24,8 +24,7 @@ ArgsT = TypeVar("ArgsT", bound="JobArgs | RawArgs")
 
 
 class InsertedJobs:
-    """The assertions on inserted jobs, for one connection, session, pool or client of async code.
-    Await each call."""
+    """Assertions on inserted jobs over a connection, session, pool or client. Await each call."""
 
     def __init__(self, tx: AsyncSource, *, schema: str | None = None) -> None:
         """`tx` and `schema`: as for `riverpy.testing.require_inserted`."""

@@ -92,8 +92,7 @@ class JobColumns(TypedDict, total=False):
 
 
 class MadeJob(Job[ArgsT_co]):
-    """A job that `make_job` has made. It has all that a handler uses, and keeps in memory what the
-    handler records."""
+    """A job that `make_job` has made for a handler. It keeps in memory what the handler records."""
 
     def __init__(self, row: Sequence[Any], args: ArgsT_co) -> None:
         """`row` has the columns in the order of `JobColumn`. `args` are the decoded args."""

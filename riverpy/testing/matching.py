@@ -74,8 +74,7 @@ def find_all(jobs: Sequence[JobRow], expected: ExpectedJob[ArgsT]) -> list[MadeJ
 def find_sequence(
     jobs: Sequence[JobRow], sequence: Sequence[ExpectedJob[Any]]
 ) -> list[MadeJob[Any]]:
-    """Return the jobs of the expected kinds. They must match `sequence` exactly, in the order of
-    their inserts.
+    """Return the jobs of the expected kinds. They must match `sequence`, in the order of inserts.
 
     Raises:
         AssertionError: the jobs do not match.

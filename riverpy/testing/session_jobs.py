@@ -25,8 +25,7 @@ class SessionJobs(InsertedJobs):
     is a client, it sees committed jobs."""
 
     def __init__(self, tx: CallerTransaction | Client, client: Client) -> None:
-        """The workers and settings of `client` work the jobs. It is open only if `tx` is this
-        client."""
+        """`client` gives the workers and settings. It is open only if `tx` is this client."""
         super().__init__(tx, schema=client.config.schema)
         self._session = None if isinstance(tx, Client) else tx
         self._client = client

@@ -1,8 +1,7 @@
 """A client in a web application: its lifespan, streams of events, and dependencies for FastAPI and
 Litestar.
 
-`import riverpy.web` imports no framework. A function that needs a framework imports it at its first
-use.
+`import riverpy.web` imports no framework. A function that needs a framework imports it when called.
 """
 
 from __future__ import annotations

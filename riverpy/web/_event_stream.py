@@ -152,8 +152,8 @@ class _JobMessages:
         self._sent_output: object = None
 
     def encode_row(self, row: JobRow, version: str) -> list[bytes]:
-        """Return the events for a version of the row. The output is left out if the last event had
-        the same output."""
+        """Return the events for a version of the row, without the output if it is the same as
+        before."""
         if version == self._sent_version:
             return []
         self._sent_version = version

@@ -116,7 +116,7 @@ def test_table_of_transactions() -> None:
         found.add("tx_insert_psycopg", "chancy", number, us)
     lines = make_table(as_json(found, ABOUT)).splitlines()
     assert lines[0] == "| session | riverpy | Chancy |"
-    assert lines[2] == "| asyncpg | 310 (300 to 1,500) | – |"
+    assert lines[2] == "| asyncpg | 310 µs (300 to 1,500) | – |"
     assert len(lines) == 2 + len(SESSIONS)
 
 

@@ -1,7 +1,7 @@
 """Django's migrations of River's and riverpy's tables, one for each version.
 
-With `RIVERPY = {"MIGRATIONS": "riverpy"}` the app has no migrations: this module is then no
-package, which is how Django recognizes such an app.
+With `RIVERPY = {"MIGRATIONS": "riverpy"}` the app has no migrations: this module then has no
+`__path__`, so Django does not treat it as a package of migrations.
 """
 
 from __future__ import annotations

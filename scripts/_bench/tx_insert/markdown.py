@@ -44,7 +44,7 @@ def _make_cell(median: float | None, spread: dict[str, list[float]], name: str) 
     if median is None:
         return "–"
     least, most = spread[name]
-    text = f"{median:,.0f}"
+    text = f"{median:,.0f} µs"
     return f"{text} ({least:,.0f} to {most:,.0f})" if name == "riverpy" else text
 
 

@@ -1,3 +1,3 @@
-"""Django looks for commands here."""
+"""The package in which Django looks for commands."""
 
 from __future__ import annotations

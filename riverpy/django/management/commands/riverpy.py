@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _DJANGO_OPTIONS = ("--settings", "--pythonpath")
-"""The options of every command of Django that have a value. `manage.py` has read them already."""
+"""The options with a value that every Django command has. `manage.py` has read them already."""
 
 
 class _RiverpyParser(CommandParser):
-    """Leaves all arguments of `call_command` to riverpy, also those that begin with `-`."""
+    """A parser that passes all arguments of `call_command`, also options, to riverpy."""
 
     def parse_args(  # pyright: ignore[reportIncompatibleMethodOverride] (call_command's use)
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -47,12 +47,12 @@ class Command(BaseCommand):
         return _RiverpyParser(prog=base.prog, parents=[base], add_help=False)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the arguments for Django's `call_command`."""
+        """Add one argument that takes all arguments of Django's `call_command`."""
         parser.add_argument("arguments", nargs="*")
 
     def handle(self, *_: Any, arguments: list[str], **options: Any) -> None:
         """Run the command for Django's `call_command("riverpy", "job", "list", "--json")`, which
-        may have `stdout` and `stderr`."""
+        may pass `stdout` and `stderr`."""
         with ExitStack() as stack:
             if (stdout := options.get("stdout")) is not None:
                 stack.enter_context(redirect_stdout(stdout))
