@@ -159,9 +159,15 @@ async def job_insert_shared(
     Raises:
         JobLeftOutError: a trigger of the table has left out a job. No job was inserted.
     """
-    columns = zip(*rows, strict=True)
-    values: dict[str, object] = dict(zip(InsertRow._fields, map(list, columns), strict=True))
-    query = get_query(_SQL_FILE, "job_insert_shared", schema)
+    if len(rows) == 1:  # asyncpg and the server are much slower with arrays
+        name, values = "job_insert_one", rows[0]._asdict()
+    else:
+        columns = zip(*rows, strict=True)
+        name, values = (
+            "job_insert_shared",
+            dict(zip(InsertRow._fields, map(list, columns), strict=True)),
+        )
+    query = get_query(_SQL_FILE, name, schema)
     values |= to_notify.make_arguments()
     arguments = [values[name] for name in query.parameters]
     try:

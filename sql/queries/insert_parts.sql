@@ -28,8 +28,14 @@ textout(encode(timestamptz_send(job.scheduled_at), 'hex')), job.tags::text[], te
 bit_out(job.unique_states);
 
 
--- name: metadata_with_expiry
--- The metadata of a given job, with the time at which it expires.
+-- name: plain_columns
+-- The columns of a new job without a unique key.
+args, kind, max_attempts, metadata, priority, queue, scheduled_at, state, tags;
+
+
+-- name: plain_values
+-- The values of these columns, from `given`. The metadata have the time at which the job expires.
+given.args::jsonb, given.kind, given.max_attempts::smallint,
 case
   when given.expires_in is null then given.metadata::jsonb
   else given.metadata::jsonb || jsonb_build_object(
@@ -39,4 +45,13 @@ case
       'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'
     )
   )
-end;
+end,
+given.priority::smallint, given.queue, coalesce(given.scheduled_at::timestamptz, now()),
+given.state::/* schema */ river_job_state, string_to_array(given.tags, ',');
+
+
+-- name: raw_columns
+-- The columns of a job in the order of riverpy.job.JobColumn, for a connection with raw timestamps.
+job.id, job.args::text, job.attempt, job.attempted_at, job.attempted_by, job.created_at, job.errors::text[],
+job.finalized_at, job.kind, job.max_attempts, job.metadata::text, job.priority, job.queue, job.state::text,
+job.scheduled_at, job.tags, job.unique_key, job.unique_states::int;

@@ -45,21 +45,39 @@ returning
   , boolout(job.xmax <> 0), (select int8out(count(*)) from notified);
 
 
+-- name: job_insert_one
+-- Insert one job without a unique key, over a connection of riverpy: no codecs of a caller apply, and timestamps are
+-- integers. No row: a trigger has left the job out.
+with notified as (
+  -- include: river_notification.insert_notify
+)
+insert into /* schema */ river_job as job (
+  -- include: insert_parts.plain_columns
+)
+select
+  -- include: insert_parts.plain_values
+from (
+  values (
+    @args::text, @expires_in::text, @kind::text, @metadata::text, @queue::text, @priority::text,
+    @max_attempts::text, @state::text, @tags::text, @scheduled_at::text
+  )
+) as given (args, expires_in, kind, metadata, queue, priority, max_attempts, state, tags, scheduled_at)
+returning
+  -- include: insert_parts.raw_columns
+  , (select count(*) from notified);
+
+
 -- name: job_insert_shared
--- Insert jobs of several calls, none with a unique key, over a connection of riverpy: no codecs of a caller apply, and
--- timestamps are integers. If a trigger leaves a job out, callers would get the rows of others, so the cast of a text
--- fails.
+-- The same for the jobs of several calls. If a trigger leaves a job out, callers would get the rows of others, so the
+-- cast of a text fails.
 with notified as (
   -- include: river_notification.insert_notify
 ), stored as (
   insert into /* schema */ river_job as job (
-    args, kind, max_attempts, metadata, priority, queue, scheduled_at, state, tags
+    -- include: insert_parts.plain_columns
   )
   select
-    given.args::jsonb, given.kind, given.max_attempts::smallint,
-    -- include: insert_parts.metadata_with_expiry
-    , given.priority::smallint, given.queue, coalesce(given.scheduled_at::timestamptz, now()),
-    given.state::/* schema */ river_job_state, string_to_array(given.tags, ',')
+    -- include: insert_parts.plain_values
   from unnest(
     @args::text[], @expires_in::text[], @kind::text[], @metadata::text[], @queue::text[], @priority::text[],
     @max_attempts::text[], @state::text[], @tags::text[], @scheduled_at::text[]
@@ -67,10 +85,8 @@ with notified as (
   returning job.*
 )
 select
-  job.id, job.args::text, job.attempt, job.attempted_at, job.attempted_by, job.created_at, job.errors::text[],
-  job.finalized_at, job.kind, job.max_attempts, job.metadata::text, job.priority, job.queue, job.state::text,
-  job.scheduled_at, job.tags, job.unique_key, job.unique_states::int,
-  (select count(*) from notified), (
+  -- include: insert_parts.raw_columns
+  , (select count(*) from notified), (
     select case
       when count(*) < cardinality(@args::text[])
       then ('riverpy: jobs left out by a trigger, stored: ' || count(*))::int
@@ -90,14 +106,12 @@ with replacements as materialized (
   select @replace::cstring::text::jsonb as by_unique_key
 ), stored as (
   insert into /* schema */ river_job as job (
-    args, kind, max_attempts, metadata, priority, queue, scheduled_at, state, tags, unique_key, unique_states
+    -- include: insert_parts.plain_columns
+    , unique_key, unique_states
   )
   select
-    given.args::jsonb, given.kind, given.max_attempts::smallint,
-    -- include: insert_parts.metadata_with_expiry
-    , given.priority::smallint, given.queue, coalesce(given.scheduled_at::timestamptz, now()),
-    given.state::/* schema */ river_job_state, string_to_array(given.tags, ','), decode(given.unique_key, 'hex'),
-    given.unique_states::bit(8)
+    -- include: insert_parts.plain_values
+    , decode(given.unique_key, 'hex'), given.unique_states::bit(8)
   from unnest(
     @args::text[], @kind::text[], @max_attempts::text[], @metadata::text[], @priority::text[], @queue::text[],
     @scheduled_at::text[], @state::text[], @tags::text[], @unique_key::text[], @unique_states::text[],
