@@ -42,7 +42,7 @@ _UNIQUE_INDEX_NAME = "river_job_unique_idx"
 
 
 def sqlstate(error: BaseException) -> str | None:
-    """Return the server's code of an error. None: the error is not from the server."""
+    """Return the SQLSTATE of an error. None: the server has not sent the error."""
     return getattr(error, "sqlstate", None)
 
 
@@ -99,8 +99,7 @@ def _make_channel_name_error(error: Exception, suffix: str = "") -> ConfigError:
 
 
 def _translate_statement_error(error: Exception, suffix: str) -> Exception | None:
-    """Return riverpy's error for a database error, or None. The text of the error ends with
-    `suffix`."""
+    """Return riverpy's error for a database error, or None. The error's text ends with `suffix`."""
     code = sqlstate(error)
     if code in _SCHEMA_MISSING_SQLSTATES:
         return SchemaMissingError(
@@ -109,7 +108,7 @@ def _translate_statement_error(error: Exception, suffix: str) -> Exception | Non
         )
     if is_channel_name_too_long(error):
         return _make_channel_name_error(error, suffix)
-    if is_notification_queue_full(error):  # a full queue has this code too
+    if is_notification_queue_full(error):  # a full notification queue has this code too
         return None
     if code == _LIMIT_EXCEEDED_SQLSTATE or _ALLOCATION_FAILED_TEXT in str(error):
         return ArgsError(

@@ -17,12 +17,12 @@ STATEMENT_BYTES_MAX = 8 * 1024 * 1024
 """The maximum number of bytes of args and metadata in one shared statement."""
 BACKLOG_JOBS_MAX = 10_000
 BACKLOG_BYTES_MAX = 64 * 1024 * 1024
-"""The maximum numbers of jobs, and of bytes of their args and metadata, that wait. More calls wait
-until there is room."""
+"""The limits of the waiting jobs: their number, and the bytes of their args and metadata. At a
+limit, further calls wait."""
 
 
 class InsertCall:
-    """The jobs of one call, which are inserted by one statement, and the call's result."""
+    """The jobs of one call, which one statement inserts, and the result of the call."""
 
     __slots__ = ("give_up_at", "result", "rows", "size")
 
@@ -33,7 +33,7 @@ class InsertCall:
         result: asyncio.Future[list[InsertResult]],
         give_up_at: float,
     ) -> None:
-        """`give_up_at` is the time of the event loop at which the call fails if it still waits."""
+        """If the call still waits at `give_up_at`, a time of the event loop, it fails."""
         self.rows, self.size, self.result, self.give_up_at = rows, size, result, give_up_at
 
     def fail(self, error: Exception) -> None:
@@ -48,7 +48,7 @@ def measure_rows(rows: list[InsertRow]) -> int:
 
 
 class InsertBacklog:
-    """The waiting calls, in the order of their arrival."""
+    """The calls whose jobs wait to be inserted, in the order in which they came."""
 
     def __init__(self) -> None:
         self._calls: dict[InsertCall, None] = {}
@@ -62,29 +62,29 @@ class InsertBacklog:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next call has to wait."""
+        """Whether the backlog has reached a limit, so that the next call waits."""
         return self._job_count >= BACKLOG_JOBS_MAX or self._byte_count >= BACKLOG_BYTES_MAX
 
     async def wait_for_room(self) -> None:
-        """Wait until the backlog has room."""
+        """Wait until the backlog is below its limits."""
         while self.is_full:
             if self._room_made is None:
                 self._room_made = asyncio.Event()
             await self._room_made.wait()
 
     def add(self, call: InsertCall) -> None:
-        """Add a call at the end."""
+        """Add a call after the waiting calls."""
         self._calls[call] = None
         self._job_count += len(call.rows)
         self._byte_count += call.size
 
     def discard(self, call: InsertCall) -> None:
-        """Remove a call, if it waits."""
+        """Remove a call, if it still waits."""
         if call in self._calls:
             self._remove(call)
 
     def take_batch(self) -> list[InsertCall]:
-        """Remove and return the calls of the next statement: the oldest ones that fit."""
+        """Remove and return the oldest calls whose jobs fit into one statement."""
         batch: list[InsertCall] = []
         job_count = byte_count = 0
         for call in self._calls:
@@ -117,7 +117,7 @@ class InsertBacklog:
 
     @property
     def next_expiry(self) -> float | None:
-        """The time at which the oldest call has waited for too long. None: no call waits."""
+        """The time at which the oldest call stops waiting. None: no call waits."""
         return next((call.give_up_at for call in self._calls), None)
 
     def _remove(self, call: InsertCall) -> None:

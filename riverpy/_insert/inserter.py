@@ -88,10 +88,10 @@ NO_CONNECTION_ERROR_TEXT = (
     "Config(pool_size=…), find the code that keeps connections, or check that the database answers"
 )
 INSERT_HOOKS_TIMEOUT = 2.0
-"""Seconds that the hooks and middleware of an insert may take in a transaction of riverpy. The
-timeout applies to the time before the statement, and again to the time after the statement."""
+"""The timeout of the hooks and middleware of an insert in a transaction of riverpy, in seconds. It
+applies to the time before the statement, and again to the time after it."""
 SHARED_CALL_JOBS_MAX = 100
-"""A call of more jobs does not share its statement with other calls."""
+"""The maximum number of jobs of a call that may share its statement with other calls."""
 
 
 def _iterate_checked_params(params: object) -> Iterator[InsertManyParams]:
@@ -130,12 +130,12 @@ def _describe_hook(hook: object) -> str:
 
 
 class SharedInserts(NamedTuple):
-    """What statements need that several calls share."""
+    """The parts of a client that shared statements need: they insert the jobs of several calls."""
 
     connect: Callable[[], Awaitable[Connection]]
-    """Makes the connection that the client reserves for these statements."""
+    """Opens the connection that the client reserves for shared statements."""
     expect_open: Callable[[], object]
-    """Raises ClientStateError if the client is not open, here and in this event loop."""
+    """Raises ClientStateError unless the client is open in this process and event loop."""
     trace_internal: bool
 
 
@@ -145,8 +145,8 @@ def make_shared_inserts(
     password: PasswordSource | None,
     expect_open: Callable[[], object],
 ) -> SharedInserts | None:
-    """Return what a client's shared statements need. None: calls do not share statements, because
-    the client has no URL. A pool of the caller's may set up its connections for each call."""
+    """Return the parts for shared statements. None: the client has a caller's pool, which may
+    prepare its connections for each call, so calls do not share statements."""
     if not isinstance(database, str):
         return None
     connector = Connector(database, config, password)
@@ -166,9 +166,9 @@ class Inserter:
         clock: Clock,
         shared_inserts: SharedInserts | None = None,
     ) -> None:
-        """`acquire_from_pool` provides a connection of the client's pool. The clock is for
-        unique periods and for the limit on notifications. `shared_inserts`: what statements need
-        that several calls share. None: each call has a statement of its own."""
+        """`acquire_from_pool` provides a connection of the client's pool. `clock` gives the time
+        for unique periods and for the limit on notifications. `shared_inserts` is for statements
+        that several calls share; None: each call has its own statement."""
         self._acquire_from_pool = acquire_from_pool
         self._schema = schema
         self._insert_settings = insert_settings
@@ -190,7 +190,7 @@ class Inserter:
             )
 
     async def close(self) -> None:
-        """Send the jobs that wait for a shared statement, for a limited time."""
+        """Send the jobs that still wait for a shared statement, for a limited time."""
         if self._shared_sender is not None:
             await self._shared_sender.close()
 
@@ -208,8 +208,8 @@ class Inserter:
     async def insert_many(
         self, params: Sequence[InsertManyParams], *, tx: CallerTransaction | None
     ) -> list[InsertResult]:
-        """Insert all jobs or none, in one statement. Calls without `tx` may share it. The results
-        are in the order of `params`.
+        """Insert all jobs or none, in one statement. Calls without `tx` may share a statement. The
+        results are in the order of `params`.
 
         The ids of jobs that are not unique are in the order of `params` too. Unique jobs get their
         ids in the order of the unique keys. If two jobs of the batch have the same unique key, the
@@ -327,7 +327,7 @@ class Inserter:
     async def _record_rows(
         self, recorder: InsertRecorder, send: SendRows[T], rows: list[InsertRow]
     ) -> T:
-        """Give rows to a recorder, and return what `send` would return."""
+        """Pass rows to a test's recorder. Return what `send` would return."""
         is_copy = send == self._send_copy_statement
         results = recorder.record_rows(rows, now=self._clock.now(), refuses_duplicates=is_copy)
         found: object = len(results) if is_copy else results
@@ -425,7 +425,7 @@ class Inserter:
     ) -> T:
         queues = list_available_queues(rows) if should_notify else []
         if any(row.replace is not None for row in rows):
-            # The limiter does not know the queues of replaced jobs.
+            # The limiter does not know the queues of existing jobs that are replaced.
             return await self._send_on_pool(rows, QueuesToNotify(queues), send)
         selection = self._notify_limiter.select_queues(queues)
         is_stored = False
@@ -484,7 +484,7 @@ class Inserter:
         self, connection: Transaction, rows: list[InsertRow], to_notify: QueuesToNotify
     ) -> list[InsertResult]:
         firsts: dict[str, int] = {}
-        """The index of the first job with each unique key. The other jobs with the key are not
+        """By unique key: the index of the first job with this key. Later jobs with it are not
         sent."""
         sent: list[int] = []
         sent_rows = rows

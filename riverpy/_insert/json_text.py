@@ -1,4 +1,4 @@
-"""The JSON text of args and metadata that is stored in the database."""
+"""Encodes the args and metadata of jobs as the JSON text that the database stores."""
 
 from __future__ import annotations
 
@@ -120,6 +120,6 @@ def _check_json_size(field_name: str, json_text: str) -> str:
 
 
 def utf8_size(text: str) -> int:
-    """Return the number of bytes of a text in UTF-8. Lone surrogates raise no error here. Other
-    code refuses lone surrogates."""
+    """Return the number of bytes of a text in UTF-8. Lone surrogates raise no error here: other
+    code refuses them."""
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))

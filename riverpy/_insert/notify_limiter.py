@@ -12,24 +12,24 @@ if TYPE_CHECKING:
     from riverpy._clock import Clock
 
 NOTIFY_INTERVAL_MIN = 0.002
-"""The minimum time between two notifications of one queue, in seconds. It applies to the inserts of
-one client without `tx`."""
+"""The minimum time between two notifications of one queue, in seconds, for the inserts of one
+client without `tx`."""
 COVERED_TIME = 0.004
-"""Seconds after the start of a statement that notifies. A job that is stored within this time is
-found by the claim that follows the notification. A client claims again 5 ms after it."""
+"""If a statement notifies a queue, the claim that follows finds all jobs that are stored within
+this number of seconds after its start. A client claims again 5 ms after the notification."""
 _REMEMBERED_QUEUES_MAX = 1000
 """The maximum number of queues that a `NotifyLimiter` remembers."""
 
 
 class NotifySelection(NamedTuple):
-    """The queues of one statement."""
+    """The queues of one insert statement, by whether they are notified."""
 
     notified: list[str]
     """The queues that the statement notifies."""
     skipped: list[str]
-    """The queues that the statement does not notify, because they were notified just before."""
+    """The queues that the statement does not notify, because another statement has just done it."""
     owed: list[str]
-    """The queues of `notified` whose notification an earlier statement owes."""
+    """The queues of `notified` that are owed a notification: an earlier statement sent none."""
     started_at: float
     """The monotonic time before the statement is sent, in seconds."""
 
@@ -43,20 +43,20 @@ class NotifyLimiter:
     """Limits the notifications of each queue to one per `NOTIFY_INTERVAL_MIN`.
 
     A transaction that notifies takes a lock at its commit, so two such transactions cannot commit
-    at the same time. Fewer notifications are enough. The payload has the interval: a client that
-    receives a notification claims again some milliseconds after the interval, and then finds jobs
-    that were stored after the notification.
+    at the same time. One notification is enough for several inserts: its payload has the interval,
+    and a client that receives it claims again some milliseconds after the interval. It then finds
+    jobs that were stored after the notification.
 
-    A statement that did not notify may end too late for this claim, for example because the disk
-    is slow. Then its queues are owed a notification, until a statement that notifies them ends.
+    A statement that did not notify may end too late for this claim, for example because the disk is
+    slow. Then its queues are owed a notification: another statement must notify them.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._selected_at_by_queue: dict[str, float] = {}
-        """The time at which the last statement that notifies a queue was started."""
+        """By queue: the start of the last statement that notifies it."""
         self._sent_at_by_queue: dict[str, float] = {}
-        """The same, of the last such statement that has succeeded."""
+        """By queue: the start of the last statement that notifies it and has succeeded."""
         self.owed_queues: dict[str, None] = {}
         """The queues that must be notified although no job is inserted."""
 
@@ -65,9 +65,9 @@ class NotifyLimiter:
     ) -> NotifySelection:
         """Choose the queues that a statement notifies.
 
-        `counts_running_statements`: whether a notification counts before its statement has ended.
-        Several statements that run at the same time need this. But a statement that waits for a
-        lock notifies late.
+        `counts_running_statements`: whether the notification of a statement counts before the
+        statement has ended. It must be False if such a statement may wait for a lock, because it
+        notifies late then.
         """
         now = self._clock.monotonic()
         times = self._sent_at_by_queue
@@ -86,8 +86,8 @@ class NotifyLimiter:
         return NotifySelection(notified, skipped, owed, now)
 
     def record_end(self, selection: NotifySelection, *, is_stored: bool) -> None:
-        """Record that a statement has ended. `is_stored`: whether it has succeeded. Otherwise it
-        does not count as a notification."""
+        """Record that a statement has ended. `is_stored`: whether it has succeeded. A failed
+        statement has notified no queue."""
         if is_stored:
             self._record(self._sent_at_by_queue, selection.notified, selection.started_at)
             for queue in selection.notified:

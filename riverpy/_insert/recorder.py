@@ -1,8 +1,8 @@
 """InsertRecorder: gets the jobs of inserts in place of the database, in a test.
 
 `riverpy.testing.recording` sets it. A recorder applies to the code of its context (its task or
-thread, and tasks that start there), and to code whose context has no recorder. Such code is a
-thread of its own, or a test whose task has started before the recording.
+thread, and tasks that start there), and to code whose context has no recorder. Code without a
+recorder runs in another thread, or in a task that started before the recording.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class InsertRecorder(Protocol):
 _recorder: ContextVar[InsertRecorder | UnsetType | None] = ContextVar(
     "riverpy_insert_recorder", default=UNSET
 )
-"""The recorder of this context. None: its jobs are inserted into the database."""
+"""None: jobs are inserted into the database. UNSET: the newest of `_active_recorders`, if any."""
 _active_recorders: list[InsertRecorder] = []
 """The recorders of this process, the newest last."""
 
 
 def get_recorder() -> InsertRecorder | None:
-    """Return the recorder of the calling code. None: its jobs are inserted into the database."""
+    """Return the recorder of the calling code. None: jobs are inserted into the database."""
     if not _active_recorders:
         return None
-    active = tuple(_active_recorders)  # another thread may end its recording now
+    active = tuple(_active_recorders)  # another thread may end its recording at the same time
     recorder = _recorder.get()
     if recorder is None or (recorder is not UNSET and recorder in active):
         return recorder
@@ -58,7 +58,7 @@ def get_recorder() -> InsertRecorder | None:
 
 
 def refuse_in_recording(method_name: str) -> None:
-    """Raise ClientStateError if the jobs of the calling code are not inserted into the database."""
+    """Raise ClientStateError if a recorder gets the jobs of the calling code."""
     if get_recorder() is not None:
         raise ClientStateError(
             f"{method_name} needs a job in the database, and this recording keeps jobs in a list: "

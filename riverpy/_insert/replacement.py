@@ -1,4 +1,4 @@
-"""Replacement: check and encode what an insert replaces in an existing job, and `expires_in`."""
+"""Checks and encodes two options of an insert: `replace` and `expires_in`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def encode_replace_opts(opts: object) -> str | None:
-    """Return the JSON text of what is replaced, for the statement that inserts jobs. None: nothing
-    is replaced.
+    """Return `ReplaceOpts` as JSON text for the insert statement. None: nothing is replaced.
 
     Raises:
         InsertError: the options are not allowed.
@@ -57,8 +56,8 @@ def encode_expires_in(value: object) -> str | None:
 def check_expiry_after_due_time(
     expires_in: timedelta | None, scheduled_at: datetime | None, now: datetime
 ) -> None:
-    """Check that a job does not expire before it is due. Both times count from the same clock, so
-    it does not matter whether this clock is right.
+    """Check that a job does not expire before it is due. `scheduled_at` and `now` are from the same
+    clock, so an error of this clock does not matter.
 
     Raises:
         InsertError: the job would never run.
@@ -102,8 +101,8 @@ def check_replacing_row(row: InsertRow) -> None:
 
 
 def merge_replacing_row(first: InsertRow, later: InsertRow) -> InsertRow:
-    """Return the first row of a batch with a unique key, with the values that a later row with the
-    same key and `replace` replaces in it."""
+    """Merge two rows of a batch that have the same unique key. Return the first row, with the
+    values that the `replace` option of the later row replaces."""
     if later.replace is None:
         return first
     chosen = _decode_replace_opts(later.replace)

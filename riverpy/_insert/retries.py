@@ -1,4 +1,4 @@
-"""Retries of inserts without `tx`: which errors they follow, how long and how often."""
+"""Retries of inserts without `tx`: after which errors, for how long and how often."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ACQUIRE_CONNECTION_TIMEOUT = 10.0
 """The longest time to wait for a connection, in seconds. It includes the time in which the database
 starts."""
 POOL_STATEMENT_TIMEOUT = 30.0
-"""Seconds for one statement without `tx`."""
+"""The timeout of one statement of an insert without `tx`, in seconds."""
 CONNECT_RETRY_DELAY_MIN, CONNECT_RETRY_DELAY_MAX = timedelta(milliseconds=50), timedelta(seconds=1)
 ROLLBACK_RETRIES_MAX = 10
 """The maximum number of retries of an insert without `tx`, if the server rolls the insert back."""
@@ -25,7 +25,7 @@ _UNAVAILABLE_SQLSTATES = {"53300", "57P03"}
 
 
 def is_unavailable(error: BaseException) -> bool:
-    """Whether an error of connecting means that the database may be available soon."""
+    """Return whether a failed connection attempt may succeed soon, as when the server starts."""
     if not isinstance(error, DATABASE_ERRORS):
         return False
     if isinstance(error, OSError):
@@ -34,5 +34,5 @@ def is_unavailable(error: BaseException) -> bool:
 
 
 def is_rolled_back_for_conflict(error: BaseException) -> bool:
-    """Whether the server rolled a statement back because of other sessions. A retry may succeed."""
+    """Return whether the server has rolled a statement back because of another session."""
     return sqlstate(error) in _ROLLBACK_SQLSTATES

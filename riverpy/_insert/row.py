@@ -1,4 +1,4 @@
-"""Rows of inserts: check the options of a job, encode its args, and compute its unique key."""
+"""Makes the rows of inserts: checks options, encodes args, and computes unique keys."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ T = TypeVar("T")
 _UNIQUE_KEY_BYTES = 32
 _INSERTABLE_STATES = (JobState.AVAILABLE, JobState.PENDING, JobState.SCHEDULED)
 TEMPLATES_MAX = 1_000
-"""The maximum number of classes that `RowTemplates` remembers."""
+"""The maximum number of args classes whose rows `RowTemplates` keeps."""
 _EMPTY_INSERT_OPTS = InsertOpts()
 _EMPTY_UNIQUE_OPTS = UniqueOpts()
 
@@ -73,8 +73,8 @@ class PreparedJob(NamedTuple):
 
 
 class RowTemplates:
-    """A row for each args class of which a job without options was inserted. The next job of the
-    class differs from it only in the args."""
+    """Keeps one row for each args class whose jobs have no options of their own. The next job of
+    the class has the same row, except for the args."""
 
     def __init__(self) -> None:
         self._row_by_class: dict[type, InsertRow] = {}
@@ -88,12 +88,12 @@ class RowTemplates:
         template = self._row_by_class.get(type(args))
         if template is None or type(args).kind != template.kind:
             return None
-        if callable(getattr(args, "insert_opts", None)):  # an object may have options of its own
+        if callable(getattr(args, "insert_opts", None)):  # it may set options
             return None
         return InsertRow(encode_args(args), *template[1:])
 
     def add(self, args: JobArgs | RawArgs, row: InsertRow) -> None:
-        """Record the row of a job without options, unless rows of its class differ."""
+        """Keep the row of a job without options, unless rows of its class can differ."""
         if row.unique_states is None and not _has_options_of_its_own(args):
             if len(self._row_by_class) >= TEMPLATES_MAX:
                 self._row_by_class.clear()
@@ -101,7 +101,7 @@ class RowTemplates:
 
 
 def _has_options_of_its_own(args: JobArgs | RawArgs) -> bool:
-    """Whether the kind or the options of the args may differ from those of its class."""
+    """Return whether the kind or the options may differ between objects of the same args class."""
     return isinstance(args, RawArgs) or callable(getattr(args, "insert_opts", None))
 
 
@@ -115,8 +115,8 @@ def prepare_rows(
     """Check and encode jobs; see `prepare_row`.
 
     Most batches have one args class and the same options. The values that depend only on the class
-    and the options are checked once, and copied to the other jobs. For jobs without options, this
-    holds for all batches that have the same `templates`.
+    and the options are checked once, and copied to the other jobs. For jobs without options,
+    `templates` keeps these values for later batches too.
     """
     rows: list[InsertRow] = []
     firsts: dict[tuple[type, int], tuple[InsertOpts | None, InsertRow]] = {}
@@ -198,13 +198,13 @@ def prepare_row(
 
 
 def _encode_metadata(call_opts: InsertOpts, class_opts: InsertOpts) -> str:
-    """Encode the metadata, with the mark of a job that is waited for."""
+    """Encode the metadata of a job, with a mark if clients wait for the end of the job."""
     is_notified = _expect_type("notify_end", call_opts.notify_end, bool) or class_opts.notify_end
     if not is_notified:
         return encode_job_metadata(call_opts.metadata)
     metadata = {} if call_opts.metadata is None else call_opts.metadata
     if not isinstance(metadata, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
-        return encode_job_metadata(metadata)  # raises
+        return encode_job_metadata(metadata)  # raises ArgsError
     return encode_job_metadata({**metadata, NOTIFY_END_METADATA_KEY: True})
 
 
@@ -260,8 +260,7 @@ def make_insert_params(job: PreparedJob) -> JobInsertParams:
 
 
 def make_row(job: PreparedJob, params: JobInsertParams, *, settings: InsertSettings) -> InsertRow:
-    """Return the row of a job after the hooks and middleware have run. They may have changed
-    `params`.
+    """Return the row of a job after hooks and middleware, which may have changed `params`.
 
     Raises:
         InsertError, ConfigError: a hook or middleware set a value that is not allowed.

@@ -1,8 +1,8 @@
-"""SharedStatementSender: inserts the jobs of many calls with one statement after the other.
+"""SharedStatementSender: inserts the jobs of many calls with few statements.
 
 One statement runs at a time, over a connection that the client reserves for it. Calls that arrive
-during this statement wait for the next one, which inserts the jobs of all of them and commits once.
-A call that arrives while no statement runs is sent at once.
+during this statement wait for the next one, which inserts the jobs of all these calls and commits
+once. If no statement runs, a call is sent at once.
 """
 
 from __future__ import annotations
@@ -61,25 +61,26 @@ if TYPE_CHECKING:
     from riverpy.insert_opts import InsertResult
 
 PARTS_TIMEOUT = 30.0
-"""Seconds in which the parts of a refused statement are sent."""
+"""The timeout in seconds for sending a refused statement again in smaller parts."""
 PART_ROW_BY_ROW_MAX = 10
-"""A refused part of at most this many calls is sent again call by call."""
+"""If a refused part has at most this many calls, each of its calls is sent alone."""
 TEMPORARY_FAILURES_MAX = 3
-"""How many parts may fail one after the other for a reason that is not in their jobs. After that,
-the calls of all remaining parts get the error."""
+"""The maximum number of parts that may fail in a row for a reason other than their jobs. After
+that, all remaining calls get the error."""
 OWED_NOTIFICATION_DELAY = 0.003
-"""Seconds to wait for a statement that notifies an owed queue. Then a statement of its own does."""
+"""Seconds that an owed notification waits for the next insert statement, which can send it too.
+After that it is sent by a separate statement."""
 NOTIFY_TIMEOUT = 5.0
-"""Seconds for a statement that only notifies."""
+"""The timeout of a statement that only notifies queues, in seconds."""
 CLOSE_TIMEOUT = 5.0
-"""Seconds in which `close` sends the jobs that wait."""
+"""Seconds for which `close` still sends waiting jobs."""
 CANCEL_TIMEOUT = 1.0
-"""Seconds for the end of a cancelled statement, or of the cancelled task."""
+"""Seconds to wait until a cancelled statement or task has ended."""
 _MAY_BE_STORED_TEXT = "the job may be stored: make it unique if it must not be inserted twice"
 
 
 class SharedStatementSender:
-    """Sends the jobs of many calls, in the order of the calls."""
+    """Sends the jobs of many calls in shared statements, in the order of the calls."""
 
     def __init__(
         self,
@@ -91,26 +92,27 @@ class SharedStatementSender:
         should_notify: bool,
         trace_internal: bool = False,
     ) -> None:
-        """`connect` makes the reserved connection, at the first insert and after a loss."""
+        """`connect` opens the reserved connection: before the first insert, and again after a
+        loss."""
         self._connect, self._schema = connect, schema
         self._notify_limiter, self._should_notify = notify_limiter, should_notify
         self._notification_queue_log = notification_queue_log
         self._trace_internal = trace_internal
         self._connection: Connection | None = None
         self._connect_error: Exception | None = None
-        """Why there is no connection."""
+        """The error of the last attempt to connect. None: it succeeded."""
         self._backlog = InsertBacklog()
         self._task: asyncio.Task[None] | None = None
-        """The task that sends. It runs while a call waits."""
+        """The task that sends statements. It runs while calls wait."""
         self._expiry_timer: asyncio.TimerHandle | None = None
         """The timer that ends calls that have waited for too long. One timer serves all calls."""
         self._owed_timer: asyncio.TimerHandle | None = None
         self._should_notify_now = False
-        """Whether the owed queues are notified without waiting for another insert."""
+        """Whether to notify the owed queues now, without waiting for another insert."""
         self._sent_calls: list[InsertCall] = []
         """The calls of the running statement."""
         self._is_statement_abandoned = False
-        """Whether the running statement is cancelled because no call waits for it."""
+        """Whether the running statement was cancelled because all of its calls were cancelled."""
 
     async def insert(self, rows: list[InsertRow], size: int) -> list[InsertResult]:
         """Insert the jobs of one call, of `size` bytes, all or none. No row has a unique key.
@@ -150,14 +152,14 @@ class SharedStatementSender:
                 self._task.cancel()
 
     def send_owed_notifications_soon(self) -> None:
-        """Notify the owed queues, unless a statement does it first."""
+        """Notify the owed queues soon, unless another statement notifies them before."""
         if self._notify_limiter.owed_queues and self._owed_timer is None:
             self._owed_timer = asyncio.get_running_loop().call_later(
                 OWED_NOTIFICATION_DELAY, self._start_for_owed_notifications
             )
 
     async def close(self) -> None:
-        """Send the jobs that wait, and owed notifications, for a limited time. Close the
+        """Send the waiting jobs and owed notifications, for a limited time. Close the
         connection."""
         try:
             with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):
@@ -183,7 +185,7 @@ class SharedStatementSender:
     # -- the task
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        # It gets none of the context variables of the call that starts it.
+        # The task gets none of the context variables of the call that starts it.
         self._task = loop.create_task(
             self._run(), name="riverpy inserts", context=contextvars.Context()
         )
@@ -197,8 +199,8 @@ class SharedStatementSender:
             self._start(asyncio.get_running_loop())
 
     async def _run(self) -> None:
-        """Send until no call waits. The next insert may notify the owed queues too, so they wait
-        for a moment."""
+        """Send statements until no call waits. Then wait a moment before the owed queues are
+        notified, because the next insert may notify them."""
         try:
             with suppress_tracing(trace_internal=self._trace_internal):
                 while self._backlog or self._should_notify_now:
@@ -211,7 +213,7 @@ class SharedStatementSender:
                         await self._notify_owed_queues()
         finally:
             self._task = None
-            for call in self._backlog.take_all():  # there are some if the task was cancelled
+            for call in self._backlog.take_all():  # calls are left if the task was cancelled
                 call.fail(ClientStateError("the client was closed before the job was inserted"))
             self.send_owed_notifications_soon()
 
@@ -236,7 +238,7 @@ class SharedStatementSender:
     # -- the connection
 
     def _get_connection(self) -> Connection | None:
-        """Return the connection. None: there is none, or it was lost while it was idle."""
+        """Return the open connection. None: there is none, or it was lost while it was idle."""
         connection = self._connection
         return None if connection is None or connection.is_closed() else connection
 
@@ -246,7 +248,7 @@ class SharedStatementSender:
             connection.terminate()
 
     async def _reconnect(self) -> bool:
-        """Make the connection again while calls wait. Return whether there is one."""
+        """Open the connection again while calls wait. Return whether it is open."""
         backoff = Backoff(CONNECT_RETRY_DELAY_MIN, CONNECT_RETRY_DELAY_MAX)
         while True:
             try:
@@ -277,7 +279,7 @@ class SharedStatementSender:
                     calls[0].fail(make_insert_error(error))
                 else:
                     await _CallParts(calls, self._send_statement).send()
-        except Exception as error:  # a fault in riverpy: the task must go on
+        except Exception as error:  # a fault in riverpy: the task must continue
             for call in calls:
                 call.fail(copy.copy(error))
         finally:
@@ -285,8 +287,9 @@ class SharedStatementSender:
                 call.fail(ClientStateError("the client was closed before the job was inserted"))
 
     async def _send_statement(self, calls: list[InsertCall]) -> None:
-        """Insert the jobs of these calls with one statement. It is sent again if the server rolls
-        it back for a conflict. If the connection is lost, end the calls with an error.
+        """Insert the jobs of these calls with one statement. If the server rolls the statement back
+        because of another session, send it again. If the connection is lost, end the calls with an
+        error.
 
         Raises:
             Exception: one of DATABASE_ERRORS, or JobLeftOutError; nothing was stored.
@@ -353,7 +356,7 @@ class SharedStatementSender:
     async def _recover_connection(
         self, connection: Connection, error: BaseException, *, is_abandoned: bool
     ) -> None:
-        """Cut the connection, unless it is usable after this error. After a timeout or a
+        """Close the connection, unless it is usable after this error. After a timeout or a
         cancellation, asyncpg first cancels the statement on the server."""
         if is_data_error(error) or not may_break_session(error):
             return
@@ -365,12 +368,13 @@ class SharedStatementSender:
             self._cut_connection()
 
     def _take_abandonment(self) -> bool:
-        """Whether the task was cancelled only to end its statement. Then it continues."""
+        """Return whether the task was cancelled only to end its statement, and so continues."""
         is_abandoned, self._is_statement_abandoned = self._is_statement_abandoned, False
         return is_abandoned and self._task is not None and self._task.uncancel() == 0
 
     async def _notify_owed_queues(self) -> None:
-        """Notify the owed queues without an insert. After an error they are found by polling."""
+        """Notify the owed queues with a separate statement. If it fails, polling finds their
+        jobs."""
         self._should_notify_now = False
         connection = self._get_connection()
         selection = self._notify_limiter.select_queues(())
@@ -432,7 +436,7 @@ class _CallParts:
         self._temporary_failure_count = 0
 
     def _give_up(self, error: Exception) -> None:
-        """End all calls that are left with this error."""
+        """End all remaining calls with this error."""
         for call in self._sender.unsent_rows:
             call.fail(make_insert_error(copy.copy(error)))
         self._sender.discard_unsent_rows()
@@ -449,7 +453,7 @@ def _give_results(calls: list[InsertCall], results: list[InsertResult]) -> None:
 
 
 def _make_loss_error(error: BaseException) -> Exception:
-    """Return the error for a statement that may have committed."""
+    """Return the error for a statement whose connection was lost. It may have committed."""
     if not isinstance(error, Exception):
         return ConnectionError(
             f"the client was closed during the insert, and {_MAY_BE_STORED_TEXT}"

@@ -111,8 +111,8 @@ def compute_unique_key(
 
 
 def warn_of_ignored_fields(opts: UniqueOpts | None, *, kind: str, args_class: type[object]) -> None:
-    """Log a warning if fields of an args class are marked `Unique`, but the options ignore the
-    marks. Only the first insert of each class is checked."""
+    """Log a warning if fields of an args class are marked `Unique`, but `opts` ignores these marks.
+    Only the first insert of each class is checked."""
     if args_class in _checked_args_classes or len(_checked_args_classes) >= _CHECKED_CLASSES_MAX:
         return
     _checked_args_classes.add(args_class)
@@ -152,8 +152,8 @@ def _make_args_part_of_key(kind: str, args_class: type[object], args_json: str) 
 
 
 def _iterate_json_members(json_text: str) -> Iterator[tuple[str, str]]:
-    """Yield each key of a compact JSON object, and the text of the key's value. Yield nothing for
-    other JSON."""
+    """Yield each key of a compact JSON object, and the text of the key's value. If the text is no
+    object, yield nothing."""
     at = 1
     while json_text.startswith("{") and json_text[at] != "}":
         key, colon = _json_decoder.raw_decode(json_text, at)

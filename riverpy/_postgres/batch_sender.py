@@ -1,9 +1,9 @@
-"""BatchSender: runs a statement over many rows, and finds the rows that make the statement fail.
+"""BatchSender: sends many rows with few statements, and finds the rows that make statements fail.
 
 A statement fails for all its rows if the server refuses one row, or if it takes too long. Then its
-rows are sent again in smaller parts, down to single rows. A row that fails alone is set aside:
-after a delay it is sent again, alone. A sender without `skipped_rows` does not send it again, but
-only reports it to its owner.
+rows are sent again in smaller parts, down to single rows. If a statement with a single row fails,
+this row is set aside: it is sent again alone, after a delay. A sender without `skipped_rows`
+reports such a row to its owner, and does not send it again.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ doubled."""
 ROW_BY_ROW_BATCH_SIZE_MAX = 100
 """A failed batch of at most this many rows is sent again row by row."""
 SINGLE_ROW_RETRY_BATCH_SIZE_MAX = 10
-"""After a failed statement over at most this many rows, the next statement has one row. This
-applies to statements that select their rows themselves."""
+"""If a statement that selects its rows itself fails with at most this many rows, the next statement
+has only one row."""
 REPEATED_ERROR_WINDOW = 60.0
 """Two errors of the same kind within this number of seconds count as a repeated error."""
 BATCH_FAILURES_BEFORE_PAUSE = 8
@@ -48,8 +48,7 @@ BATCH_FAILURES_BEFORE_PAUSE = 8
 probably all rows are affected, for example by a locked table or a full disk."""
 PAUSE_MIN, PAUSE_MAX = timedelta(milliseconds=20), timedelta(seconds=2)
 FAILED_BATCHES_BEFORE_RETRY_OF_ALL = 3
-"""If at least this many batches failed before a successful one, all rows that are set aside become
-due."""
+"""After so many failed batches and then a successful one, all rows that are set aside are due."""
 
 Row = TypeVar("Row")
 
@@ -62,7 +61,7 @@ class ErrorCause(Enum):
     TIMEOUT = "time"
     """The statement took too long: there are too many rows, or one row is too slow."""
     UNKNOWN = "unknown"
-    """The statement was sent. A row may be the cause if an error of this kind is repeated."""
+    """The statement was sent. If this kind of error is repeated, a row may be the cause."""
     NOT_SENT = "not sent"
     """No statement was sent, so no row is the cause."""
 
@@ -88,8 +87,8 @@ class RepeatedErrorDetector:
         """The time of the last error of each kind, in monotonic seconds."""
 
     def may_be_caused_by_row(self, error: Exception, *, is_retry: bool = False) -> bool:
-        """Record the error, and return whether a row may be the cause. `is_retry`: the statement
-        had only one row, which has failed alone before."""
+        """Record the error. Return whether a row may be the cause. `is_retry`: the statement only
+        had one row, which has failed alone before."""
         if not isinstance(error, DATABASE_ERRORS):
             return False
         cause = find_error_cause(error)
@@ -110,15 +109,16 @@ def _get_error_kind(error: Exception) -> str:
 
 
 class BatchSize:
-    """How many rows the next statement has. It grows after fast statements, and shrinks after a
-    failure."""
+    """Chooses how many rows the next statement has: more after fast statements, fewer after
+    failures."""
 
     def __init__(self, row_count_max: int, statement_timeout: float) -> None:
         """Start with `row_count_max` rows. `statement_timeout` is in seconds."""
         self.row_count_max = self.row_count = row_count_max
         self._statement_timeout = statement_timeout
         self._suspect_row_count = 0
-        """After `shrink_after_failed_selection`: how many of the next rows may be the cause."""
+        """How many of the next rows may include the failing row, after
+        `shrink_after_failed_selection`."""
 
     @property
     def is_full(self) -> bool:
@@ -139,9 +139,9 @@ class BatchSize:
         self.row_count = max(failed_row_count // 2, 1)
 
     def shrink_after_failed_selection(self, failed_row_count: int) -> None:
-        """Shrink the size after a failed statement that selected `failed_row_count` rows itself.
-        The next statement selects the same first rows again. So the size grows again only when all
-        these rows are done."""
+        """Reduce the size after a failed statement that selected `failed_row_count` rows itself.
+        The next statement selects the same rows first, so the size grows again only when all of
+        them are done."""
         self._suspect_row_count = failed_row_count
         self.row_count = (
             math.isqrt(failed_row_count)
@@ -167,19 +167,19 @@ class BatchSize:
 
 @dataclass(frozen=True)
 class BatchStatement(Generic[Row]):
-    """A statement for `BatchSender`, with functions about its rows."""
+    """A statement that a BatchSender sends, with functions that describe its rows."""
 
     send: Callable[[list[Row]], Awaitable[None]]
     """Sends the statement. If it raises an error, it has changed no row."""
     get_row_id: Callable[[Row], Hashable]
     """Returns the id of a row. One statement never has two rows with the same id."""
     get_skipped_row_key: Callable[[Row], Hashable] | None = None
-    """Returns the key under which a row is set aside (kept for a retry). None: the id of the row is
-    the key."""
+    """Returns the key of a row in `skipped_rows`, which keeps failed rows for a retry. None: the
+    row's id is the key."""
     count_rows_that_fit: Callable[[list[Row]], int] = len
     """Returns how many of the given rows fit into one statement."""
     is_row_error: Callable[[Exception], bool] | None = None
-    """Returns whether a row may be the cause of an error. None: `RepeatedErrorDetector` decides."""
+    """Returns whether a row may be the cause of an error. None: RepeatedErrorDetector decides."""
     row_by_row_batch_size_max: int = ROW_BY_ROW_BATCH_SIZE_MAX
     """A failed batch of at most this many rows is sent again row by row."""
 
@@ -189,9 +189,9 @@ def _do_nothing(*_args: object) -> None:
 
 
 class BatchSender(Generic[Row]):
-    """Sends rows, one statement after the other, until each row is sent, or set aside for a retry.
+    """Sends rows, one statement after the other. Rows that fail alone are kept for a retry.
 
-    New rows, parts of failed batches, and rows that are set aside take turns.
+    New rows, parts of failed batches, and kept rows take turns.
     """
 
     def __init__(
@@ -210,10 +210,10 @@ class BatchSender(Generic[Row]):
         Args:
             statement: the statement to send.
             batch_size: the size of batches.
-            skipped_rows: keeps rows that fail alone. None: such a row is not sent again.
-            on_row_skipped: called once for each row that fails alone: at the first failure if the
-                server refused the row, or if `skipped_rows` is None. Otherwise it is called at
-                the second failure.
+            skipped_rows: keeps rows that fail alone for a retry. None: they are not sent again.
+            on_row_skipped: called once for each row that fails alone. A refused row is reported at
+                its first failure, a slow row at its second. Without `skipped_rows`, each is
+                reported at its first.
             on_row_recovered: called when a row that was passed to `on_row_skipped` is sent
                 successfully.
             on_batch_too_slow: called with the new size and the error when a batch took too long.
@@ -249,7 +249,7 @@ class BatchSender(Generic[Row]):
         """The end of the pause, in monotonic seconds. A pause stops new rows and failed parts, but
         not retries of single rows."""
         self._last_batch_had_new_rows = False
-        """Whether the last batch had new rows."""
+        """Whether the last statement sent new rows, so that other rows have their turn."""
 
     @property
     def unsent_rows(self) -> list[Row]:
@@ -264,8 +264,7 @@ class BatchSender(Generic[Row]):
 
     @property
     def next_send_at(self) -> float:
-        """The time at which the next row can be sent, in monotonic seconds. Infinity: no row
-        waits."""
+        """The monotonic time at which the next row can be sent. Infinity: no row waits."""
         has_rows = self._new_rows or self._failed_batch_parts
         return min(self._paused_until if has_rows else math.inf, self.skipped_rows.next_retry_at)
 
@@ -286,7 +285,7 @@ class BatchSender(Generic[Row]):
         return not (self._new_rows or self._failed_batch_parts or self.can_send_now)
 
     def add_row(self, row: Row) -> None:
-        """Add a row to be sent, unless it is set aside."""
+        """Add a row to be sent, unless it is already kept for a retry."""
         if not self.skipped_rows or self._key(row) not in self.skipped_rows:
             self._new_rows.append(row)
 
@@ -299,13 +298,13 @@ class BatchSender(Generic[Row]):
                 self._new_rows.append(row)
 
     def forget_skipped_row(self, row: Row) -> None:
-        """Forget a row that is set aside."""
+        """Remove a row that is kept for a retry. It is not sent again."""
         key = self._key(row)
         self.skipped_rows.remove_row(key)
         self._reported_row_keys.discard(key)
 
     def discard_unsent_rows(self) -> None:
-        """Forget the rows that were not sent. Rows that are set aside stay."""
+        """Remove the rows that wait to be sent, except rows that are kept for a retry."""
         self._new_rows.clear()
         self._failed_batch_parts.clear()
 
@@ -340,8 +339,8 @@ class BatchSender(Generic[Row]):
             self._rows_being_sent = []
 
     async def send_all_due_rows(self, timeout: float = math.inf) -> bool:
-        """Send all rows that are due. Return False if `timeout` seconds were not enough. Raise what
-        `send_batch` raises."""
+        """Send all rows that are due. Return False if `timeout` seconds were not enough. Raise the
+        errors of `send_batch`."""
         until = time.monotonic() + timeout
         while self._new_rows or self._failed_batch_parts or self.can_send_now:
             if time.monotonic() >= until:

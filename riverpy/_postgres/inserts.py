@@ -1,4 +1,4 @@
-"""Insert jobs: one typed function per statement of `sql/queries/river_job_insert.sql`."""
+"""Inserts jobs: one typed function for each statement of `sql/queries/river_job_insert.sql`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DUPLICATE_COLUMN = JobColumn.UNIQUE_STATES + 1
 _NOTIFIED_COUNT_COLUMN = JobColumn.UNIQUE_STATES + 2
 _NOTIFIED_COUNT_IN_SHARED_COLUMN = JobColumn.UNIQUE_STATES + 1
 _LEFT_OUT_TEXT = "riverpy: jobs left out by a trigger"
-"""A part of the error's text in job_insert_shared."""
+"""The text with which the statement job_insert_shared fails if a trigger leaves a job out."""
 _WAITING_STATES = (
     JobState.AVAILABLE,
     JobState.PENDING,
@@ -56,16 +56,16 @@ class JobLeftOutError(InsertError):
 
 
 class InsertRow(NamedTuple):
-    """The values of one job as text, since a connection may have its own codecs for other types."""
+    """The values of one job as texts: a caller's connection may have codecs for other types."""
 
     args: str
     unique_key: str | None
-    """The key in hexadecimal digits."""
+    """The unique key in hexadecimal digits. None: the job is not unique."""
     expires_in: str | None
-    """The microseconds from the insert until the job expires."""
+    """The microseconds from the insert until the job expires, as text. None: it does not expire."""
     replace: str | None
-    """What is replaced in the existing job of a duplicate, as a JSON object: the names of fields,
-    each with the value true, and `max_wait` in microseconds."""
+    """The values of an existing job that a duplicate replaces, as a JSON object: the names of
+    fields, each with the value true, and `max_wait` in microseconds."""
     kind: str
     metadata: str
     queue: str
@@ -77,11 +77,11 @@ class InsertRow(NamedTuple):
     unique_states: str | None
     """The states in which the key is unique, as the column's eight bits."""
     scheduled_at: str | None
-    """When the job is due. None: now. This is the last field, because COPY may omit it."""
+    """When the job is due, as text. None: now. The last field, because COPY may omit it."""
 
     def values_except_args_and_unique_key(self) -> tuple[object, ...]:
-        """Return the values that are usually equal for all jobs of a batch: all but args and unique
-        key."""
+        """Return all values except args and unique key. They are often equal for all jobs of a
+        batch."""
         return self[2:]
 
 
@@ -90,17 +90,17 @@ class QueuesToNotify(NamedTuple):
 
     queues: list[str]
     interval_ms: int = 0
-    """For this many milliseconds the sender may insert more jobs into these queues without a
-    notification; see `NotificationMessage.notify_interval_ms`."""
+    """After this notification, the sender may insert jobs into these queues for this many
+    milliseconds without another one; see `NotificationMessage.notify_interval_ms`."""
 
     def make_arguments(self) -> dict[str, object]:
-        """Return the arguments of a statement that notifies."""
+        """Return the queues and the interval as arguments of a statement that notifies."""
         return {"notify": self.queues, "notify_interval": str(self.interval_ms)}
 
 
 def list_available_queues(rows: Iterable[InsertRow]) -> list[str]:
-    """Return the queues in which a job of these rows may be due. A replaced job may become due
-    although the new job is not."""
+    """Return the queues in which one of these inserts may make a job due. A replaced job may become
+    due although the new job is not."""
     return list(
         dict.fromkeys(
             [
@@ -152,9 +152,9 @@ async def job_insert_shared(
     to_notify: QueuesToNotify,
     timeout: float,
 ) -> tuple[list[InsertResult], int]:
-    """Insert jobs without unique keys in one statement that also notifies queues. `connection` is
-    one of riverpy that has raw timestamps. Return the results in the order of the rows, and how
-    many queues were notified.
+    """Insert jobs without unique keys in one statement that also notifies queues. `connection` is a
+    connection of riverpy, which reads timestamps as integers. Return the results in the order of
+    the rows, and how many queues were notified.
 
     Raises:
         JobLeftOutError: a trigger of the table has left out a job. No job was inserted.
@@ -190,7 +190,7 @@ async def _insert_with_general_statement(
     rows: Sequence[InsertRow],
     to_notify: QueuesToNotify,
 ) -> tuple[list[InsertResult], int]:
-    """Insert jobs of which some expire or replace existing jobs; see `job_insert`."""
+    """Insert jobs by the slower statement for `expires_in` and `replace`; see `job_insert`."""
     columns: map[Any] = map(list, zip(*rows, strict=True))
     values: dict[str, Any] = dict(zip(InsertRow._fields, columns, strict=True))
     members = [f'"{row.unique_key}":{row.replace}' for row in rows if row.replace is not None]
@@ -201,7 +201,7 @@ async def _insert_with_general_statement(
     results: list[InsertResult] = []
     for row, record in zip(rows, records, strict=True):
         job, is_duplicate = _job_from_record(record), record[_DUPLICATE_COLUMN] == "t"
-        # The statement changes no state from or to one in which a job does not wait.
+        # The statement replaces only jobs that wait, and they wait after it too.
         is_replaced = is_duplicate and row.replace is not None and job.state in _WAITING_STATES
         results.append(InsertResult(job, is_duplicate, is_replaced))
     return results, int(records[0][_NOTIFIED_COUNT_COLUMN])
@@ -252,8 +252,7 @@ async def job_insert_with_copy(
 
 async def _iterate_copy_lines(rows: Sequence[InsertRow], now: int | None) -> AsyncGenerator[bytes]:
     ends: dict[tuple[object, ...], str] = {}
-    """The encoded end of a COPY row for each set of shared values. So each set is encoded only
-    once."""
+    """By shared values: the encoded end of a COPY row. Equal values are encoded only once."""
     for start in range(0, len(rows), _COPY_BATCH_ROW_COUNT):
         lines: list[str] = []
         for row in rows[start : start + _COPY_BATCH_ROW_COUNT]:
@@ -266,8 +265,8 @@ async def _iterate_copy_lines(rows: Sequence[InsertRow], now: int | None) -> Asy
 
 
 def _make_copy_line_end(row: InsertRow, now: int | None) -> str:
-    """Encode the values after the args and the unique key. `now` is the server's time in
-    microseconds since 2000. If it is None, no job has a time: omit `scheduled_at`."""
+    """Encode the end of a COPY row: all values after the args and the unique key. `now` is the
+    server's time in microseconds since 2000. None: omit `scheduled_at`, because no job has one."""
     tags = ",".join(f'"{tag}"' for tag in row.tags.split(",") if tag)
     row = row._replace(tags=f"{{{tags}}}")
     if now is not None:

@@ -1,5 +1,5 @@
 """The statements on single jobs and claims: one typed function per SQL statement in
-`sql/queries/river_job.sql`. They set no timeout: the callers do."""
+`sql/queries/river_job.sql`. The callers of these functions set timeouts."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class AttemptResult(NamedTuple):
     seconds_since_end: float
     new_attempt: int
     delay: float | None
-    """Seconds until the job is due again. None: `scheduled_at` stays the same."""
+    """Seconds until the job is due again. None: `scheduled_at` does not change."""
     error: str | None
     metadata_updates: str | None
 
 
 class StoredOutcome(NamedTuple):
-    """The stored state of a job. It shows whether a result was stored or refused."""
+    """The stored state of a job. It shows whether the result of an attempt was stored."""
 
     claim_key: ClaimKey
     state: str
@@ -179,8 +179,8 @@ async def job_lock_next(
     kinds: list[str] | None,
     skipped_ids: list[int],
 ) -> tuple[int, int, int] | None:
-    """Lock the job that a claim of one job would take, until the end of the transaction. Return its
-    priority, its time in microseconds since 2000, and its id."""
+    """Find and lock the job that a claim of one job would return, until the end of the transaction.
+    Return its priority, its time in microseconds since 2000, and its id."""
     rows = await _fetch_rows(
         connection, "job_next", schema, queue=queue, kinds=kinds, skipped=skipped_ids
     )
@@ -190,7 +190,7 @@ async def job_lock_next(
 async def job_get_claim_position(
     connection: Transaction, schema: str | None, job_id: int, *, queue: str
 ) -> tuple[int, int, int] | None:
-    """Return priority, time in microseconds since 2000, and id of this job. Return None if it
+    """Return priority, time in microseconds since 2000, and id of this job. Return None if the job
     cannot be claimed from this queue."""
     rows = await _fetch_rows(connection, "job_position", schema, id=job_id, queue=queue)
     return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
@@ -231,8 +231,8 @@ async def job_merge_metadata(
     claim_keys: Sequence[ClaimKey],
     metadata_updates: list[str | None],
 ) -> list[Record]:
-    """Merge objects, given as JSON text, into the metadata of jobs that another session cancelled
-    or ended during these attempts. Return the rows. Locked rows are left out."""
+    """Merge metadata into the rows of jobs that another session has cancelled or ended during these
+    attempts. Each update is a JSON object as text. Return the rows. Locked rows are left out."""
     return await _fetch_rows(
         connection,
         "job_merge_metadata",
@@ -251,8 +251,8 @@ async def job_merge_running_metadata(
     lock_timeout: str | None,
 ) -> bool:
     """Merge an object, given as JSON text, into the metadata of a running job. Return whether the
-    job still runs with this claim key. `lock_timeout` is a setting of PostgreSQL for the
-    transaction; None: the transaction's own."""
+    job still runs with this claim key. `lock_timeout` is set for the transaction as PostgreSQL's
+    setting; None: it is not changed."""
     return bool(
         await _fetch_rows(
             connection,
@@ -381,14 +381,14 @@ async def job_is_any_available(
 
 
 async def job_get(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
-    """Return one job."""
+    """Return the row of one job. None: there is no job with this id."""
     return _get_first_row(await job_get_many(connection, schema, [job_id]))
 
 
 async def job_get_many(
     connection: Transaction, schema: str | None, ids: Sequence[int]
 ) -> list[Record]:
-    """Return the given jobs that exist, newest first."""
+    """Return the rows of the given jobs, newest first. Jobs that do not exist are left out."""
     return await _fetch_rows(connection, "job_get", schema, id=list(ids))
 
 
@@ -409,7 +409,7 @@ async def job_list_ids(
 
 
 async def job_cancel(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
-    """Cancel a job. A running job gets a cancel mark, and the client that runs it is notified."""
+    """Cancel a job. A running job is only marked, and the client that runs it is notified."""
     return _get_first_row(await _fetch_rows(connection, "job_cancel", schema, id=job_id))
 
 

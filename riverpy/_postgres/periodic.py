@@ -82,7 +82,7 @@ async def periodic_get(
     """Return one periodic job.
 
     Raises:
-        NotFoundError: no row has this id; the text has similar ids.
+        NotFoundError: no row has this id. The text of the error lists similar ids.
         SchemaMissingError: the table is missing.
     """
     statement = get_query(_SQL_FILE, "periodic_get", schema)

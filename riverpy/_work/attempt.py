@@ -54,15 +54,15 @@ class Outcome(msgspec.Struct, frozen=True):
     """The attempt number to store."""
     is_final: bool
     seconds_until_due: float | None = 0.0
-    """Seconds until the job is due again; None: `scheduled_at` does not change. The delay has no
-    effect if `is_final` is True."""
+    """Seconds until the job is due again. None: `scheduled_at` does not change. If `is_final` is
+    True, this value is not used."""
     error_entry: str | None = None
     """The new entry of the job's errors, as JSON."""
 
 
 class Attempt(Job[Any]):
-    """A claimed job from its claim until its result is stored. The worker's code receives it as its
-    `Job`."""
+    """A claimed job, from its claim until its result is stored. The worker's code receives this
+    object as its `Job`."""
 
     __slots__ = (
         "attempt_store",
@@ -93,7 +93,7 @@ class Attempt(Job[Any]):
         claimed_at: float,
         attempt_store: AttemptStore,
     ) -> None:
-        """`worker` is a pair: the worker of the kind, or None, and the timeout in seconds."""
+        """`worker_and_timeout`: the worker of the kind, or None, and the timeout in seconds."""
         self._row = row
         self._metadata_updates = None
         self.worker, self.timeout = worker_and_timeout
@@ -102,9 +102,8 @@ class Attempt(Job[Any]):
         self.release_slot = release_slot
         """The callback that frees the slot of the attempt for another job. It is called once."""
         self.deadline = math.inf
-        """The time at which the attempt times out, in monotonic seconds; infinity: there is no
-        timeout, or the attempt has not started. After a cancellation, this is the time from which
-        the attempt counts as stuck."""
+        """The time at which the attempt times out, in monotonic seconds. Infinity: it has no
+        timeout, or has not started. After a cancellation, the attempt is stuck from this time."""
         self.stop_cause: StopCause | None = None
         self.task: asyncio.Task[None] | None = None
         self.outcome: Outcome | None = None
@@ -117,15 +116,14 @@ class Attempt(Job[Any]):
         its start."""
         self.stored_state: str | None = None
         self.stored_row: Sequence[Any] | None = None
-        """The row of the job, if another session made the job final before this result was
-        stored."""
+        """The stored row, if another session made the job final before this result was stored."""
         self.is_result_replaced = False
         self.attempt_store = attempt_store
         self.step_runner: AttemptStepRunner | None = None
         """The steps of the job; None: the code has used none so far."""
         self.is_completed_in_transaction = False
-        """Whether the code has completed the job in a transaction of its own. If that was rolled
-        back, the attempt ends as usual."""
+        """Whether the job's code has called `complete_tx`. If its transaction was rolled back, the
+        attempt ends as usual."""
 
     @property
     def claim_key(self) -> ClaimKey:
@@ -231,9 +229,9 @@ class Attempt(Job[Any]):
         self.add_progress(msgspec.json.encode(progress).decode())
 
     def add_progress(self, text: str) -> None:
-        """Store a progress, as JSON text, with the next ones of the client. May be called in any
-        thread."""
-        if self.ended_at:  # code of the job has reported after the end of the attempt
+        """Store a progress, as JSON text, with the next write for all jobs of the client. May be
+        called in any thread."""
+        if self.ended_at:  # the job's code has reported after the end of the attempt
             return
         self._record_metadata(PROGRESS_METADATA_KEY, text)
         self.attempt_store.progress_reports.add_report(self.claim_key, text)
@@ -278,14 +276,14 @@ class Attempt(Job[Any]):
         return run_at_once_if_blocking(tx, call)
 
     def remove_metadata_update(self, key: str) -> None:
-        """Do not store this key when the attempt ends."""
+        """Remove a key from the metadata that is stored when the attempt ends."""
         if self._metadata_updates is not None:
             self._metadata_updates.pop(key, None)
             self._metadata_updates = self._metadata_updates or None
 
     def remove_outcome_metadata(self) -> None:
-        """Do not store the metadata of the outcome, because the code has completed its job in a
-        transaction before. What the code has recorded is kept."""
+        """Do not store the metadata that the outcome has set, because the code has called
+        `complete_tx`. Metadata that the code has recorded is still stored."""
         for key in (SNOOZE_COUNT_METADATA_KEY, STEP_METADATA_KEY, CURSORS_METADATA_KEY):
             self.remove_metadata_update(key)
 
@@ -366,7 +364,7 @@ class Attempt(Job[Any]):
         if text.startswith("{"):
             try:
                 members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-            except RecursionError:  # too deeply nested for Python: omit the row's keys
+            except RecursionError:  # too deeply nested for Python: leave out the keys of the row
                 members = {}
             texts = {key: bytes(raw).decode() for key, raw in members.items()}
             return encode_json_object(texts | self._metadata_updates)

@@ -1,5 +1,4 @@
-"""The events of attempts: objects for the subscribers of this client, and messages for the clients
-that follow it."""
+"""Makes the events of attempts, for subscribers of this client and for other clients."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def make_job_event(attempt: Attempt, kind: EventKind) -> Event:
-    """Return the event of an attempt whose result was stored."""
+    """Return the event for the end of an attempt whose result was stored."""
     row = _make_stored_row(attempt)
     if attempt.stored_row is None:
         row[JobColumn.METADATA] = attempt.encode_merged_metadata()
@@ -80,7 +79,7 @@ def _to_microseconds(seconds: float) -> int:
 
 
 def make_end_message(kind: EventKind, attempt: Attempt) -> EventMessage:
-    """Return the message of an attempt whose result was stored."""
+    """Return the message for other clients about an attempt whose result was stored."""
     row = _make_stored_row(attempt)
     times = _make_statistics(attempt, row)
     error = ""
@@ -100,8 +99,8 @@ def make_end_message(kind: EventKind, attempt: Attempt) -> EventMessage:
 def make_running_message(
     kind: FleetEventKind, job: JobRow, progress_text: str | None = None
 ) -> EventMessage:
-    """Return the message of an event of a running job. `progress_text` is the JSON text of the
-    progress of JOB_PROGRESS."""
+    """Return the message for other clients about a running job. `progress_text` is the progress as
+    JSON text, for the kind JOB_PROGRESS."""
     message = _make_message(kind, job.columns())
     if progress_text is not None:
         progress = msgspec.json.decode(progress_text, type=JobProgress)
@@ -141,7 +140,7 @@ def _make_message(
 
 
 def make_ended_job_message(kind: EventKind, job: EndedJob, state: str) -> EventMessage:
-    """Return the message of a job whose attempt this client has ended as the leader."""
+    """Return the message for other clients about a job that this client has ended as the leader."""
     error = "" if job.error is None else parse_error_entry(job.error).error
     return EventMessage(
         event=kind.value,
@@ -165,7 +164,7 @@ def _to_integer(timestamp: int | bytes | None) -> int | None:
 
 
 def make_other_message(event: Event) -> EventMessage:
-    """Return the message of an event of a queue or a lease."""
+    """Return the message for other clients about an event of a queue or a lease."""
     lease = event.lease
     if lease is None:
         return EventMessage(event=event.kind.value, queue=event.queue or "")

@@ -46,7 +46,7 @@ class RunningJobEvents(Protocol):
     """Publishes events of running jobs to the clients that follow this client."""
 
     fleet_outbox: FleetOutbox | None
-    """None: no client follows, so there is nothing to publish."""
+    """The events that wait for the clients that follow this client. None: no client follows."""
 
     def publish_started_jobs(self, jobs: Iterable[JobRow]) -> None:
         """Publish the starts of attempts."""
@@ -65,8 +65,7 @@ class AttemptStore:
         events: RunningJobEvents,
     ) -> None:
         """`transaction` opens a savepoint in a caller's transaction or, without one, a transaction
-        on the client's pool. `events` publishes what running jobs do.
-        """
+        on the client's pool. `events` publishes events of running jobs."""
         self._transaction, self._schema = transaction, schema
         self.events = events
         self.progress_reports = ProgressReports()
@@ -102,12 +101,12 @@ class AttemptStore:
     async def merge_metadata_with_retries(
         self, claim_key: ClaimKey, updates: Mapping[str, str], *, timeout: float
     ) -> None:
-        """Merge as `merge_metadata` on the client's pool. After a lost connection or another
+        """Do the same as `merge_metadata`, on the client's pool. After a lost connection or another
         temporary error, try again for at most `timeout` seconds.
 
         Raises:
             AttemptLostError: the attempt no longer belongs to this client. Nothing was written.
-            TransactionError: another transaction has locked the row until the last try.
+            TransactionError: another transaction had locked the row, also at the last try.
             Exception: one of DATABASE_ERRORS, after the last try.
         """
         give_up_at = time.monotonic() + timeout

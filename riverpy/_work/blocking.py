@@ -57,7 +57,7 @@ class BlockingJobRunner:
         """`max_processes`: how many jobs run in processes at a time; None: the number of cores.
         `cancel_grace_period`: a cancelled job that runs in a process and uses `job.cancelled` gets
         this number of seconds to end. Then its process is killed. `job_threads` runs blocking jobs;
-        None: threads of the runner's own."""
+        None: the runner makes its own threads."""
         self._child_processes = child_processes
         self._running_attempts = running_attempts
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -82,7 +82,7 @@ class BlockingJobRunner:
             await _wait_despite_cancellation(future, attempt.set_cancelled_flag)
             future.result()
         finally:
-            del future  # the exception of the future refers to this frame: a reference cycle
+            del future  # break the reference cycle of its exception and this frame
 
     async def run_in_process(
         self, function: Callable[[Job[Any]], object], attempt: Attempt
@@ -126,7 +126,7 @@ class BlockingJobRunner:
                 attempt.merge_metadata(key, text)
             self._child_processes.release_child(claim_key)
             self._end_idle_children_later()
-            del future  # the exception of the future refers to this frame: a reference cycle
+            del future  # break the reference cycle of its exception and this frame
         if error is not None:
             try:
                 raise error
@@ -148,8 +148,8 @@ class BlockingJobRunner:
     async def check_process_functions(self, workers: Sequence[RegisteredWorker]) -> None:
         """Check that a process can find the functions of jobs by their names.
 
-        If processes import the main module, as after the start of a script, import it and the
-        functions in a process, which is kept for the first job.
+        If child processes import the main module, for example of a script, a child process imports
+        it and the functions now. The process is kept for the first job.
 
         Raises:
             ConfigError: a function is not found, or the main module cannot be imported.

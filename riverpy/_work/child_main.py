@@ -104,7 +104,7 @@ class _WorkerConnection:
         self._progress_timer: threading.Timer | None = None
         """The timer that sends the unsent progress; None: a progress may be sent at once."""
         self.requests: SimpleQueue[tuple[bytes, bytes]] = SimpleQueue()
-        """The messages for the main thread."""
+        """The messages from the worker that the main thread handles."""
         self._pipe_to_worker.write(token.encode())
         self.send(CHILD_STARTED, str(self._pid).encode())
         threading.Thread(
@@ -144,7 +144,8 @@ class _WorkerConnection:
             send_message(self._pipe_to_worker, kind, content)
 
     def send_metadata(self, job: _ChildJob, key: str, text: str) -> None:
-        """Send a recorded value, unless the job has ended or a process that it forked calls."""
+        """Send a recorded value, unless the job has ended or the calling process is a fork of this
+        one."""
         if os.getpid() != self._pid:
             return
         with self._send_lock:
@@ -176,7 +177,7 @@ class _WorkerConnection:
 
     def _end_progress_interval(self) -> None:
         with self._send_lock, suppress(OSError):  # the worker may have ended
-            if threading.current_thread() is self._progress_timer:  # it may belong to a former job
+            if threading.current_thread() is self._progress_timer:  # not of an earlier job
                 self._send_newest_progress()
 
     def start_job(self, job: _ChildJob) -> None:
@@ -186,7 +187,7 @@ class _WorkerConnection:
 
     def end_job(self, result: bytes) -> None:
         """Send the result of the job, after the end of its output."""
-        if os.getpid() != self._pid:  # a process that the job forked has returned from its function
+        if os.getpid() != self._pid:  # this is a process that the job has forked
             os._exit(0)
         with self._send_lock:
             if self._progress_timer is not None:
@@ -269,7 +270,7 @@ def _line_buffer_c_output() -> None:
 
 
 def _call_setup_functions(names: Sequence[str]) -> str | None:
-    """Call the setup functions. Returns None, or why this process cannot run jobs."""
+    """Call the setup functions. Return the reason why this process cannot run jobs, or None."""
     for name in names:
         module, _, function = name.partition(":")
         try:
@@ -280,7 +281,7 @@ def _call_setup_functions(names: Sequence[str]) -> str | None:
 
 
 def _import_main_module(main_module: dict[str, str]) -> str | None:
-    """Import the worker's main module. Returns None, or why this process cannot run jobs."""
+    """Import the worker's main module. Return None, or the reason why jobs cannot run."""
     name = next(iter(main_module.values()), "")
     try:
         with importing_main_module():
@@ -299,7 +300,7 @@ def _import_main_module(main_module: dict[str, str]) -> str | None:
 
 
 def _find_import_error(pickled_function: bytes) -> str | None:
-    """Return why this process cannot import a function, or None."""
+    """Return the reason why this process cannot import a function, or None."""
     try:
         pickle.loads(pickled_function)  # noqa: S301 (our own worker's)
     except BaseException as error:

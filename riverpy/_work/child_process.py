@@ -63,13 +63,13 @@ CHILD_EXIT_TIMEOUT = 0.4
 GUARD_PROCESS_EXIT_TIMEOUT = 1.0
 """Seconds from the end of the process that runs jobs to the end of its guard."""
 CHILD_EXIT_POLL_INTERVAL = 0.005
-"""Seconds between two checks whether a killed child has ended."""
+"""Seconds between two checks whether killed child processes have ended."""
 _CHILD_START_SCRIPT = Path(__file__).with_name("child_start.py")
 
 
 @dataclass(slots=True)
 class JobInChild:
-    """A job on its way through a child process."""
+    """A job that a child process runs, with its callbacks and recorded metadata."""
 
     id: int
     kind: str
@@ -87,7 +87,7 @@ class ChildProcess:
     """The worker's object for one child process."""
 
     def __init__(self) -> None:
-        from multiprocessing.spawn import get_executable  # most workers have no child processes
+        from multiprocessing.spawn import get_executable  # few workers need this
 
         self._process = subprocess.Popen(  # noqa: S603 (our own interpreter)
             [get_executable(), "-P", "-u", str(_CHILD_START_SCRIPT), str(os.getpid())],
@@ -186,11 +186,11 @@ class ChildProcess:
         self._is_ready = True
 
     def _end_process(self) -> ChildProcessError:
-        """Return the error for a child that closed its pipe. Kill what is left of it."""
+        """Return the error for a child that has closed its pipe. Kill its remaining processes."""
         if sys.platform == "linux":
             with suppress(subprocess.TimeoutExpired):
-                # The guard ends in the same way as the process that ran jobs. But code that closes
-                # all files runs on without its pipe.
+                # The guard ends in the same way as the process that runs jobs. But code that closes
+                # all files keeps running without its pipe, so wait only for a limited time.
                 self._process.wait(GUARD_PROCESS_EXIT_TIMEOUT)
         self._kill_process_group()
         exit_code = self._process.wait()
@@ -263,7 +263,8 @@ class ChildProcessPool:
         return child
 
     def take_child(self) -> ChildProcess:
-        """Return an idle or a new child, which the caller ends or gives to `keep_or_end_child`."""
+        """Return an idle or a new child. The caller must end the child or pass it to
+        `keep_or_end_child`."""
         self.end_old_children()
         return self._idle_children.pop() if self._idle_children else ChildProcess()
 
@@ -341,7 +342,7 @@ def _describe_exit(exit_code: int) -> str:
 
 
 def pickle_function(worker: RegisteredWorker) -> bytes:
-    """Return the function and the args class of a work unit, pickled.
+    """Return the function and the args class of a registered worker, pickled.
 
     Raises:
         ConfigError: the function or the class is not found by its name.

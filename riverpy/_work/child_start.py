@@ -54,9 +54,9 @@ def _fork_guard_process(worker_pid: int) -> None:
     prctl, guard_pid = ctypes.CDLL(None).prctl, os.getpid()
     job_process = os.fork()
     if job_process != 0:
-        with suppress(OSError):  # the new process has done it
+        with suppress(OSError):  # the forked process has already done it
             os.setpgid(job_process, job_process)
-        # If prctl fails, the closed pipe shows the end of the worker.
+        # If prctl fails, the closed pipe shows that the worker has ended.
         prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
         _run_guard(worker_pid, job_process)
     os.setpgid(0, 0)  # the guard is not in the group that it kills
@@ -69,7 +69,7 @@ def _run_guard(worker_pid: int, job_process: int) -> NoReturn:
     """Wait for the end of the worker or of the process that runs jobs."""
     import select
 
-    os.closerange(1, 3)  # the pipes to the worker are those of the process that runs jobs
+    os.closerange(1, 3)  # only the process that runs jobs uses the pipes to the worker
     signals, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
@@ -89,7 +89,7 @@ def _run_guard(worker_pid: int, job_process: int) -> NoReturn:
         if os.waitid(os.P_PID, job_process, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             _kill_process_group(
                 job_process
-            )  # first, because later another process may have this id
+            )  # do this first: later, another process may have this id
             _, status = os.waitpid(job_process, 0)
             _exit_with_code_or_signal(os.waitstatus_to_exitcode(status))
         if os.getppid() != worker_pid:

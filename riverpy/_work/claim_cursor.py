@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SLOW_CLAIM_THRESHOLD = 0.01
-"""Seconds. A claim is slow if it takes longer than the fastest claim of this cursor plus this
-time."""
+"""A claim counts as slow if it takes this many seconds longer than the fastest claim so far."""
 SLOW_CLAIM_THRESHOLD_PER_ROW = 0.00004
 """Seconds that are added to `SLOW_CLAIM_THRESHOLD` for each claimed row."""
 WHOLE_QUEUE_CLAIM_TIME_FRACTION_MAX = 0.02
@@ -33,7 +32,7 @@ WHOLE_QUEUE_CLAIM_INTERVAL_MAX = 2.0
 """The longest time between two claims from the beginning of the index, in seconds. A skipped job is
 claimed within this time."""
 INSERT_COMMIT_DELAY_MAX = 1.0
-"""Seconds. The cursor may skip a job that is committed more than this time after its
+"""The cursor may skip a job whose insert commits more than this many seconds after its
 `scheduled_at`."""
 JOB_PRIORITIES = range(1, 5)
 _get_claim_order_key = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
@@ -49,7 +48,7 @@ class QueuePosition(NamedTuple):
 
 
 class QueueRange(NamedTuple):
-    """The part of a queue after a position, up to and including a priority."""
+    """The jobs of a queue that follow a position, up to and including a priority."""
 
     start_after: QueuePosition
     last_priority: int
@@ -59,7 +58,7 @@ WHOLE_QUEUE = QueueRange(QueuePosition(0, -(2**63), 0), JOB_PRIORITIES[-1])
 
 
 class ClaimTimer:
-    """Finds out whether the claims of one statement are slow."""
+    """Measures claims, and decides whether they are slow."""
 
     def __init__(self) -> None:
         self._fastest_duration = math.inf
@@ -77,13 +76,12 @@ class ClaimTimer:
         return was_slow and self.was_last_claim_slow
 
     def add_fast_claim(self, duration: float) -> None:
-        """Record the duration of a claim that is fast for another reason."""
+        """Record the duration of a claim that is known to be fast."""
         self._fastest_duration = min(self._fastest_duration, duration)
 
 
 class ClaimCursor:
-    """The positions after which one client claims jobs of one queue. Times are monotonic
-    seconds."""
+    """The positions in one queue after which a client claims jobs. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._position_by_priority: dict[int, QueuePosition] = {}
@@ -94,12 +92,13 @@ class ClaimCursor:
         self._is_whole_queue_claim_overdue = False
         self._timer = ClaimTimer()
         self.is_speed_check_due = False
-        """Whether to measure the duration of the next claim, because a claim of several queues was
-        slow."""
+        """Whether to measure the next claim of this queue alone, because a claim of several queues
+        was slow."""
 
     @property
     def is_in_use(self) -> bool:
-        """Whether claims start at a later position, or may do so after one more slow claim."""
+        """Whether claims do not start at the index's beginning, or may not after another slow
+        claim."""
         return (
             bool(self._position_by_priority)
             or self._timer.was_last_claim_slow

@@ -1,4 +1,4 @@
-"""ClaimTimes: the times at which a producer claims again, although no notification arrives."""
+"""ClaimTimes: plans further claims of a queue, at which no notification arrives."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ import heapq
 import time
 
 RIVER_FOLLOW_UP_DELAYS = (0.005, 0.1)
-"""The producer claims again this many seconds after a notification of a sender that may be River in
+"""Seconds after a notification at which the queue is claimed again, if the sender may be River in
 Go. River notifies once in 100 ms, so jobs may be committed after the first claim."""
 FOLLOW_UP_MARGIN = 0.003
-"""A sender may state for how long it inserts jobs without a notification. The producer claims again
-this many seconds after that time, because the last commit takes time."""
+"""Seconds that are added to the time for which a sender inserts jobs without a notification. Then
+the queue is claimed again. The last commit may need this time."""
 DUE_JOB_CLAIM_DELAY = 0.002
 """Seconds that the producer waits after the due time of a job, because the server's clock may be
 behind."""
 
 
 class ClaimTimes:
-    """The planned claims of one queue, in monotonic seconds."""
+    """The planned claims of one queue, as times in monotonic seconds."""
 
     def __init__(self) -> None:
         self.follow_ups: list[float] = []
-        """The claims after a notification. At most two are planned."""
+        """The times of the claims after a notification, at most two."""
         self.due_jobs: list[float] = []
-        """The claims of jobs that become due, as a heap."""
+        """The times of claims for jobs that become due, as a heap."""
 
     def plan_follow_ups(self, notify_interval_ms: float | None) -> None:
-        """Plan the claims after a notification. For `notify_interval_ms` its sender may insert more
-        jobs without a notification; None: the sender may be River in Go."""
+        """Plan the claims after a notification. Its sender may insert more jobs without a
+        notification for `notify_interval_ms`. None: the sender may be River in Go."""
         if notify_interval_ms is None:
             delays = RIVER_FOLLOW_UP_DELAYS
         elif notify_interval_ms:
             delays = (notify_interval_ms / 1000 + FOLLOW_UP_MARGIN,)
         else:
             return
-        # The last claim finds all jobs, and the first one is early enough for most of them.
+        # The last claim finds all jobs. The first claim finds most of them early.
         now = time.monotonic()
         times = [*self.follow_ups, *(now + delay for delay in delays)]
         self.follow_ups = sorted({min(times), max(times)})
@@ -44,7 +44,7 @@ class ClaimTimes:
         heapq.heappush(self.due_jobs, time.monotonic() + delay + DUE_JOB_CLAIM_DELAY)
 
     def choose_next(self, *others: float) -> float:
-        """Return the time of the next claim, planned here or one of `others`."""
+        """Return the earliest of the planned times and of `others`."""
         return min([*others, *self.follow_ups, *self.due_jobs[:1]])
 
     def forget_past_times(self, now: float) -> None:

@@ -1,9 +1,9 @@
-"""Claimer: claims jobs for all queues that want jobs at one moment, in one statement.
+"""Claimer: claims jobs for several queues with one statement.
 
 Each statement has a fixed cost, so one statement for many queues is cheaper than one for each.
-During a statement, the queues whose slots become free wait for the next one. The rows of a
-statement are handed to their queues before the connection is free again. So code that uses the
-connection sees all claimed jobs among the running attempts.
+During a statement, the queues whose slots become free wait for the next one. The queues receive
+their rows before the connection is free again. So code that uses the connection next finds all
+claimed jobs among the running attempts.
 
 A queue that must be claimed alone does not use the claimer, see `Producer`.
 """
@@ -37,25 +37,24 @@ QUEUES_PER_CLAIM_MAX = 500
 JOBS_PER_CLAIM_MAX = 3_000
 """The maximum number of jobs in one statement. If the queues want more, each gets fewer."""
 SPEED_CHECK_SECONDS_PER_QUEUE, SPEED_CHECK_INTERVAL_MAX = 1.0, 60.0
-"""If claims of several queues are slow, each of the queues is claimed alone once, to find those
-whose claims are slow. The time until the next such check grows with the number of queues, up to a
-maximum, in seconds."""
+"""If claims of several queues are slow, each queue is claimed alone once, to find the slow queues.
+The next such check starts after 1 second for each queue, but at most after 60 seconds."""
 
 
 class ClaimingQueue(Protocol):
-    """A queue that wants jobs."""
+    """A queue for which the Claimer claims jobs."""
 
     queue: str
 
     def choose_claim_limit(self) -> int:
-        """Return how many jobs to claim, just before the statement is sent; 0: none."""
+        """Return how many jobs to claim, or 0. It is called just before the statement is sent."""
         ...
 
     def receive_claimed_jobs(
         self, rows: list[Record], limit: int, seconds: float, *, is_alone: bool
     ) -> None:
-        """Start claimed jobs. The statement took `seconds` seconds. `is_alone`: it had no other
-        queue."""
+        """Start claimed jobs. The statement took `seconds` seconds. `is_alone`: the statement was
+        for this queue only."""
         ...
 
     def release_claimed_jobs(self, rows: list[Record]) -> None:
@@ -63,12 +62,12 @@ class ClaimingQueue(Protocol):
         ...
 
     def check_claim_speed(self) -> None:
-        """Claim alone until it is known whether the claims of this queue are slow."""
+        """Claim this queue alone until it is known whether its claims are slow."""
         ...
 
 
 class Claimer:
-    """Sends the claims of several queues of one run, one statement at a time."""
+    """Claims jobs for the queues of one run, with one statement at a time."""
 
     name = "claimer"
 
@@ -77,7 +76,7 @@ class Claimer:
         self._kinds, self._client_id = run.kinds_to_claim, run.client.id
         self.polls = PollSchedule()
         self.queue_count = 0
-        """The number of queues that are claimed. One queue alone needs no claimer."""
+        """The number of queues that are claimed. With only one queue, the claimer is not needed."""
         self._waiting: dict[ClaimingQueue, asyncio.Future[bool | None]] = {}
         """The queues that wait for the next statement."""
         self._sent: dict[ClaimingQueue, asyncio.Future[bool | None]] = {}
@@ -91,7 +90,7 @@ class Claimer:
 
     async def claim(self, queue: ClaimingQueue) -> bool | None:
         """Claim jobs of this queue with the next statement, and hand them to the queue. Return
-        whether they were as many as requested; None: the queue wanted none when it was asked.
+        whether as many jobs were claimed as requested. None: no job was requested.
 
         Raises:
             Exception: one of DATABASE_ERRORS: the claim of all queues of the statement failed.
@@ -107,7 +106,7 @@ class Claimer:
             raise
 
     def _has_no_sender(self) -> bool:
-        """Whether all queues of the running statement have stopped waiting."""
+        """Return whether all queues of the running statement have stopped waiting."""
         return bool(self._sent) and all(future.cancelled() for future in self._sent.values())
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
@@ -122,14 +121,14 @@ class Claimer:
             await self._send_claim()
 
     async def _send_claim(self) -> None:
-        """Claim jobs for the waiting queues. An error is passed to them."""
+        """Claim jobs for the waiting queues. If the claim fails, these queues get the error."""
         try:
             with anyio.CancelScope() as self._statement_scope:
                 async with self._connection.acquire("claiming jobs", CLAIM_TIMEOUT) as connection:
                     if limits := self._take_waiting_queues():
                         await self._claim_and_deliver(connection, limits)
         except DATABASE_ERRORS as error:
-            # If there was no connection, all queues get the error.
+            # Without a connection no statement was sent, and all waiting queues get the error.
             failed = self._sent or self._waiting
             for future in failed.values():
                 if not future.done():
@@ -171,7 +170,7 @@ class Claimer:
         )
         for queue, limit in limits.items():
             future, found = self._sent.pop(queue), rows_by_queue[queue.queue]
-            if future.done():  # the queue was stopped or removed
+            if future.done():  # the producer of the queue was stopped
                 queue.release_claimed_jobs(found)
                 continue
             queue.receive_claimed_jobs(found, limit, now - began, is_alone=is_alone)
@@ -182,8 +181,8 @@ class Claimer:
     def _must_check_speed(
         self, queue_count: int, row_count: int, seconds: float, now: float
     ) -> bool:
-        """Record the duration of a claim of several queues. Return whether to find out which queue
-        makes these claims slow."""
+        """Record the duration of a claim of several queues. Return whether to claim each queue
+        alone, to find the slow one."""
         if not self._timer.are_claims_slow(row_count, seconds) or now < self._next_speed_check_at:
             return False
         self._next_speed_check_at = now + min(
@@ -194,7 +193,7 @@ class Claimer:
     async def _claim_rows(
         self, connection: Connection, limits: dict[ClaimingQueue, int]
     ) -> list[Record]:
-        """Claim jobs. The statement for one queue is faster than the one for several."""
+        """Claim jobs. If only one queue wants jobs, use the faster statement for one queue."""
         if len(limits) == 1:
             ((queue, limit),) = limits.items()
             return await job_claim(

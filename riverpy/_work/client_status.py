@@ -51,7 +51,7 @@ class _ClientStatus(NamedTuple):
     skipped_rows: list[SkippedRowReport]
     skipped_row_count: int
     heartbeat_contact_count: int
-    """How often the heartbeat has connected to the server. It increases after a reconnect."""
+    """How often the heartbeat has connected to the server. The number rises after a reconnect."""
     is_stopping: bool
 
 

@@ -68,8 +68,8 @@ if TYPE_CHECKING:
 RESULTS_PER_STATEMENT_MAX = 5_000
 """The maximum number of results in one statement."""
 RESULT_BACKLOG_MAX = 10_000
-"""The client claims no jobs while more results than this wait. If twice the number of slots is
-larger, that number is the limit."""
+"""The client claims no jobs while more results than this wait to be stored. With many slots, the
+limit is twice the number of slots instead."""
 CHARACTERS_PER_STATEMENT_MAX = 8 * 1024 * 1024
 """The maximum number of characters of outputs and errors in one statement. A single result that is
 larger is still sent."""
@@ -78,7 +78,7 @@ RESULT_STATEMENT_TIMEOUT = 10.0
 LOCKED_ROW_RETRY_DELAY_MIN = timedelta(milliseconds=100)
 LOCKED_ROW_RETRY_DELAY_MAX = timedelta(seconds=2)
 LOCKED_ROW_LOG_DELAY = 1.0
-"""Seconds. A result of a locked row is logged when it has waited for this time."""
+"""Seconds after which a result that waits for a locked row is logged."""
 LOCKED_ROWS_ADVICE = "another transaction holds locks on the rows: see `riverpy doctor`"
 STATEMENT_RETRY_DELAY_MIN = timedelta(milliseconds=20)
 STATEMENT_RETRY_DELAY_MAX = timedelta(seconds=2)
@@ -92,8 +92,8 @@ class Completer:
     the database refuses or delays are stored later."""
 
     def __init__(self, run: RunContext, schedule_claim: Callable[[str, float], None]) -> None:
-        """`schedule_claim` is called with the name of a queue, and the seconds until a job of this
-        queue is due again."""
+        """`schedule_claim(queue, seconds)` is called when a job of the queue will be due again in
+        some seconds."""
         self._connection, self._schema = run.connections.results, run.schema
         self.set_slot_count(sum(run.client.slots_per_queue.values()))
         self._should_skip_locked_rows = run.config.pooler
@@ -153,7 +153,7 @@ class Completer:
 
     @property
     def unstored_attempts(self) -> set[Attempt]:
-        """The attempts that ended and whose results are not stored yet."""
+        """The attempts that have ended and whose results are not stored yet."""
         waiting = {
             *self._attempts_with_locked_rows,
             *self._completion_sender.unsent_rows,
@@ -287,8 +287,8 @@ class Completer:
             self._statement_backoff.reset()
 
     async def _store_batch(self, attempts: list[Attempt]) -> None:
-        """Store a batch of results. Either all or none of them are completions without metadata.
-        Results of locked rows are kept for a later statement.
+        """Store a batch of results. A batch has only completions without metadata, or only other
+        results. Results of locked rows are sent again later.
 
         Raises:
             Exception: one of DATABASE_ERRORS; nothing was stored.
@@ -382,8 +382,8 @@ class Completer:
         self._other_result_sender.add_row(attempt)
 
     def _report_stored_results(self, attempts: list[Attempt]) -> None:
-        """Count, log and publish stored results. Either all or none of them are completions without
-        metadata."""
+        """Count, log and publish the stored results of a batch. A batch has only completions
+        without metadata, or only other results."""
         self._counters.count_ended_attempts(attempts)
         self._result_notifier.add_ended_jobs(attempts)
         if self._should_log_jobs:
@@ -517,8 +517,8 @@ class Completer:
         )
 
     def _log_failure_after_completion(self, attempt: Attempt) -> None:
-        """Log that the code has completed its job in a transaction, and then raised. A stop of the
-        client is not logged, because the code did not fail."""
+        """Log that the job's code has called `complete_tx` and then raised an error. Do not log a
+        stop of the client, because then the code did not fail."""
         outcome = attempt.outcome
         if outcome is not None and outcome.event_kind is not EventKind.JOB_INTERRUPTED:
             error = "JobSnooze was raised: a completed job does not run again"

@@ -133,8 +133,8 @@ class RunCounters:
         self.loop_lag = HistogramBuilder(LOOP_LAG_BUCKET_BOUNDS)
         self.refused_result_count = 0
         self.failures_by_kind: dict[str, tuple[int, str]] = {}
-        """The number of failures of each kind since the last `pop_failures`, and the last error
-        entry as JSON."""
+        """By kind: the number of failures since the last `pop_failures`, and the last error entry
+        as JSON."""
         self.other_failing_kinds: set[str] = set()
         """The failing kinds that were not added to `failures_by_kind`, because it had
         `LOGGED_FAILING_KINDS_MAX` kinds."""
@@ -192,11 +192,11 @@ class RunCounters:
             )
 
     def add_queue(self, queue: str) -> None:
-        """Count a queue that was added. All its counters start at zero."""
+        """Start to count a queue that was added, from zero."""
         self.counters_by_queue[queue] = QueueCounters()
 
     def remove_queue(self, queue: str) -> None:
-        """Count a queue no more. Its waiting times stay in `build_wait_histogram`."""
+        """Stop counting a queue. Its waiting times stay in `build_wait_histogram`."""
         self._removed_queue_wait_times.add_builder(self.counters_by_queue.pop(queue).wait_times)
 
     def build_wait_histogram(self) -> Histogram:

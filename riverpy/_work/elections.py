@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from riverpy._work.run_context import RunContext
 
 SHARED_CONNECTION_WAIT_MAX = 60.0
-"""Seconds for which a service waits for the connection that it shares with other services. Each of
-the other services may first send a statement that takes up to 5 s."""
+"""The longest wait of a service for the connection that it shares with other services, in seconds.
+Each of them may first send a statement that takes up to 5 s."""
 
 
 class ElectionManager:
@@ -134,7 +134,7 @@ class ElectionManager:
 
 
 class MaintenanceElection:
-    """One leader lease, its election, and the services that run while this client holds it."""
+    """The election for one leader lease, with the services that run while this client holds it."""
 
     def __init__(self, run: RunContext, timer: Timer, domain: str) -> None:
         """`domain` is a leader domain, or `SCHEMA_LEASE_NAME`."""

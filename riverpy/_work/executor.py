@@ -56,25 +56,25 @@ if TYPE_CHECKING:
     from riverpy.worker import RegisteredWorker, Workers
 
 TASK_START_DELAY_MAX = 0.1
-"""Seconds. If a job's task starts to run later than this after its creation, it first checks
+"""If a job's task starts to run later than this many seconds after its creation, it first checks
 whether the client may still work the job."""
 ERROR_HANDLER_TIMEOUT = 10.0
 """Seconds that the user's error handler may take."""
 CANCEL_GRACE_PERIOD_MAX = 2.0
-"""Seconds. A cancelled job that runs in a process and uses `job.cancelled` has at most this time to
-end. Then the process is killed."""
+"""The longest time in seconds that a cancelled job in a process gets to end by itself, if it uses
+`job.cancelled`. Then the process is killed."""
 CANCEL_GRACE_SHARE_OF_HARD_STOP = 0.3
-"""Another limit for this time: this fraction of the hard stop timeout. The shorter limit is
-used."""
+"""The same limit as a fraction of the hard stop timeout. The shorter of the two times is used."""
 UNCLASSIFIED_ERROR_RETRY_DELAY = 60.0
 """Seconds until the retry of a job, if a fault prevents riverpy from choosing its outcome."""
 UNKNOWN_KIND_SETTINGS = None, math.inf
-"""The work unit and the timeout of a kind without a worker."""
+"""For a kind without a worker: no worker, and no timeout."""
 _get_claim_order_key = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
 
 class JobExecutor:
-    """Runs attempts with the workers of one client. Create it in the task of the run."""
+    """Runs attempts with the workers of one client. Create this object in the task that executes
+    `ClientRun.run`."""
 
     def __init__(
         self,
@@ -88,9 +88,9 @@ class JobExecutor:
         job_threads: Executor | None = None,
     ) -> None:
         """`may_start_jobs` returns whether the client may still work its claimed jobs. `store`
-        writes into the rows of running jobs. `on_error` is called with what the code of a job has
-        raised, and then with the TimeoutError of an attempt that its timeout has cancelled.
-        `job_threads` runs blocking jobs; None: threads of the client's own."""
+        writes into the rows of running jobs. `on_error` is called with each error of a job's code.
+        If the timeout has cancelled the attempt, it is called again with the TimeoutError.
+        `job_threads` runs blocking jobs; None: the client makes its own threads."""
         self._on_error = on_error
         self._config, self._running_attempts, self._may_start_jobs = config, running, may_start_jobs
         self._attempt_store = store
@@ -148,7 +148,7 @@ class JobExecutor:
             await self._blocking_runner.check_process_functions(list(units.values()))
 
     def close(self) -> None:
-        """End idle threads and processes."""
+        """Stop the idle threads and processes that work blocking jobs."""
         self._blocking_runner.close()
 
     def launch_attempts(
@@ -366,8 +366,8 @@ class JobExecutor:
 
 
 def _is_attempt_expired(attempt: Attempt) -> bool:
-    """Whether the job expired before this attempt started. The server's time of the start is that
-    of the claim plus the time since then."""
+    """Whether the job expired before this attempt started. The start is computed by the server's
+    clock: the time of the claim plus the time since then."""
     microseconds = int((attempt.started_at - attempt.claimed_at) * 1e6)
     return is_job_expired(attempt.metadata_text, attempt.claim_key.attempted_at + microseconds)
 

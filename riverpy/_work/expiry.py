@@ -10,7 +10,7 @@ from riverpy._names import EXPIRES_AT_METADATA_KEY
 from riverpy._timestamps import format_microseconds
 
 EXPIRED_ERROR_TEXT = "expired"
-"""The reason in the error of a job that is cancelled because it has expired."""
+"""The reason in the error of a job that was cancelled because it expired."""
 _EXPIRY_TIME_PATTERN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
 
 

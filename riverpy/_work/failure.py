@@ -34,7 +34,7 @@ FILES_THAT_CALL_JOB_CODE = {
         str(Path(__file__).parents[1] / "django" / name)
         for name in ("task_runs.py", "task_workers.py")
     ),
-    # Not from the attribute `__file__`, because importing multiprocessing costs 1 MiB.
+    # The path is not read from `__file__`, because importing multiprocessing costs 1 MiB.
     str(_STANDARD_LIBRARY / "concurrent" / "futures" / "thread.py"),
     str(_STANDARD_LIBRARY / "multiprocessing" / "spawn.py"),
     "<frozen runpy>",

@@ -1,5 +1,4 @@
-"""IgnoredPeriodicJobsLog: warns that a client which never becomes leader inserts no periodic
-jobs."""
+"""IgnoredPeriodicJobsLog: warns about periodic jobs of a client that never becomes leader."""
 
 from __future__ import annotations
 
@@ -15,7 +14,8 @@ if TYPE_CHECKING:
 class IgnoredPeriodicJobsLog:
     """Warns once about each periodic job of a client with `candidate=False`.
 
-    River refuses this. riverpy accepts it, because another client may insert the same jobs.
+    River refuses such periodic jobs. riverpy accepts them, because another client may insert the
+    same jobs.
     """
 
     def __init__(self, periodic_jobs: PeriodicJobs) -> None:
@@ -23,7 +23,7 @@ class IgnoredPeriodicJobsLog:
         self._warned_ids: set[str] = set()
 
     def start(self) -> None:
-        """Warn now, and about each periodic job that is added later."""
+        """Log the warnings now, and for each periodic job that is added later."""
         self._periodic_jobs.wake = self._log_new_periodic_jobs
         self._log_new_periodic_jobs()
 

@@ -33,7 +33,7 @@ LOOP_CHECK_INTERVAL = 0.5
 """Seconds between two timestamps that the event loop records, and between two checks of the
 thread."""
 LOOP_BLOCKED_THRESHOLD = 1.0
-"""Seconds. If a timestamp is late by more than this, the event loop counts as blocked."""
+"""If a timestamp is late by more than this many seconds, the event loop counts as blocked."""
 LOGGED_CODE_POSITIONS_MAX = 4
 """The maximum number of code positions in a log event, starting with the innermost."""
 _FILES_AROUND_JOB_CODE = FILES_THAT_CALL_JOB_CODE | {
@@ -56,7 +56,7 @@ class LoopWatch:
         self._last_loop_timestamp = 0.0
         """The last timestamp that the event loop recorded, in monotonic seconds."""
         self._last_warning_timestamp = 0.0
-        """The value of `_loop_timestamp` when a blocked event loop was last logged."""
+        """The value of `_last_loop_timestamp` when a blocked event loop was last logged."""
         self._blocking_job_fields: dict[str, object] = {}
         self._log = get_logger()
 

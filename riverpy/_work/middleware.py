@@ -158,8 +158,9 @@ class _AttemptRun:
     async def call_and_catch_error(
         self, call_code: Callable[[], Awaitable[object]]
     ) -> tuple[object, BaseException | None]:
-        """Await `run`, and return its value and its error. A cancellation by the timeout becomes a
-        TimeoutError, and no longer cancels the task, so that code after `run` is not cancelled."""
+        """Await `call_code`, and return its value and its error. A cancellation by the timeout
+        becomes a TimeoutError, and no longer cancels the task, so that the code after it is not
+        cancelled."""
         try:
             returned, error = await call_code(), None
         except GeneratorExit:  # the event loop has ended, so nothing can be awaited

@@ -17,8 +17,8 @@ from riverpy.job import JobColumn, JobState
 from riverpy.retry import RETRY_DELAY_MAX
 
 AVAILABLE_STATE_DELAY_MAX = timedelta(seconds=5)
-"""A job whose delay is not longer than this becomes `available` at once, not `scheduled` or
-`retryable`. River's scheduler runs at the same interval."""
+"""The longest delay with which a job becomes `available` at once, not `scheduled` or `retryable`.
+It equals the interval of River's scheduler."""
 REMOTE_CANCEL_ERROR_TEXT = "job cancelled remotely"
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _SNOOZE_COUNT_PATTERN = re.compile(r"[+-]?(?:\d++\.?\d*+|\.\d++)(?:[eE][+-]?\d++)?", re.ASCII)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 OUTPUT_STORE_TIMEOUT = 5.0
-"""Seconds for which a statement that fails is tried again."""
+"""Seconds for which a failing statement that stores an output is tried again."""
 
 
 class MergeMetadata(Protocol):
@@ -27,7 +27,7 @@ class MergeMetadata(Protocol):
 
 
 class _OutputCalls:
-    """The calls of one attempt that store its output."""
+    """The calls of one attempt that wait to store an output."""
 
     __slots__ = ("call_count", "last_number", "lock", "newest_text", "stored_number")
 
@@ -38,8 +38,8 @@ class _OutputCalls:
 
 
 class OutputSaver:
-    """Stores outputs of running jobs, one statement at a time for each attempt. A call whose value
-    was replaced by a newer one before its turn stores the newer one, or nothing."""
+    """Stores outputs of running jobs, one statement at a time for each attempt. If a newer value
+    arrives while a call waits, only the newer value is stored."""
 
     def __init__(self, merge_metadata: MergeMetadata, on_saved: Callable[[JobRow], None]) -> None:
         """`on_saved` is called with each job whose output was stored."""

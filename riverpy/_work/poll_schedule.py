@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 POLL_JITTER_FRACTION = 0.1
 """The maximum random delay of a poll, as a fraction of the poll interval."""
 POLL_JITTER_SECONDS_MIN = 0.01
-"""Seconds. If `POLL_JITTER_FRACTION` gives a shorter maximum delay, this maximum is used."""
+"""The lower limit of the maximum random delay, in seconds, if `POLL_JITTER_FRACTION` gives less."""
 FIRST_POLL_JITTER_FRACTION = 0.5
 """The first poll after a notification comes earlier by a random time, up to this fraction of the
 poll interval. Otherwise all clients that received the notification would poll at the same time."""
@@ -37,15 +37,15 @@ class PollGroup:
         self._delay = self.interval + random.uniform(0, jitter)  # noqa: S311
 
     def seconds_to_next_poll(self, *, is_woken_with_other_clients: bool) -> float:
-        """Return the seconds from the last claim of a queue until its poll."""
+        """Return the seconds from the last claim of a queue to its next poll."""
         return self._first_delay if is_woken_with_other_clients else self._delay
 
     def start_waiting(self, queue: object, poll: Callable[[], None]) -> None:
-        """Call `poll` when another queue of the group is polled."""
+        """Let the queue wait for its poll. `poll` is called when a queue of the group is polled."""
         self._waiting[queue] = poll
 
     def stop_waiting(self, queue: object) -> None:
-        """Undo `start_waiting`, because the queue is claimed now."""
+        """Let the queue no longer wait for its poll, because it is claimed now."""
         self._waiting.pop(queue, None)
 
     def poll_all(self) -> None:

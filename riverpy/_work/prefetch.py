@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
 
 ENDED_JOBS_COUNTING_WINDOW = 0.005
-"""Seconds. The number of jobs to keep is the number of jobs that ended in this time."""
+"""Seconds for which ended jobs are counted. As many jobs are kept as ended in this time."""
 PREFETCHED_JOBS_PER_SLOT_MAX = 0.25
 """The maximum number of kept jobs, as a fraction of the number of slots."""
 PREFETCHED_JOB_WAIT_MAX = 0.05

@@ -51,14 +51,13 @@ if TYPE_CHECKING:
     from riverpy.config import QueueConfig
 
 CLAIM_TIMEOUT_AFTER_STOP = 1.0
-"""Seconds that a running claim may still take after a stop request."""
+"""Seconds that a running claim may still take after a stop was requested."""
 CLAIM_SIZE_LIMIT_MIN = 100
-"""A claim requests at most this number of jobs. If half the number of slots is larger, that number
-is the limit. So the server can work on the next claim while this process runs jobs."""
+"""The maximum number of jobs that one claim requests. With many slots, the maximum is half the
+number of slots instead, so that the server works on a claim while jobs run."""
 EMPTY_CLAIMS_MAX, EMPTY_CLAIM_INTERVAL = 20, 0.02
 """After `EMPTY_CLAIMS_MAX` empty claims in a row, the producer waits `EMPTY_CLAIM_INTERVAL` seconds
-between two claims. For example, other clients may insert many jobs of kinds that this client does
-not work."""
+between two claims. Other clients may insert many jobs of kinds that this client does not work."""
 CLAIM_RETRY_DELAY_MIN, CLAIM_RETRY_DELAY_MAX = timedelta(milliseconds=50), timedelta(seconds=2)
 
 
@@ -69,8 +68,8 @@ class Producer:
     _scope: StopScope | None = None
     """The scope of the running producer; None: it has not started."""
     _shared_claim_limit = 0
-    """How many jobs of this queue the running claim of several queues requests; 0: that claim was
-    not sent."""
+    """How many jobs the running claim of several queues requests for this queue; 0: not sent
+    yet."""
 
     def __init__(
         self,
@@ -99,8 +98,8 @@ class Producer:
         self._slot_count = self._free_slot_count = config.max_workers
         self._consecutive_empty_claims = 0
         self._last_claim_ended_at = 0.0
-        """The end of the last successful claim, in monotonic seconds. Before the first claim, this
-        is the start of the producer, or 0 if the producer has not started."""
+        """The end of the last successful claim, in monotonic seconds. Before the first claim: the
+        start of the producer. 0: the producer has not started."""
         buffer = PrefetchBuffer(config.max_workers, running.release)
         self._prefetch_buffer = buffer if config.prefetch else None
         self._claim_size_limit = max(CLAIM_SIZE_LIMIT_MIN, config.max_workers // 2)
@@ -108,14 +107,13 @@ class Producer:
         interval = config.fetch_poll_interval or run.config.fetch_poll_interval
         self._poll_group = claimer.polls.find_group(interval.total_seconds())
         self._claim_backoff = Backoff(CLAIM_RETRY_DELAY_MIN, CLAIM_RETRY_DELAY_MAX)
-        # These are separate events, so that a free slot does not wake a producer that waits for
-        # jobs.
+        # The events are separate: a free slot must not wake a producer that waits for jobs.
         self.slot_freed, self._wakeup, self._resumed = (asyncio.Event() for _ in range(3))
         self._resumed.set()
         self._is_notified = False
         """Whether a notification arrived since the last claim started."""
         self._is_poll_due = False
-        """Whether another queue of the poll group is polled, and this queue with it."""
+        """Whether this queue is polled now, because another queue of its poll group is polled."""
         self._is_woken_with_other_clients = True
         """Whether this client was woken at the same time as other clients, for example by a
         notification."""
@@ -189,7 +187,7 @@ class Producer:
             self._wakeup.set()
 
     def wake(self) -> None:
-        """Claim now."""
+        """Claim now, without waiting for the next poll."""
         self._is_notified = self._is_woken_with_other_clients = True
         self._wakeup.set()
 
@@ -331,14 +329,14 @@ class Producer:
     def _shield_claim_from_stop(
         self, scope: StopScope, timeout: float
     ) -> AbstractContextManager[None]:
-        """Protect a claim from a stop. `acquire` limits the time of the claim, so `timeout` is
-        longer. After a stop request, the scope shortens this time."""
+        """Protect a claim from the cancellation by a stop, for at most `timeout` seconds. After a
+        stop was requested, the claim may take `CLAIM_TIMEOUT_AFTER_STOP`."""
         return scope.shield_from_stop(
             timeout + CLAIM_TIMEOUT_AFTER_STOP, timeout_after_stop=CLAIM_TIMEOUT_AFTER_STOP
         )
 
     def _is_outage(self, error: Exception) -> bool:
-        """Whether the server does not answer any statement, so that the jobs are not the cause."""
+        """Return whether the server answers no statement at all, so that no job is the cause."""
         tracker = self._claim_connection.outage_tracker
         return isinstance(error, TimeoutError) and tracker.is_outage_logged
 
@@ -346,7 +344,7 @@ class Producer:
 
     @property
     def _must_claim_alone(self) -> bool:
-        """Whether a claim of several queues could fail or be slow because of this queue."""
+        """Return whether this queue could make a claim of several queues fail or take long."""
         return self._claim_cursor.is_in_use or self.unclaimable_jobs.may_include_failing_job
 
     async def _claim_with_other_queues(self, scope: StopScope) -> bool:
@@ -375,8 +373,8 @@ class Producer:
             self._ids_cancelled_during_claim = None
 
     def choose_claim_limit(self) -> int:
-        """Return how many jobs a claim of several queues may claim, just before it is sent; 0:
-        none."""
+        """Return how many jobs a claim of several queues may claim, or 0. It is called just before
+        the claim is sent."""
         is_stopping = self._scope is None or self._scope.cause is not None
         if is_stopping or self.is_paused or not self._heartbeat.can_claim_jobs:
             return 0
@@ -388,8 +386,8 @@ class Producer:
     def receive_claimed_jobs(
         self, rows: list[Record], limit: int, seconds: float, *, is_alone: bool
     ) -> None:
-        """Start jobs that a claim of several queues has claimed. `is_alone`: it had no other
-        queue."""
+        """Start jobs that a claim of several queues has claimed. `is_alone`: the claim was for this
+        queue only."""
         self._launch_claimed_jobs(rows, self._ids_cancelled_during_claim or set())
         self._record_claim(len(rows), seconds)
         self._record_successful_claim(len(rows), limit, seconds)
@@ -425,7 +423,7 @@ class Producer:
         return not rows
 
     async def _claim_many_jobs(self, connection: Connection, limit: int, scope: StopScope) -> bool:
-        """Claim up to `limit` jobs. Returns whether the queue had fewer jobs than `limit`."""
+        """Claim up to `limit` jobs. Return whether the queue had fewer jobs than `limit`."""
         sent, found = time.monotonic(), 0
         for part in self._claim_cursor.choose_claim_ranges(sent):
             found += await self._claim_range(connection, limit - found, part)
@@ -569,6 +567,6 @@ class Producer:
             self._poll_group.stop_waiting(self)
 
     def _poll(self) -> None:
-        """Poll, because another queue of the poll group is polled."""
+        """Claim again, because another queue of the poll group is polled."""
         self._is_poll_due = True
         self._wakeup.set()

@@ -44,7 +44,7 @@ class ProgressWriter:
         self._log = get_logger().with_rate_limit()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Write until stopped. What is not written then is stored with the results of the jobs."""
+        """Write progress until stopped. The rest is stored with the results of the jobs."""
         loop, wakeup = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:

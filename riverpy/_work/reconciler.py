@@ -58,23 +58,23 @@ QUEUE_ROW_UPDATE_INTERVAL = 600.0
 STATEMENT_TIMEOUT = 10.0
 """Seconds for one statement on the connection for claims."""
 RESERVED_CONNECTION_STATEMENT_TIMEOUT = 2.0
-"""Seconds for one statement on the reserved connection, which leases and heartbeats use too."""
+"""Seconds for one statement on the connection that is reserved for leases and heartbeats."""
 CLAIM_RELEASE_TIMEOUT_MIN = 1.0
-"""Seconds for releasing lost claims at the end of a run."""
+"""The minimum timeout for releasing lost claims at the end of a run, in seconds."""
 RECONCILE_RETRY_DELAY = 2.0
 """Seconds until the next check after an error of the database."""
 ROWS_PER_STATEMENT_MAX = 5_000
 """The maximum number of rows in one statement."""
 RECONCILE_STEP_TIMEOUT = 15.0
-"""Seconds. After this time, one step of a check starts no further statement. The remaining rows
-wait for the next check."""
+"""Seconds after which one step of a check sends no further statement. The remaining rows wait for
+the next check."""
 RECONCILE_TIMEOUT = 90.0
-"""Seconds that all statements of one check may take."""
+"""The timeout of all statements of one check together, in seconds."""
 LOST_CLAIM_MARGIN = 0.5
-"""Seconds. A claim without an answer counts as lost when this time has passed after its timeout."""
+"""A claim without an answer counts as lost this many seconds after its timeout."""
 RUNNING_STATES = ("running",)
 RESCUE_PAGE_SIZE = 1_000
-"""One read returns at most this many jobs of an earlier run."""
+"""The maximum number of jobs of an earlier run that one statement reads."""
 RowT = TypeVar("RowT", bound="ClaimKey | JobRescue | Attempt | str")
 
 
@@ -114,7 +114,7 @@ class Reconciler:
         """Whether a claim without an answer may have claimed jobs that do not run."""
         self._next_queue_update_at = 0.0
         self._last_read_id: int | None = 0
-        """The jobs of an earlier run were read up to this id; None: all jobs were read."""
+        """The jobs of an earlier run were read up to this job id. None: all were read."""
         self._skipped_row_getters: list[Callable[[], list[SkippedRowReport]]] = []
         self._release_sender = self._make_sender(
             "release", self._send_releases, lambda claim_key: claim_key.id
@@ -129,15 +129,15 @@ class Reconciler:
             "cancel check", self._cancel_attempts_if_requested, lambda attempt: attempt.id
         )
         self._queue_update_error: Exception | None = None
-        """The last error of updating the row of a single queue."""
+        """The last error of a statement that updates the row of a single queue."""
         self._changed_job_count = 0
         """The number of jobs that this check has released or rescued."""
         self._removed_queues: set[str] = set()
-        """The removed queues that a claim without an answer may have claimed jobs of."""
+        """The removed queues of which an unanswered claim may still have claimed jobs."""
         self._pause_lock = anyio.Lock()
-        """Held from a read of paused queues until they are applied."""
+        """A lock that is held from a read of the paused queues until their producers are paused."""
         self._paused_queues: set[str] = set()
-        """The paused queues among the queues that this check has updated."""
+        """The paused queues that this check has found so far."""
         self._log = get_logger()
         self._damaged_jobs = DamagedJobTracker("finding lost claims", self._log)
         self._limited_log = self._log.with_rate_limit()
@@ -189,7 +189,7 @@ class Reconciler:
         return max(RECONCILE_INTERVAL, self._quiet_interval)
 
     def resync(self) -> None:
-        """Check now, because a connection was lost and restored."""
+        """Check soon, because a connection was lost and opened again."""
         self._schedule_lost_claim_check()
         self._wake_producers()
 
@@ -291,8 +291,8 @@ class Reconciler:
             await self._update_queue_rows_under_lock()
 
     async def _update_queue_rows_under_lock(self) -> None:
-        """Update the client's rows in `river_queue`, and read which queues are paused. If the time
-        is too short, the next check starts with the remaining queues.
+        """Update the client's rows in `river_queue`, and read which queues are paused. After
+        `RECONCILE_STEP_TIMEOUT`, the remaining queues wait for the next check.
 
         Raises:
             Exception: one of DATABASE_ERRORS: the database failed, or no row can be updated.

@@ -66,7 +66,7 @@ async def release_claims(
                 await use_raw_timestamps(connection)
                 try:
                     await sender.send_all_due_rows()
-                except DATABASE_ERRORS:  # one row may have caused the error, so try once more
+                except DATABASE_ERRORS:  # one row may have caused the error: try once more
                     await sender.send_all_due_rows()
             finally:
                 connection.terminate()

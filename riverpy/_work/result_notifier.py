@@ -34,7 +34,7 @@ class ResultNotifier:
         self._queues: set[str] = set()
         """The queues that have jobs available again, and whose clients were not notified yet."""
         self._ended_jobs: list[tuple[int, str]] = []
-        """The ids and states of ended jobs for which clients wait."""
+        """The ids and states of ended jobs whose ends are not notified to waiting clients yet."""
         self._log = get_logger()
 
     def add_queues(self, queues: Iterable[str]) -> None:
@@ -54,7 +54,8 @@ class ResultNotifier:
 
     async def send(self) -> None:
         """Send the notifications, if there are any. A failed notification of queues is sent again
-        with the next results. Clients that wait for jobs also poll, so theirs is dropped."""
+        with the next results. A failed notification of ended jobs is dropped, because clients that
+        wait for jobs also poll."""
         if self._ended_jobs:
             ended, self._ended_jobs = self._ended_jobs, []
             try:

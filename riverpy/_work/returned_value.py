@@ -1,4 +1,4 @@
-"""The value that the code of a job returns is the output of the job."""
+"""Records the value that the code of a job returns, as the output of the job."""
 
 from __future__ import annotations
 

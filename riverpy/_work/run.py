@@ -82,7 +82,7 @@ MAINTENANCE_STOP_TIMEOUT_MIN = 1.0
 """The shortest timeout, in seconds, for the end of maintenance at a stop. For example, the
 reindexer has to drop an index that it has not completed."""
 DRAIN_POLL_INTERVAL = 0.05
-"""Seconds between two checks of the queues, in a run that ends when its queues are empty."""
+"""Seconds between two checks whether the queues are empty, if the run ends when they are."""
 DRAIN_STATEMENT_TIMEOUT = 10.0
 """Seconds for the statement that checks the queues."""
 LOOP_LAG_THRESHOLD = 1.0
@@ -93,8 +93,9 @@ class ClientRun:
     """One run of a client. `stop` and `stop_hard` may be called at any time, also before `run`."""
 
     def __init__(self, client: ClientParts, *, abandoned_claim_keys: frozenset[ClaimKey]) -> None:
-        """Create the parts, in the task of the run. They open no connection. `abandoned_claim_keys`
-        are attempts of earlier runs in this process, whose code may still run."""
+        """Create the parts, without connections. Call this in the task that executes `run`.
+        `abandoned_claim_keys` are attempts of earlier runs in this process, whose code may still
+        run."""
         self._client, self._config = client, client.config
         config = client.config
         self._log = get_logger()
@@ -165,7 +166,8 @@ class ClientRun:
         )
 
     def _make_lease_report(self) -> LeaseReport | None:
-        """Return what a heartbeat reports about leases; None: the column for it is missing."""
+        """Return the report about leases for a heartbeat. None: the database has no column for
+        it."""
         if LEASE_REPORTS_MIGRATION not in self._riverpy_schema_versions:
             return None
         leases, elections = self._client.leases, self._election_manager
@@ -465,7 +467,7 @@ class ClientRun:
                 await self.queues.start_producers(claiming)
                 for service in (*elections, *self._singleton_runners):
                     await claiming.start(service)
-            self._heartbeat.write_early()  # it reports for which leases this client stands by
+            self._heartbeat.write_early()  # it reports for which leases this client is a standby
             if not self._stop_requested.is_set():
                 self.state = "working"
                 self.queues.accept_queue_changes(claiming)

@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from riverpy.worker import Workers
 
 FLEET_OUTAGE_EFFECT = "clients that follow this one miss events"
-"""What an outage of the connection for events means for the user."""
+"""The text in logs about what an outage of the connection for events means for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientParts:
-    """The parts of a client that its runs use."""
+    """The parts of a client that its runs share."""
 
     id: str
     url: str | None

@@ -68,7 +68,7 @@ class RunQueueManager:
         self._service_group: ServiceGroup | None = None
         """The group of the running producers; None: the run is starting or stopping."""
         self._changing_queue_names: set[str] = set()
-        """The names of the queues that are being added or removed."""
+        """The names of the queues that are being added or removed now."""
         self._draining_producers: set[Producer] = set()
         """The stopped producers whose jobs still run, and for which a removal waits."""
         self._undrained_producers: list[Producer] = []

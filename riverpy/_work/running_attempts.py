@@ -41,7 +41,8 @@ DEADLINE_CHECK_INTERVAL_MIN = 0.01
 
 
 class RunningAttempts:
-    """The claimed attempts that have not ended. Create this object in the task of the run."""
+    """The claimed attempts that have not ended. Create this object in the task that executes
+    `ClientRun.run`."""
 
     def __init__(self, config: Config, on_attempt_end: Callable[[Attempt], None]) -> None:
         """`on_attempt_end` is called with each attempt that has ended or was released."""
@@ -60,7 +61,7 @@ class RunningAttempts:
         self._job_stuck_handler = config.job_stuck_handler
         self.stuck_attempts: dict[Attempt, bool] = {}
         """The attempts that still run long after their cancellation, each with a bool: whether it
-        keeps its slot. The user's handler decides this."""
+        keeps its slot, as the user's handler decides."""
 
     def __len__(self) -> int:
         return len(self._attempts)
@@ -74,7 +75,8 @@ class RunningAttempts:
 
     @property
     def is_run_cancelled(self) -> bool:
-        """Whether the task of the run was cancelled. `asyncio.run` cancels all tasks at its end."""
+        """Whether the task that executes `ClientRun.run` was cancelled. `asyncio.run` cancels all
+        tasks at its end."""
         return self._run_task is not None and self._run_task.cancelling() > 0
 
     def add_attempts(self, attempts: Sequence[Attempt]) -> None:

@@ -1,7 +1,7 @@
 """Steps: which steps of a job are completed, in the metadata keys of River.
 
-While a step is stored, all steps up to and with it are skipped. A step with a cursor that is itself
-the stored one, and has a stored cursor, runs again with it. Nothing is written when an attempt
+If a step is stored, the next attempt skips all steps up to this step, and this step too. But if
+this step has a stored cursor, it runs again with its cursor. Nothing is written when an attempt
 completes. All error texts that begin with `river:` are River's.
 """
 
@@ -35,13 +35,13 @@ KEPT_RESULTS_METADATA_KEY = "riverpy:steps"
 """The metadata key of kept results: an object from the name of a step to any JSON. River keeps no
 results."""
 STEP_METADATA_KEY_PREFIX = '"river:resumable_'
-"""A text in the metadata of each job that has stored steps or cursors."""
+"""A text that the metadata of each job with stored steps or cursors contains."""
 STEP_VALUE_SIZE_MAX = 1024 * 1024
 """The maximum number of bytes of a cursor or a kept result, as JSON."""
 KEPT_RESULTS_SIZE_MAX = 8 * STEP_VALUE_SIZE_MAX
 """The maximum number of bytes of all kept results of a job, as JSON."""
 CHECKPOINT_INTERVAL = 1.0
-"""Seconds between two checkpoints that are not forced."""
+"""The minimum time between two checkpoints, in seconds, unless `now` is True."""
 PROGRESS_STORE_TIMEOUT = 60.0
 """Seconds in which a kept result must be stored. After that the attempt fails, and the result is
 stored together with the failure."""
@@ -49,7 +49,7 @@ _JSON_NULL = "null"
 
 
 class StepAttempt(Protocol):
-    """What the steps need from their attempt."""
+    """The methods of an attempt that its steps use."""
 
     @property
     def metadata_text(self) -> str:
@@ -60,7 +60,7 @@ class StepAttempt(Protocol):
         """Store a key of the metadata, as JSON text, when the attempt ends."""
 
     def remove_metadata_update(self, key: str) -> None:
-        """Do not store this key when the attempt ends."""
+        """Remove a key from the metadata that is stored when the attempt ends."""
 
     async def store_metadata_now(
         self,
@@ -77,7 +77,7 @@ class AttemptStepRunner:
     """The steps of one attempt."""
 
     def __init__(self, attempt: StepAttempt) -> None:
-        """Read what earlier attempts have stored.
+        """Read the steps and cursors that earlier attempts have stored.
 
         Raises:
             StepError: the stored cursors are a list.
@@ -85,7 +85,7 @@ class AttemptStepRunner:
         self._attempt = attempt
         members = _decode_json_members(attempt.metadata_text)
         self._stored_step = _decode_step_name(members.get(STEP_METADATA_KEY, ""))
-        """The stored step, until the code reaches it; None: no step is skipped."""
+        """The stored step, until the code reaches it. None: no step is skipped."""
         self._stored_cursors = _decode_cursors(members.get(CURSORS_METADATA_KEY, ""))
         self._cursors = dict(self._stored_cursors)
         """The cursors of steps that are not completed, as JSON texts."""
@@ -97,12 +97,12 @@ class AttemptStepRunner:
         if self._stored_step is None:
             self._unreached_steps.update(self._cursors)
         self._completed_step: str | None = None
-        """The last step that was completed, or that was skipped as the stored one."""
+        """The name of the last completed step. An earlier attempt may have completed it."""
         self._called_step_names: set[str] = set()
         self._running_step: _RunningStep | None = None
         self._step_in_transaction: str | None = None
-        """The step that `checkpoint(tx)` has stored. This process does not learn whether the
-        transaction was committed, so the row decides from where the step continues."""
+        """The step that `checkpoint(tx)` has stored. This process does not know whether the
+        transaction was committed: the next attempt reads the row."""
         self._step_error: BaseException | None = None
         """The error of the step that failed. No later step runs."""
         self._has_new_progress = False
@@ -193,8 +193,8 @@ class AttemptStepRunner:
         raise error
 
     def _should_skip_step(self, name: str, *, has_cursor: bool, keep: bool) -> bool:
-        """Whether the step is skipped because an earlier attempt has completed it. A step whose
-        result should be kept, but was not, runs again, because the code needs the result."""
+        """Whether the step is skipped because an earlier attempt has completed it. If its result
+        should have been kept but is missing, the step runs again."""
         if self._stored_step is None:
             return False
         is_stored_step = name == self._stored_step
@@ -203,7 +203,7 @@ class AttemptStepRunner:
         return not keep and not (is_stored_step and has_cursor and name in self._cursors)
 
     def _mark_step_completed(self, name: str) -> None:
-        """Note that a step is completed. Steps before the stored one change nothing."""
+        """Note that a step is completed. Before the stored step is reached, nothing changes."""
         if self._stored_step in {None, name}:
             self._stored_step, self._completed_step = None, name
 
@@ -313,8 +313,8 @@ class AttemptStepRunner:
     # -- the end of the attempt
 
     def check_all_steps_ended(self, *, is_stopped: bool) -> None:
-        """Check the steps after the code has returned. `is_stopped`: the attempt was cancelled by
-        its timeout, by `job_cancel` or by a stop.
+        """Check the steps after the code has returned. `is_stopped`: whether the attempt was
+        cancelled by its timeout, by `job_cancel` or by a stop.
 
         Raises:
             BaseException: the error of a step that failed, although the code caught it.
@@ -340,7 +340,7 @@ class AttemptStepRunner:
             raise StepError(f"river: resumable cursor step {name} not found in Worker")
 
     def record_progress(self) -> None:
-        """Store the progress when the attempt ends, because it has not completed."""
+        """Let the end of the attempt store the progress, because the job is not completed."""
         for key, text in self._make_progress_metadata().items():
             self._attempt.merge_metadata(key, text)
 
@@ -387,7 +387,7 @@ class _RunningStep:
         """Check that a later attempt can decode this cursor.
 
         Raises:
-            StepError: it cannot.
+            StepError: the cursor cannot be decoded.
         """
         if self.cursor_type is None or text == _JSON_NULL:
             return
@@ -408,8 +408,8 @@ def _quote_name(name: str) -> str:
 
 
 def _encode_cursors(cursors: dict[str, str]) -> str:
-    """Return the value of the key of the cursors. A merge cannot remove the key, so River stores
-    null if no cursor is left."""
+    """Return the cursors as the value of their metadata key. A merge cannot remove the key, so
+    River stores null if no cursor is left."""
     return encode_json_object(cursors) if cursors else _JSON_NULL
 
 
@@ -427,8 +427,8 @@ def _encode_value(value: object, value_name: str) -> str:
 
 
 def _decode_value(text: str, decode: Callable[[str], Any] | None) -> Any:
-    """Return a kept result. The first attempt gets its result decoded too, so that all attempts get
-    the same."""
+    """Return a kept result. The attempt that ran the step decodes it too, so that all attempts get
+    the same value."""
     return json.loads(text) if decode is None else decode(text)
 
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 RESULT_STORING_TIME_SHARE = 0.4
 """The fraction of the hard stop timeout that is reserved for storing the last results."""
 RESULT_STORING_TIME_MIN = 1.0
-"""Seconds. Storing the last results always gets at least the shorter of two times: this time, and
-`RESULT_STORING_TIME_SHARE` of the hard stop timeout."""
+"""The minimum time for storing the last results, in seconds. With a short hard stop timeout it is
+`RESULT_STORING_TIME_SHARE` of that timeout instead."""
 
 
 class StopTimeouts:

@@ -1,4 +1,4 @@
-"""SubscriptionManager: deliver events to subscribers, without waiting for the subscribers."""
+"""SubscriptionManager: delivers events to subscribers, and never waits for a subscriber."""
 
 from __future__ import annotations
 
@@ -141,7 +141,8 @@ class SubscriptionManager(StreamGroup[Subscription]):
             self._send_running_event(FleetEventKind.JOB_STARTED, job)
 
     def publish_saved_output(self, job: JobRow) -> None:
-        """Send that a running job has stored its output to the clients that follow this client."""
+        """Send the clients that follow this client the event that a running job has stored its
+        output."""
         self._send_running_event(FleetEventKind.JOB_OUTPUT_SAVED, job)
 
     def publish_progress(self, job: JobRow, progress_text: str) -> None:
@@ -154,8 +155,8 @@ class SubscriptionManager(StreamGroup[Subscription]):
         return self.fleet_outbox is not None
 
     def publish_ended_jobs(self, jobs: Iterable[EndedJob], state_by_id: Mapping[int, str]) -> None:
-        """Send the ends of attempts that this client has caused as the leader to the clients that
-        follow it."""
+        """Send the clients that follow this one the ends of jobs that it has ended as the
+        leader."""
         if self.fleet_outbox is None:
             return
         for job in jobs:

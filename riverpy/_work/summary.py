@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SUMMARY_INTERVAL = 60.0
 """Seconds between two log events of the same type."""
 FAILURE_COLLECTION_TIME = 1.0
-"""Seconds. Failures in this time after the first failure are logged in one event."""
+"""Seconds after the first failure for which failures are collected into one log event."""
 LOGGED_ERROR_LENGTH_MAX = 200
 """The maximum number of characters of an error in an event."""
 ATTEMPT_OUTCOMES = ("completed", "failed", "discarded", "snoozed", "cancelled", "interrupted")
@@ -60,7 +60,7 @@ class JobSummaryLogger:
                 self._log_ended_jobs()
 
     def log_last_summary(self) -> None:
-        """At the end of the run, log what happened to jobs since the last summary."""
+        """Log the jobs that ended since the last summary, at the end of the run."""
         self._log_failures()
         self._log_ended_jobs()
 

@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 SKIPPED_JOBS_MAX = 1000
 """The maximum number of skipped jobs. If more jobs fail, the jobs are probably not the cause. Then
-no more jobs are skipped, and failed claims are tried again with a delay."""
+no further jobs are skipped, and failed claims are repeated after a delay."""
 
 
 class UnclaimableJobs:
-    """The jobs of one queue that cannot be claimed."""
+    """Finds the jobs of one queue that cannot be claimed, and lets claims skip them."""
 
     def __init__(self, jobs_per_claim_limit: int, claim_timeout: float, log: Any) -> None:
         """`jobs_per_claim_limit` is the maximum number of jobs in a claim, and `claim_timeout` the
         seconds that a claim may take."""
         self._claim_batch_size = BatchSize(jobs_per_claim_limit, claim_timeout)
         self._suspect_job_count = 0
-        """After a failed claim of several queues: the failing job is one of the next jobs of this
-        queue, up to this number, or a job of another queue."""
+        """How many of the next jobs of this queue may include the failing job, after a failed claim
+        of several queues. The failing job may also be in another queue."""
         self._skipped_jobs = SkippedRows[int](SKIPPED_JOBS_MAX)
         self._error_detector = RepeatedErrorDetector()
         self._logged_job_ids: set[int] = set()
@@ -103,7 +103,7 @@ class UnclaimableJobs:
         if job_count < limit:
             self._suspect_job_count = 0
             self._claim_batch_size.allow_growth()
-            if not self._skipped_jobs:  # no job is left, so none can fail
+            if not self._skipped_jobs:  # no skipped job is left, so no job can fail
                 self._claim_batch_size.grow_to_maximum()
         if job_count and self._consecutive_failed_claims:
             if self._consecutive_failed_claims >= FAILED_BATCHES_BEFORE_RETRY_OF_ALL:

@@ -1,1 +1,1 @@
-"""The measurements of `riverpy bench`."""
+"""The measurements that `riverpy bench` makes."""

@@ -114,8 +114,8 @@ class BenchLoad(msgspec.Struct, frozen=True, kw_only=True):
     job_count: int
     max_workers: int
     mean_sleep: float = 0.0
-    """The mean sleep of a job, in seconds. A job sleeps 0.5 to 1.5 times this. 0: jobs do
-    nothing."""
+    """The mean time for which a job sleeps, in seconds. Each job sleeps 0.5 to 1.5 times as long.
+    0: jobs do nothing."""
     prefetch: bool = False
     """Whether the client claims jobs before slots are free."""
 
@@ -271,7 +271,7 @@ class BenchRun:
         self._time_and_cpu_at_start = self._read_time_and_cpu()
 
     def _read_time_and_cpu(self) -> tuple[float, float, float]:
-        """Return the time, the processor time of this process, and that of the server."""
+        """Return the time, and the processor times of this process and of the server."""
         server_cpu = self._server.cpu_seconds() if self._server else 0.0
         return time.perf_counter(), time.process_time(), server_cpu
 
