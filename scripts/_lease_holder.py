@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 async def act(lease: Lease) -> None:
-    """Do the work of a term: print its start and wait."""
+    """Do the work under a lease: print when the term starts, then wait."""
     print(f"{time.clock_gettime(time.CLOCK_BOOTTIME):.6f} {lease.name}", flush=True)
     await anyio.sleep_forever()
 

@@ -83,7 +83,7 @@ OF_SERVER = {
     FaultKind.SLOW_ROWS,
     FaultKind.REFUSED_ROWS,
 }
-"""Faults of the server. Only one of them happens at a time."""
+"""The kinds of faults of the server. Only one of them happens at a time."""
 PARTITIONS = {
     FaultKind.REQUESTS_LOST: Partition.REQUESTS_LOST,
     FaultKind.ANSWERS_LOST: Partition.ANSWERS_LOST,
@@ -95,13 +95,14 @@ class Fault(NamedTuple):
     """A fault of the plan."""
 
     at: float
-    """Seconds since the start."""
+    """Seconds from the start of the run to the fault."""
     kind: FaultKind
     hits_leader: bool
-    """True: it hits the leader of that moment. False: it hits the worker with this number."""
+    """Whether the fault hits the leader. Otherwise it hits the worker with the number of the
+    fault."""
     number: int
     seconds: float
-    """Duration in seconds."""
+    """How long the fault lasts, in seconds."""
 
 
 def make_plan(seed: int, *, seconds: float, workers: int, ttl: float) -> list[Fault]:

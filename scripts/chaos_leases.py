@@ -36,7 +36,7 @@ try can wait for a transaction under the fence of the old term. The machine may 
 CALM_LIMIT = 60.0
 """Seconds after the last fault until all leases must be held."""
 CALM = 2 * TTL
-"""Seconds for which the holders must then keep them, except for leases that they release."""
+"""Seconds for which each lease must then keep its holder, unless the holder releases it."""
 
 
 class ChaosOfLeases(ChaosOfFleet):

@@ -32,7 +32,7 @@ ATTEMPTS_MAX = 10_000
 
 
 class Kill(StrEnum):
-    """What ends attempts."""
+    """The ways in which an attempt is ended."""
 
     SIGTERM = "SIGTERM"
     SIGKILL = "kill -9"

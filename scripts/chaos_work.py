@@ -75,7 +75,7 @@ LOAD_USER = "load"
 TIMEOUTS = {"statement_timeout": "1s", "idle_in_transaction_session_timeout": "300ms"}
 READ_ONLY = {"default_transaction_read_only": "on"}
 BOUND = 5.0
-"""Seconds after the end of a fault within which jobs must run again."""
+"""Seconds after the end of a fault until jobs must run again."""
 OUTAGES_MAX = 3
 """How often a worker may log for one fault that its connections are lost. An idle connection may be
 found lost after the others are back, and a frozen backend may hold locks that others need."""
@@ -83,7 +83,7 @@ CONNECTIONS_MOST = 90
 OWN_FIRST = 1_000_000_000
 """The first number of the jobs that faults insert. The numbers of the load are lower."""
 IN_PROCESS = 10.0
-"""Seconds that a process job runs whose worker is killed."""
+"""How long a job in a process runs whose worker is killed, in seconds."""
 JOB_START_TIMEOUT = 10.0
 """Seconds to wait for the job of a fault to start."""
 

@@ -43,7 +43,7 @@ START_TIMEOUT = 60.0
 
 
 class Leading(NamedTuple):
-    """A term, as its process recorded it."""
+    """One leader's term, as the process of the leader recorded it."""
 
     worker: str
     elected_at: datetime
@@ -67,14 +67,14 @@ class Row:
         self.late_acts = 0
 
     async def fault(self, leader: Worker) -> None:
-        """Inject the fault. It has happened when this returns."""
+        """Inject the fault. Return when it has happened."""
         raise NotImplementedError
 
     async def undo(self, leader: Worker) -> None:
         """Undo the fault after the next term started."""
 
     async def measure(self, repeat: int) -> None:
-        """Measure it this many times."""
+        """Measure the fault this many times."""
         settings = msgspec.structs.replace(
             self.settings, poll_only=self.poll_only, pool_is_exhausted=self.pool_is_exhausted
         )
@@ -150,7 +150,7 @@ class Row:
 
 
 class Graceful(Row):
-    """SIGTERM."""
+    """The fault: SIGTERM to the leader, which listens."""
 
     name, what = "graceful", "SIGTERM of the leader, followers listen"
 
@@ -163,14 +163,14 @@ class Graceful(Row):
 
 
 class GracefulPollOnly(Graceful):
-    """SIGTERM without LISTEN."""
+    """The fault: SIGTERM to a leader that only polls."""
 
     name, what = "graceful_poll_only", "SIGTERM of the leader, followers poll"
     poll_only = True
 
 
 class Killed(Row):
-    """SIGKILL."""
+    """The fault: SIGKILL to the leader."""
 
     name, what = "killed", "SIGKILL of the leader"
     ends_at_fault = True
@@ -184,14 +184,14 @@ class Killed(Row):
 
 
 class KilledPollOnly(Killed):
-    """SIGKILL without LISTEN."""
+    """The fault: SIGKILL to a leader, while the workers only poll."""
 
     name, what = "killed_poll_only", "SIGKILL of the leader, followers poll"
     poll_only = True
 
 
 class Frozen(Row):
-    """SIGSTOP for longer than the lease validity."""
+    """The fault: SIGSTOP to the leader, for longer than its lease is valid."""
 
     name, what = "frozen", "SIGSTOP of the leader until the next leads, then SIGCONT"
     ends_at_fault = True
@@ -204,7 +204,7 @@ class Frozen(Row):
 
 
 class RequestsLost(Row):
-    """A partition that drops what the leader sends."""
+    """The fault: the network drops what the leader sends."""
 
     name, what = "requests_lost", "data that the leader sends is dropped"
 
@@ -216,7 +216,7 @@ class RequestsLost(Row):
 
 
 class AnswersLost(RequestsLost):
-    """A partition that drops what the server answers."""
+    """The fault: the network drops what the server answers."""
 
     name, what = "answers_lost", "answers of the server to the leader are dropped"
 

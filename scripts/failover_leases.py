@@ -60,10 +60,11 @@ class LeaseRow:
     what: ClassVar[str]
     through = "manager"
     is_survived = False
-    """Whether the term may continue. It has had the time to end when `fault` returns."""
+    """Whether the holder's term may survive the fault. `fault` waits for as long as the term needs
+    to end."""
     ends_its_process = False
     needs_own_servers = False
-    """Whether each repetition needs servers of its own."""
+    """Whether each repetition of the measurement needs new servers."""
     can_overlap = False
     """Whether two terms may be valid at once for a while. Their writes are fenced."""
     make_server: Callable[[Path], Server] = Server
@@ -93,14 +94,14 @@ class LeaseRow:
         return old
 
     async def fault(self, worker: LeaseWorker) -> None:
-        """Inject the fault into the holder. It has happened when this returns."""
+        """Inject the fault into the holder. Return when it has happened."""
         raise NotImplementedError
 
     async def undo(self, worker: LeaseWorker) -> None:
         """Undo the fault after the next term started."""
 
     async def measure(self, repeat: int) -> None:
-        """Measure it this many times."""
+        """Measure the fault this many times."""
         async with self.running():
             for _ in range(repeat):
                 await self.stage.until_all_ready()
@@ -134,7 +135,7 @@ class LeaseRow:
 
 
 class Graceful(LeaseRow):
-    """SIGTERM without LISTEN."""
+    """The fault: SIGTERM to the holder. The processes only poll."""
 
     name, what = "graceful_poll_only", "SIGTERM of the holder, the other polls"
 
@@ -147,14 +148,14 @@ class Graceful(LeaseRow):
 
 
 class GracefulListen(Graceful):
-    """SIGTERM with LISTEN, so that the release is notified."""
+    """The fault: SIGTERM to the holder. The processes listen, so that its release is notified."""
 
     name, what = "graceful", "SIGTERM of the holder, the other listens"
     through = "client"
 
 
 class Killed(LeaseRow):
-    """SIGKILL."""
+    """The fault: SIGKILL to the holder."""
 
     name, what = "killed", "SIGKILL of the holder"
     ends_its_process = True
@@ -168,7 +169,7 @@ class Killed(LeaseRow):
 
 
 class FrozenShortly(LeaseRow):
-    """SIGSTOP for less than the lease validity."""
+    """The fault: SIGSTOP to the holder, for less time than its lease is valid."""
 
     name, what = "frozen_shortly", "SIGSTOP of the holder for 0.3 ttl"
     is_survived = True
@@ -180,7 +181,7 @@ class FrozenShortly(LeaseRow):
 
 
 class Frozen(LeaseRow):
-    """SIGSTOP for longer than the lease validity."""
+    """The fault: SIGSTOP to the holder, for longer than its lease is valid."""
 
     name, what = "frozen", "SIGSTOP of the holder until the next holds it, then SIGCONT"
 
@@ -193,7 +194,7 @@ class Frozen(LeaseRow):
 
 
 class Blocked(LeaseRow):
-    """A call that blocks the event loop."""
+    """The fault: a call blocks the event loop of the holder."""
 
     name, what = "blocked", "the holder's event loop is blocked for 1.3 ttl"
 
@@ -202,7 +203,7 @@ class Blocked(LeaseRow):
 
 
 class RequestsLost(LeaseRow):
-    """A partition that drops what the holder sends."""
+    """The fault: the network drops what the holder sends."""
 
     name, what = "requests_lost", "data that the holder sends is dropped"
     partition = Partition.REQUESTS_LOST
@@ -215,14 +216,14 @@ class RequestsLost(LeaseRow):
 
 
 class AnswersLost(RequestsLost):
-    """A partition that drops what the server answers."""
+    """The fault: the network drops what the server answers."""
 
     name, what = "answers_lost", "answers of the server to the holder are dropped"
     partition = Partition.ANSWERS_LOST
 
 
 class BothHeld(RequestsLost):
-    """A partition that holds data back and delivers it late."""
+    """The fault: the network holds data back and delivers it late."""
 
     name, what = "cut_off", "data between holder and server is held back, then delivered"
     partition = Partition.HELD

@@ -78,7 +78,7 @@ class FaultStage:
             await asyncio.sleep(self.seconds)
 
     async def down(self, how: Shutdown) -> None:
-        """Stop the server and start it again."""
+        """Stop the server in the given way, and start it again."""
         began = time.time()
         await self.stage.fleet.server.shut_down(how)
         await asyncio.sleep(self.seconds)

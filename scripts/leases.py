@@ -73,7 +73,7 @@ class Holder:
                 await asyncio.sleep(0.005)
 
     def cpu(self) -> float:
-        """Return its CPU time in seconds."""
+        """Return the CPU time of the process, in seconds."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 

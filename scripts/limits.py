@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
 PARAMETERS_MAX = 8
-"""Of a constructor, `self` not counted."""
+"""The maximum number of parameters of a constructor, without `self`."""
 NESTING_MAX = 5
-"""Blocks inside each other in one function."""
+"""The maximum number of nested blocks in one function."""
 
 _BLOCKS = (
     ast.If,

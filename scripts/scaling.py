@@ -42,7 +42,8 @@ INSERTERS = 20
 """Number of connections that insert at the same time."""
 POLLED_QUEUES = 20
 WAL_JOBS = 5_000
-"""Maximum number of jobs: all are claimed before the first is completed."""
+"""The maximum number of jobs of the WAL measurement: all are claimed before the first is
+completed."""
 SETTLING = 3.0
 """Seconds for workers to open their connections."""
 LIMIT = 120.0
@@ -55,9 +56,9 @@ class Size(NamedTuple):
     jobs: int
     """Jobs that are worked in one turn."""
     seconds: float
-    """Seconds of inserting in one turn."""
+    """How long one turn inserts jobs, in seconds."""
     pickups: int
-    """Single inserts into each of the idle queues."""
+    """The number of single inserts into each of the idle queues."""
 
 
 FULL = Size(rounds=5, jobs=50_000, seconds=2.0, pickups=10)
@@ -294,7 +295,7 @@ class WorkerGroup:
 
     @asynccontextmanager
     async def working(self) -> AsyncGenerator[WorkerGroup]:
-        """Start them; they wait for jobs."""
+        """Start the worker processes, which wait for jobs. Stop them at the end of the block."""
         began = datetime.now(UTC)
         try:
             for schema in self.schemas:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 BATCH = 10_000
 SLOTS = 100
 PATIENCE = 120.0
-"""Timeout of a batch, in seconds."""
+"""The timeout of one batch of jobs, in seconds."""
 INSERT = """
 INSERT INTO river_job (kind, args, max_attempts, metadata)
 SELECT 'soak', jsonb_build_object('n', n % 100), 2, '{}' FROM generate_series(1, $1::int) AS n
@@ -79,7 +79,7 @@ class Sample(msgspec.Struct, frozen=True):
 TOLERANCES = Sample(
     memory_mib=16.0, objects=2_000, blocks=5_000, tasks=3, threads=SLOTS, descriptors=2
 )
-"""How much each value may grow. There are as many threads as jobs have run in threads at once."""
+"""How much each value may grow. Each slot may leave one thread."""
 
 
 def sample() -> Sample:

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, overload
 
 from riverpy._calls.job_page import check_job_id
-from riverpy._calls.listening import POOL_SIZE_MIN, ListeningMethods
+from riverpy._calls.listening import LISTENER_POOL_SIZE_MIN, ListeningMethods
 from riverpy._fleet.filters import make_follow_filter
 from riverpy._fleet.follower import FleetFollower
 from riverpy._fleet.row_reader import RowReader
@@ -102,11 +102,11 @@ class EventMethods(ListeningMethods):
         if (
             is_pool(self._database)
             and config.listen_url is None
-            and self._database.get_max_size() < POOL_SIZE_MIN
+            and self._database.get_max_size() < LISTENER_POOL_SIZE_MIN
         ):
             raise ConfigError(
-                f"fleet=True needs a pool with at least {POOL_SIZE_MIN} connections, because it "
-                "keeps one that listens"
+                f"fleet=True needs a pool with at least {LISTENER_POOL_SIZE_MIN} connections, because "
+                "it keeps one that listens"
             )
 
     def watch(self, job_id: int) -> JobWatch:

@@ -16,8 +16,8 @@ from riverpy._waiting.pool_connection import PoolConnection
 if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection, Pool
 
-OUTAGE_EFFECT = "waits and subscriptions poll, and the client keeps connecting"
-POOL_SIZE_MIN = 2
+LISTENING_OUTAGE_EFFECT = "waits and subscriptions poll, and the client keeps connecting"
+LISTENER_POOL_SIZE_MIN = 2
 """The smallest pool of a caller from which the client may keep one connection for LISTEN."""
 
 
@@ -27,7 +27,7 @@ class ListeningMethods(ClientMethods):
     @cached_property
     def _listener(self) -> SharedListener:
         self._listener_outage_tracker = ConnectionOutageTracker(
-            outage_effect=OUTAGE_EFFECT, client_id=self.id
+            outage_effect=LISTENING_OUTAGE_EFFECT, client_id=self.id
         )
         return SharedListener(self._make_listener_notifier, self._listener_outage_tracker)
 
@@ -43,7 +43,7 @@ class ListeningMethods(ClientMethods):
             return None
         connect = Connector(self.database_url, config, self._password).connect_for_notifications
         if is_pool(database) and config.listen_url is None:
-            if database.get_max_size() < POOL_SIZE_MIN:
+            if database.get_max_size() < LISTENER_POOL_SIZE_MIN:
                 return None
             pool_of_caller = database
 

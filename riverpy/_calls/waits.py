@@ -108,7 +108,7 @@ class WaitMethods(ListeningMethods):
         self._get_open_pool()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        with self._waiter.preparing():
+        with self._waiter.listening_for_wait():
             inserted = await self.insert(args, with_notified_end(opts))
             job_id = inserted.job.id
             rows = await self._waiter.wait([job_id], max(deadline - loop.time(), 0.0))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ValueT = TypeVar("ValueT", str, int)
 ALL_EVENT_KINDS = frozenset[str]((*EventKind, *LeaseEventKind, *FleetEventKind))
 """The kinds of events that a client can follow."""
-FILTERS_MAX = 50
+FOLLOW_FILTERS_MAX = 50
 """The maximum number of filters. More filters are replaced by one that all events match."""
 
 
@@ -64,13 +64,13 @@ def make_follow_filter(
         )
     return FollowFilter(
         frozenset(map(str, events)),
-        _make_values("job_kinds", job_kinds, str),
-        _make_values("queues", queues, str),
-        _make_values("job_ids", job_ids, int),
+        _check_filter_values("job_kinds", job_kinds, str),
+        _check_filter_values("queues", queues, str),
+        _check_filter_values("job_ids", job_ids, int),
     )
 
 
-def _make_values(
+def _check_filter_values(
     name: str, values: Collection[ValueT] | None, expected: type[ValueT]
 ) -> frozenset[ValueT] | None:
     if values is None:
@@ -110,4 +110,4 @@ def merge_filters(filters: Iterable[FollowFilter]) -> list[FollowFilter]:
             for one, ids in ids_by_filter.items()
         ),
     ]
-    return merged if len(merged) <= FILTERS_MAX else [FOLLOW_ALL]
+    return merged if len(merged) <= FOLLOW_FILTERS_MAX else [FOLLOW_ALL]

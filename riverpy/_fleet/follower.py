@@ -61,13 +61,13 @@ ANNOUNCEMENT_RETRY_DELAY = 1.0
 """Seconds until the client retries an announcement to the workers that failed."""
 ANNOUNCEMENT_TIMEOUT = 5.0
 """Seconds that the start of a subscription waits until its first announcement is sent."""
-POLL_INTERVAL = 1.0
+WATCHED_JOB_POLL_INTERVAL = 1.0
 """Seconds between two reads of the watched jobs, if no event comes."""
-READ_INTERVAL_MIN = 0.02
+WATCHED_JOB_READ_INTERVAL_MIN = 0.02
 """The shortest time between two reads of the watched jobs, in seconds."""
 STATEMENT_TIMEOUT = 10.0
 """The timeout of one statement, in seconds."""
-UNUSED_TIMEOUT = 2.0
+UNUSED_FOLLOWER_TIMEOUT = 2.0
 """Seconds for which the client still receives events after its last subscription or watch ended."""
 
 
@@ -120,11 +120,11 @@ class FleetFollower(StreamGroup["FleetStream"]):
     def add_stream(self, stream: FleetStream) -> None:
         self._expect_open()
         super().add_stream(stream)
-        self._follow_changes()
+        self._announce_changes_soon()
 
     def remove_stream(self, stream: FleetStream) -> None:
         super().remove_stream(stream)
-        self._follow_changes()
+        self._announce_changes_soon()
 
     def add_reader(self, reader: RowReader) -> None:
         """Watch the job of a reader. The reader receives the job's row soon."""
@@ -132,13 +132,13 @@ class FleetFollower(StreamGroup["FleetStream"]):
         self._readers_by_id.setdefault(reader.job_id, WeakSet()).add(reader)
         self._version_by_id[reader.job_id] = ""  # the new reader needs the row
         self._ids_to_read.add(reader.job_id)
-        self._follow_changes()
+        self._announce_changes_soon()
 
     def remove_reader(self, reader: RowReader) -> None:
         """Stop watching the job of a reader."""
         if (readers := self._readers_by_id.get(reader.job_id)) is not None:
             readers.discard(reader)
-        self._follow_changes()
+        self._announce_changes_soon()
 
     def _expect_open(self) -> None:
         """Raise ClientStateError if the client is not open or was closed."""
@@ -146,7 +146,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
         if self._is_stopped:
             raise WatchClosedError
 
-    def _follow_changes(self) -> None:
+    def _announce_changes_soon(self) -> None:
         """Let the task announce to the workers what the client follows now. Start it if needed."""
         self._change_number += 1
         self._announce_at = 0.0
@@ -201,9 +201,9 @@ class FleetFollower(StreamGroup["FleetStream"]):
             if self._ids_to_read:
                 self._woken.set()
         if self._open_streams:
-            self._deliver(header, messages)
+            self._deliver_events(header, messages)
 
-    def _deliver(self, header: MessageHeader, messages: Iterable[EventMessage]) -> None:
+    def _deliver_events(self, header: MessageHeader, messages: Iterable[EventMessage]) -> None:
         if header.dropped > 0:
             for stream in self._open_streams:
                 stream.add_dropped_by_workers(header.dropped)
@@ -228,7 +228,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
             with self._listener.listening(FLEET_TOPIC, self._receive_message, self._resync):
                 while not await self._has_been_unused():
                     await self._wait_until_due()
-                    await self._announce()
+                    await self._announce_if_due()
                     await self._read_watched_jobs()
         except Exception as error:  # a fault of riverpy: no reader may wait forever
             self._log.exception(FLEET_FOLLOWING_FAILED)
@@ -236,14 +236,14 @@ class FleetFollower(StreamGroup["FleetStream"]):
             raise
 
     async def _has_been_unused(self) -> bool:
-        """Return whether nothing was followed for `UNUSED_TIMEOUT`. If so, notify the workers."""
+        """Return whether nothing was followed for `UNUSED_FOLLOWER_TIMEOUT`. If so, notify the workers."""
         now = time.monotonic()
         if self._is_used:
             self._unused_since = None
             return False
         if self._unused_since is None:
             self._unused_since = now
-        if now - self._unused_since < UNUSED_TIMEOUT:
+        if now - self._unused_since < UNUSED_FOLLOWER_TIMEOUT:
             return False
         self._unused_since = None
         await self._send_announcements([encode_line(Announcement(self._id, is_end=True))])
@@ -258,19 +258,21 @@ class FleetFollower(StreamGroup["FleetStream"]):
 
     def _compute_due_time(self) -> float:
         if not self._is_used:
-            return 0.0 if self._unused_since is None else self._unused_since + UNUSED_TIMEOUT
+            return (
+                0.0 if self._unused_since is None else self._unused_since + UNUSED_FOLLOWER_TIMEOUT
+            )
         due_at = self._announce_at if self._is_listening else math.inf
         if self._readers_by_id:
             due_at = min(due_at, self._poll_at)
         if self._ids_to_read:
-            due_at = min(due_at, self._read_at + READ_INTERVAL_MIN)
+            due_at = min(due_at, self._read_at + WATCHED_JOB_READ_INTERVAL_MIN)
         return due_at
 
     @property
     def _is_listening(self) -> bool:
         return self._listener.is_listening_on(FLEET_TOPIC)
 
-    async def _announce(self) -> None:
+    async def _announce_if_due(self) -> None:
         if time.monotonic() < self._announce_at or not self._is_listening or not self._is_used:
             return
         number = self._change_number
@@ -305,7 +307,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
         if now >= self._poll_at:
             self._forget_unused_readers()
             self._ids_to_read.update(self._readers_by_id)
-            self._poll_at = now + POLL_INTERVAL
+            self._poll_at = now + WATCHED_JOB_POLL_INTERVAL
         versions = {
             job_id: self._version_by_id.get(job_id, "")
             for job_id in self._ids_to_read

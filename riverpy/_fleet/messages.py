@@ -101,7 +101,7 @@ def encode_announcements(follower: str, filters: list[FollowFilter]) -> list[str
     """Return the announcements of a follower, as payloads. Filters that are too large are replaced
     by filters that match more events. The follower drops events that it does not want."""
     plain = [one for one in filters if one.job_ids is None]
-    parts = [_fit_filters(follower, plain)] if plain else []
+    parts = [_widen_filters_to_fit(follower, plain)] if plain else []
     for one in filters:
         ids = sorted(one.job_ids or ())
         for start in range(0, len(ids), JOB_IDS_PER_ANNOUNCEMENT_MAX):
@@ -116,7 +116,7 @@ def encode_announcements(follower: str, filters: list[FollowFilter]) -> list[str
     ]
 
 
-def _fit_filters(follower: str, filters: list[FollowFilter]) -> list[FollowFilter]:
+def _widen_filters_to_fit(follower: str, filters: list[FollowFilter]) -> list[FollowFilter]:
     """Return filters that fit into one announcement and match at least the same events."""
     for wider in (
         filters,

@@ -29,7 +29,7 @@ class FleetOutbox:
     def __init__(self, wake_sender: Callable[[], None]) -> None:
         """`wake_sender` is called when the first event is added."""
         self._wake_sender = wake_sender
-        self._waiting: deque[tuple[datetime, Callable[[], EventMessage]]] = deque()
+        self._waiting_events: deque[tuple[datetime, Callable[[], EventMessage]]] = deque()
         """The time of each event, and the function that makes its message."""
         self.filters: list[FollowFilter] = []
         """The filters of all followers: an event that matches none is not added."""
@@ -38,7 +38,7 @@ class FleetOutbox:
         self._log = get_logger().with_rate_limit()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting_events)
 
     def add_event(
         self,
@@ -56,11 +56,11 @@ class FleetOutbox:
                 break
         else:
             return
-        if len(self._waiting) >= OUTBOX_SIZE_MAX:
-            self._waiting.popleft()
+        if len(self._waiting_events) >= OUTBOX_SIZE_MAX:
+            self._waiting_events.popleft()
             self.dropped_count += 1
-        self._waiting.append((datetime.now(UTC), make_message))
-        if len(self._waiting) == 1:
+        self._waiting_events.append((datetime.now(UTC), make_message))
+        if len(self._waiting_events) == 1:
             self._wake_sender()
 
     def add_job_event(
@@ -71,15 +71,15 @@ class FleetOutbox:
 
     def clear(self) -> None:
         """Drop all events, because no client follows."""
-        self._waiting.clear()
+        self._waiting_events.clear()
         self.dropped_count = 0
 
     def take_lines(self, count: int, length_max: int) -> list[str]:
         """Remove the `count` oldest events, and return them as lines. An event whose line is longer
         than `length_max`, or that cannot be encoded, is dropped."""
         lines: list[str] = []
-        for _ in range(min(count, len(self._waiting))):
-            at, make_message = self._waiting.popleft()
+        for _ in range(min(count, len(self._waiting_events))):
+            at, make_message = self._waiting_events.popleft()
             try:
                 message = make_message()
                 message.at = encode_timestamp(at)

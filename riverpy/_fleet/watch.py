@@ -77,7 +77,7 @@ def find_change(before: JobRow | None, row: JobRow) -> JobChangeKind | None:
         return JobChangeKind.STATE
     if before.attempt != row.attempt or before.attempted_at != row.attempted_at:
         return JobChangeKind.ATTEMPT
-    old, new = _decode_members(before), _decode_members(row)
+    old, new = _decode_metadata_members(before), _decode_metadata_members(row)
     for kind, key in (
         (JobChangeKind.OUTPUT, OUTPUT_METADATA_KEY),
         (JobChangeKind.PROGRESS, PROGRESS_METADATA_KEY),
@@ -87,7 +87,7 @@ def find_change(before: JobRow | None, row: JobRow) -> JobChangeKind | None:
     return None
 
 
-def _decode_members(row: JobRow) -> dict[str, Any]:
+def _decode_metadata_members(row: JobRow) -> dict[str, Any]:
     """Return the metadata of a row with its values as JSON texts."""
     text: str = row.columns()[JobColumn.METADATA]
     try:

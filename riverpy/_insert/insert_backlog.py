@@ -53,7 +53,7 @@ class InsertBacklog:
     def __init__(self) -> None:
         self._calls: dict[InsertCall, None] = {}
         self._job_count = self._byte_count = 0
-        self._room_made: asyncio.Event | None = None
+        self._room_available: asyncio.Event | None = None
         """An event that is set when the backlog has room again. None: no call waits for room."""
 
     def __len__(self) -> int:
@@ -68,20 +68,20 @@ class InsertBacklog:
     async def wait_for_room(self) -> None:
         """Wait until the backlog is below its limits."""
         while self.is_full:
-            if self._room_made is None:
-                self._room_made = asyncio.Event()
-            await self._room_made.wait()
+            if self._room_available is None:
+                self._room_available = asyncio.Event()
+            await self._room_available.wait()
 
-    def add(self, call: InsertCall) -> None:
+    def add_call(self, call: InsertCall) -> None:
         """Add a call after the waiting calls."""
         self._calls[call] = None
         self._job_count += len(call.rows)
         self._byte_count += call.size
 
-    def discard(self, call: InsertCall) -> None:
+    def discard_call(self, call: InsertCall) -> None:
         """Remove a call, if it still waits."""
         if call in self._calls:
-            self._remove(call)
+            self._remove_call(call)
 
     def take_batch(self) -> list[InsertCall]:
         """Remove and return the oldest calls whose jobs fit into one statement."""
@@ -94,10 +94,10 @@ class InsertBacklog:
                 break
             batch.append(call)
         for call in batch:
-            self._remove(call)
+            self._remove_call(call)
         return batch
 
-    def take_expired(self, now: float) -> list[InsertCall]:
+    def take_expired_calls(self, now: float) -> list[InsertCall]:
         """Remove and return the calls that have waited for too long."""
         expired: list[InsertCall] = []
         for call in self._calls:
@@ -105,14 +105,14 @@ class InsertBacklog:
                 break
             expired.append(call)
         for call in expired:
-            self._remove(call)
+            self._remove_call(call)
         return expired
 
-    def take_all(self) -> list[InsertCall]:
+    def take_all_calls(self) -> list[InsertCall]:
         """Remove and return all calls."""
         calls = list(self._calls)
         for call in calls:
-            self._remove(call)
+            self._remove_call(call)
         return calls
 
     @property
@@ -120,10 +120,10 @@ class InsertBacklog:
         """The time at which the oldest call stops waiting. None: no call waits."""
         return next((call.give_up_at for call in self._calls), None)
 
-    def _remove(self, call: InsertCall) -> None:
+    def _remove_call(self, call: InsertCall) -> None:
         del self._calls[call]
         self._job_count -= len(call.rows)
         self._byte_count -= call.size
-        if self._room_made is not None and not self.is_full:
-            self._room_made.set()
-            self._room_made = None
+        if self._room_available is not None and not self.is_full:
+            self._room_available.set()
+            self._room_available = None

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from riverpy.job import JobArgs
 
 T = TypeVar("T")
-_plugins_of = lru_cache(maxsize=4096)(read_class_plugins)
+_get_class_plugins = lru_cache(maxsize=4096)(read_class_plugins)
 Args: TypeAlias = "JobArgs | RawArgs"
 SendRows: TypeAlias = "Callable[[Transaction, list[InsertRow], QueuesToNotify], Awaitable[T]]"
 """A function that inserts rows and notifies queues over one connection."""
@@ -312,7 +312,10 @@ class Inserter:
         rows: list[InsertRow],
         send: SendRows[T],
     ) -> T:
-        all_plugins = [self._client_plugins, *map(_plugins_of, dict.fromkeys(map(type, args)))]
+        all_plugins = [
+            self._client_plugins,
+            *map(_get_class_plugins, dict.fromkeys(map(type, args))),
+        ]
         recorder = get_recorder()
         if recorder is not None:
             jobs = [PreparedJob(*job) for job in zip(args, rows, strict=True)]
@@ -360,7 +363,7 @@ class Inserter:
 
         async def call_hooks_and_send() -> Sequence[InsertResult]:
             for job in params:
-                for plugins in (self._client_plugins, _plugins_of(type(job.args))):
+                for plugins in (self._client_plugins, _get_class_plugins(type(job.args))):
                     for hook in plugins.insert_begin_hooks:
                         call = hook.insert_begin(job)
                         await refuse_wait(call, partial(_describe_hook, hook))
@@ -434,10 +437,10 @@ class Inserter:
             is_stored = True
         except DATABASE_ERRORS as error:
             if is_notification_queue_full(error):
-                self._log_notification_queue(selection.notified, 0)
+                self._log_notification_queue(selection.notified_queues, 0)
             raise
         finally:
-            self._notify_limiter.record_end(selection, is_stored=is_stored)
+            self._notify_limiter.record_statement_end(selection, is_stored=is_stored)
             if self._notify_limiter.owed_queues and self._shared_sender is not None:
                 self._shared_sender.send_owed_notifications_soon()
         return result

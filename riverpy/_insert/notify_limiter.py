@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 NOTIFY_INTERVAL_MIN = 0.002
 """The minimum time between two notifications of one queue, in seconds, for the inserts of one
 client without `tx`."""
-COVERED_TIME = 0.004
+NOTIFICATION_COVERAGE_SECONDS = 0.004
 """If a statement notifies a queue, the claim that follows finds all jobs that are stored within
 this number of seconds after its start. A client claims again 5 ms after the notification."""
 _REMEMBERED_QUEUES_MAX = 1000
@@ -24,19 +24,19 @@ _REMEMBERED_QUEUES_MAX = 1000
 class NotifySelection(NamedTuple):
     """The queues of one insert statement, by whether they are notified."""
 
-    notified: list[str]
+    notified_queues: list[str]
     """The queues that the statement notifies."""
-    skipped: list[str]
+    skipped_queues: list[str]
     """The queues that the statement does not notify, because another statement has just done it."""
-    owed: list[str]
-    """The queues of `notified` that are owed a notification: an earlier statement sent none."""
+    owed_queues: list[str]
+    """The notified queues that were owed a notification: an earlier statement sent none."""
     started_at: float
     """The monotonic time before the statement is sent, in seconds."""
 
     @property
     def to_notify(self) -> QueuesToNotify:
         """The queues that the statement notifies, with the interval for their clients."""
-        return QueuesToNotify(self.notified, round(NOTIFY_INTERVAL_MIN * 1000))
+        return QueuesToNotify(self.notified_queues, round(NOTIFY_INTERVAL_MIN * 1000))
 
 
 class NotifyLimiter:
@@ -85,23 +85,27 @@ class NotifyLimiter:
         self._record(self._selected_at_by_queue, notified, now)
         return NotifySelection(notified, skipped, owed, now)
 
-    def record_end(self, selection: NotifySelection, *, is_stored: bool) -> None:
+    def record_statement_end(self, selection: NotifySelection, *, is_stored: bool) -> None:
         """Record that a statement has ended. `is_stored`: whether it has succeeded. A failed
         statement has notified no queue."""
         if is_stored:
-            self._record(self._sent_at_by_queue, selection.notified, selection.started_at)
-            for queue in selection.notified:
+            self._record(self._sent_at_by_queue, selection.notified_queues, selection.started_at)
+            for queue in selection.notified_queues:
                 self.owed_queues.pop(queue, None)
         else:
-            for queue in selection.notified:
+            for queue in selection.notified_queues:
                 if self._selected_at_by_queue.get(queue) == selection.started_at:
                     del self._selected_at_by_queue[queue]
-            self._owe(selection.owed)
-        if selection.skipped:
+            self._add_owed_queues(selection.owed_queues)
+        if selection.skipped_queues:
             now, sent_at = self._clock.monotonic(), self._sent_at_by_queue
-            self._owe(q for q in selection.skipped if now - sent_at.get(q, -1e9) > COVERED_TIME)
+            self._add_owed_queues(
+                q
+                for q in selection.skipped_queues
+                if now - sent_at.get(q, -1e9) > NOTIFICATION_COVERAGE_SECONDS
+            )
 
-    def _owe(self, queues: Iterable[str]) -> None:
+    def _add_owed_queues(self, queues: Iterable[str]) -> None:
         if len(self.owed_queues) < _REMEMBERED_QUEUES_MAX:  # otherwise polling finds the jobs
             self.owed_queues.update(dict.fromkeys(queues))
 

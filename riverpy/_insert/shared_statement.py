@@ -131,7 +131,7 @@ class SharedStatementSender:
         call = InsertCall(
             rows, size, loop.create_future(), loop.time() + ACQUIRE_CONNECTION_TIMEOUT
         )
-        backlog.add(call)
+        backlog.add_call(call)
         if self._task is None:
             self._start(loop)
         if self._expiry_timer is None:
@@ -139,7 +139,7 @@ class SharedStatementSender:
         try:
             return await call.result
         except asyncio.CancelledError:
-            backlog.discard(call)
+            backlog.discard_call(call)
             self._cancel_abandoned_statement()
             raise
 
@@ -213,14 +213,14 @@ class SharedStatementSender:
                         await self._notify_owed_queues()
         finally:
             self._task = None
-            for call in self._backlog.take_all():  # calls are left if the task was cancelled
+            for call in self._backlog.take_all_calls():  # calls are left if the task was cancelled
                 call.fail(ClientStateError("the client was closed before the job was inserted"))
             self.send_owed_notifications_soon()
 
     def _end_expired_calls(self) -> None:
         """End the calls that have waited for too long, and set the timer for the next one."""
         loop = asyncio.get_running_loop()
-        for call in self._backlog.take_expired(loop.time()):
+        for call in self._backlog.take_expired_calls(loop.time()):
             call.fail(self._make_expiry_error())
         expiry = self._backlog.next_expiry
         self._expiry_timer = (
@@ -256,7 +256,7 @@ class SharedStatementSender:
             except Exception as error:
                 self._connect_error = error
                 if not is_unavailable(error):
-                    for call in self._backlog.take_all():
+                    for call in self._backlog.take_all_calls():
                         call.fail(make_insert_error(copy.copy(error)))
                 if not self._backlog:
                     self._notify_limiter.owed_queues.clear()  # clients find the jobs by polling
@@ -338,7 +338,7 @@ class SharedStatementSender:
             self._sent_calls = []
             is_abandoned = self._take_abandonment()
             if is_notification_queue_full(error):
-                self._log_notification_queue(selection.notified, 0)
+                self._log_notification_queue(selection.notified_queues, 0)
             is_lost = isinstance(error, DATABASE_ERRORS) and not is_rolled_back(error)
             if is_lost or not isinstance(error, Exception):
                 for call in calls:
@@ -349,8 +349,8 @@ class SharedStatementSender:
             raise
         finally:
             self._sent_calls = []
-            self._notify_limiter.record_end(selection, is_stored=is_stored)
-        self._log_notification_queue(selection.notified, notified_count)
+            self._notify_limiter.record_statement_end(selection, is_stored=is_stored)
+        self._log_notification_queue(selection.notified_queues, notified_count)
         _give_results(calls, results)
 
     async def _recover_connection(
@@ -378,7 +378,7 @@ class SharedStatementSender:
         self._should_notify_now = False
         connection = self._get_connection()
         selection = self._notify_limiter.select_queues(())
-        if not selection.notified:
+        if not selection.notified_queues:
             return
         try:
             with anyio.fail_after(NOTIFY_TIMEOUT):
@@ -387,7 +387,7 @@ class SharedStatementSender:
         except DATABASE_ERRORS as error:
             if may_break_session(error):
                 self._cut_connection()
-        self._notify_limiter.record_end(selection, is_stored=True)
+        self._notify_limiter.record_statement_end(selection, is_stored=True)
 
     def _log_notification_queue(self, queues: list[str], notified_count: int) -> None:
         if queues:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 POLL_DELAY_MIN = 0.05
 POLL_DELAY_MAX = 1.0
 """The minimum and maximum delay between two reads of a job, in seconds."""
-EARLY_READ_SHARE = 0.25
+EARLY_READ_SHARE_OF_DELAY = 0.25
 """When one job is due for a read, all jobs are read that have at most this share of their delay
 left. This saves statements."""
 LAST_READ_LEAD_MAX, LAST_READ_LEAD_SHARE = 0.1, 0.2
@@ -127,7 +127,7 @@ class Waiter:
         wait = JobWait(job_ids)
         if not wait.waiting_ids:
             return {}
-        with self.preparing(), self._reading_before_timeout(wait, timeout):
+        with self.listening_for_wait(), self._reading_before_timeout(wait, timeout):
             self._add_wait(wait)
             try:
                 with anyio.move_on_after(timeout):
@@ -142,7 +142,7 @@ class Waiter:
         return wait.expect_rows(timeout, states, self._read_error)
 
     @contextmanager
-    def preparing(self) -> Generator[None]:
+    def listening_for_wait(self) -> Generator[None]:
         """Listen during the `with` block. Use it around an insert whose job a wait will follow."""
         self._user_count += 1
         if self._user_count == 1:
@@ -283,7 +283,7 @@ class Waiter:
         return [
             job
             for job in self._job_by_id.values()
-            if job.read_at <= now + job.delay * EARLY_READ_SHARE
+            if job.read_at <= now + job.delay * EARLY_READ_SHARE_OF_DELAY
         ]
 
     async def _read_states(
@@ -296,7 +296,7 @@ class Waiter:
             if is_new and self._can_mark_jobs and self._listener.can_listen:
                 read = waits.wait_read_states_and_mark
             ids = [job.id for job in jobs if job.is_new is is_new]
-            for part in _split(ids, JOBS_PER_STATEMENT_MAX):
+            for part in _split_ids(ids, JOBS_PER_STATEMENT_MAX):
                 found.update(
                     (state.id, state) for state in await read(connection, self._schema, part)
                 )
@@ -354,6 +354,6 @@ def _is_write_refused(error: Exception) -> bool:
     return is_read_only or isinstance(error, InsufficientPrivilegeError)
 
 
-def _split(ids: list[int], size: int) -> Iterator[list[int]]:
+def _split_ids(ids: list[int], size: int) -> Iterator[list[int]]:
     for start in range(0, len(ids), size):
         yield ids[start : start + size]

@@ -93,9 +93,8 @@ class ClientRun:
     """One run of a client. `stop` and `stop_hard` may be called at any time, also before `run`."""
 
     def __init__(self, client: ClientParts, *, abandoned_claim_keys: frozenset[ClaimKey]) -> None:
-        """Create the parts, without connections. Call this in the task that executes `run`.
-        `abandoned_claim_keys` are attempts of earlier runs in this process, whose code may still
-        run."""
+        """Create the parts. Call this in the task that executes `run`. The code of attempts in
+        `abandoned_claim_keys`, from earlier runs in this process, may still run."""
         self._client, self._config = client, client.config
         config = client.config
         self._log = get_logger()

@@ -45,10 +45,10 @@ COUNTED_ROWS_MAX = 10_000
 """The maximum number of rows that a page counts. The list shows only the newest of them."""
 ACTION_ROWS_MAX = 10_000
 """The maximum number of rows that one action changes."""
-_REASONS_MAX = 10
+SHOWN_REASONS_MAX = 10
 """The maximum number of unchanged rows for which a page shows the reason."""
 _JOB_ID_MAX = 2**63 - 1
-_ROW_ATTRIBUTE = "_riverpy_row"
+_JOB_ROW_ATTRIBUTE = "_riverpy_row"
 
 
 class _Action(NamedTuple):
@@ -56,9 +56,9 @@ class _Action(NamedTuple):
 
     change: Callable[[list[Any]], JobChanges]
     """The function that changes the rows with these primary keys."""
-    done: str
+    done_text: str
     """The text for a changed row, such as "cancelled"."""
-    reason_left: str
+    unchanged_reason: str
     """The text that says why rows were left unchanged."""
     running_text: str = ""
     """The text about changed jobs that were running."""
@@ -177,7 +177,9 @@ class _RiverAdmin(_ModelAdmin):
         changes = action.change([row.pk for row in changeable]) if changeable else JobChanges()
         if changes.changed:
             self._log_action(
-                request, [row for row in changeable if row.pk not in changes.reasons], action.done
+                request,
+                [row for row in changeable if row.pk not in changes.reasons],
+                action.done_text,
             )
         self._show_changes(request, changes, action, left_count)
         if is_limited:
@@ -190,18 +192,18 @@ class _RiverAdmin(_ModelAdmin):
     def _show_changes(
         self, request: HttpRequest, changes: JobChanges, action: _Action, left_count: int
     ) -> None:
-        for key, reason in [*changes.reasons.items()][:_REASONS_MAX]:
+        for key, reason in [*changes.reasons.items()][:SHOWN_REASONS_MAX]:
             self.message_user(request, f"{key}: {reason}", messages.WARNING)
         unchanged = changes.unchanged + changes.missing + left_count
         if changes.changed or not (unchanged or changes.refused):
-            done = action.done
+            done = action.done_text
             if changes.running and action.running_text:
                 done = f"{done}, {changes.running} {action.running_text}"
             self._show_count(request, changes.changed, done, messages.SUCCESS)
         if changes.refused:
             self._show_count(request, changes.refused, "could not be changed", messages.WARNING)
         if unchanged:
-            text = f"left unchanged: {action.reason_left}"
+            text = f"left unchanged: {action.unchanged_reason}"
             is_minimum = left_count >= COUNTED_ROWS_MAX
             self._show_count(request, unchanged, text, messages.INFO, is_minimum=is_minimum)
 
@@ -379,13 +381,13 @@ def _change_queues(change: Callable[[str], None], names: Sequence[str]) -> JobCh
 
 def _read_row(job: Job) -> JobRow | None:
     """Return the job's row with all columns. A page reads it only once. None: it was deleted."""
-    if not hasattr(job, _ROW_ATTRIBUTE):
+    if not hasattr(job, _JOB_ROW_ATTRIBUTE):
         try:
             row = client().job_get(job.pk)
         except NotFoundError:
             row = None
-        setattr(job, _ROW_ATTRIBUTE, row)
-    return getattr(job, _ROW_ATTRIBUTE)
+        setattr(job, _JOB_ROW_ATTRIBUTE, row)
+    return getattr(job, _JOB_ROW_ATTRIBUTE)
 
 
 def _show_json(text: str) -> str:

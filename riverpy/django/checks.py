@@ -159,7 +159,9 @@ def check_tables(databases: Sequence[str] | None = None, **_: Any) -> Sequence[C
     try:
         schema = read_schema(connection, settings.schema)
         messages = schema.find_problems()
-        if settings.migrations == "django" and not _are_recorded(connection, schema):
+        if settings.migrations == "django" and not _are_missing_migrations_recorded(
+            connection, schema
+        ):
             hint = f"run `manage.py migrate --database {settings.database}`"
     except (RiverError, *DATABASE_ERRORS) as error:
         messages = [describe_error(error)]
@@ -167,7 +169,7 @@ def check_tables(databases: Sequence[str] | None = None, **_: Any) -> Sequence[C
     return [Warning(message, hint=hint, id=TABLES_MISSING_ID) for message in messages]
 
 
-def _are_recorded(connection: BaseDatabaseWrapper, schema: RiverSchema) -> bool:
+def _are_missing_migrations_recorded(connection: BaseDatabaseWrapper, schema: RiverSchema) -> bool:
     """Return whether Django has recorded a missing migration as applied. Then `manage.py migrate`
     does not apply it."""
     missing = {

@@ -136,7 +136,7 @@ def _read_program_values() -> dict[str, SettingValue[Any]]:
     return values
 
 
-_group = _DjangoCommandGroup(
+_command_group = _DjangoCommandGroup(
     "riverpy",
     params=riverpy_main.params,
     callback=riverpy_main.callback,
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str], prog_name: str) -> NoReturn:
     """Run a command of riverpy, and exit. Processes of `--processes` call this too."""
     if not apps.ready:
         django.setup()
-    _group.main(list(arguments), prog_name=prog_name)
+    _command_group.main(list(arguments), prog_name=prog_name)
     raise AssertionError("unreachable")
 
 
@@ -160,7 +160,7 @@ def run_command(arguments: Sequence[str]) -> None:
         django.core.management.CommandError: the command failed.
     """
     try:
-        code = _group.main(
+        code = _command_group.main(
             list(arguments), prog_name="riverpy", standalone_mode=False, is_process_kept=True
         )
     except click.ClickException as error:

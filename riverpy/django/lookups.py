@@ -9,20 +9,20 @@ from riverpy._without_loop import run_without_loop
 from riverpy.django.schema import make_session
 from riverpy.django.settings import read_settings
 
-NAMES_MAX = 200
+OFFERED_NAMES_MAX = 200
 """The maximum number of kinds or queues that a filter offers."""
 SEARCHED_KINDS_MAX = 5_000
 """The maximum number of kinds that a search for a part of a kind reads."""
 
 
-def list_kinds(limit: int = NAMES_MAX) -> list[str]:
+def list_kinds(limit: int = OFFERED_NAMES_MAX) -> list[str]:
     """Return the kinds of stored jobs, sorted, at most `limit`."""
     return _list_names("django_admin", "admin_kinds", limit)
 
 
 def list_queue_names() -> list[str]:
-    """Return the queues that have a row or unfinished jobs, about `NAMES_MAX` at most."""
-    return _list_names("top", "top_queue_names", NAMES_MAX)
+    """Return the queues that have a row or unfinished jobs, about `OFFERED_NAMES_MAX` at most."""
+    return _list_names("top", "top_queue_names", OFFERED_NAMES_MAX)
 
 
 def _list_names(file: str, statement: str, limit: int) -> list[str]:

@@ -103,7 +103,7 @@ def run_migration(editor: Any, line: str, version: int, direction: Direction) ->
             raise MigrationError(state.make_unrecorded_message())
         if (version in state.applied_versions(line)) is (direction is Direction.UP):
             return
-        _check_order(state, line, version, direction)
+        _check_migration_order(state, line, version, direction)
     elif is_first and schema is not None:
         editor.execute(make_schema_sql(schema).strip(), params=None)
     body = migration.up_sql if direction is Direction.UP else migration.down_sql
@@ -146,7 +146,9 @@ def _lock_schema(connection: BaseDatabaseWrapper, schema: str | None, *, may_cre
     return name
 
 
-def _check_order(state: SchemaState, line: str, version: int, direction: Direction) -> None:
+def _check_migration_order(
+    state: SchemaState, line: str, version: int, direction: Direction
+) -> None:
     applied = state.applied_versions(line)
     if direction is Direction.UP:
         if state.skipped_versions(line):

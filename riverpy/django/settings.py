@@ -51,7 +51,7 @@ class SettingProblem(NamedTuple):
     hint: str
 
 
-_KEYS = {name.upper(): name for name in RiverpySettings._fields}
+_FIELD_BY_KEY = {name.upper(): name for name in RiverpySettings._fields}
 
 
 def read_settings() -> RiverpySettings:
@@ -63,7 +63,7 @@ def read_settings() -> RiverpySettings:
     values = _read_values()
     if problems := find_setting_problems():
         raise ImproperlyConfigured(f"{problems[0].message}: {problems[0].hint}")
-    given = {_KEYS[key]: value for key, value in values.items()}
+    given = {_FIELD_BY_KEY[key]: value for key, value in values.items()}
     settings = RiverpySettings(**given)
     schema = settings.schema or settings.config.schema
     return settings._replace(
@@ -113,7 +113,7 @@ def find_setting_problems() -> list[SettingProblem]:
             )
         ]
     values = _read_values()
-    problems = [_describe_unknown_key(key) for key in values if key not in _KEYS]
+    problems = [_describe_unknown_key(key) for key in values if key not in _FIELD_BY_KEY]
     checks = {
         "WORKERS": _find_workers_problem,
         "DATABASE": _find_database_problem,
@@ -140,8 +140,8 @@ def find_setting_problems() -> list[SettingProblem]:
 
 
 def _describe_unknown_key(key: object) -> SettingProblem:
-    near = get_close_matches(str(key).upper(), _KEYS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(_KEYS)}"
+    near = get_close_matches(str(key).upper(), _FIELD_BY_KEY, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(_FIELD_BY_KEY)}"
     return SettingProblem(f"{SETTING_NAME} has the unknown key {key!r}", hint)
 
 

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from riverpy._attempt_errors import AttemptError
     from riverpy.job import JobRow
 
-KIND_PREFIX = "django:"
+TASK_KIND_PREFIX = "django:"
 """The prefix of the kinds of tasks. The module path follows, as in `django:shop.tasks.send`."""
-METADATA_KEY = "riverpy:django"
+TASK_METADATA_KEY = "riverpy:django"
 """The metadata key whose value is a TaskMetadata."""
 UNKNOWN_EXCEPTION = "builtins.Exception"
 """The exception class in a task's result if the class is unknown, as after a killed worker."""
@@ -76,7 +76,7 @@ class TaskMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def make_kind(module_path: str) -> str:
     """Return the kind of a task's jobs."""
-    return KIND_PREFIX + module_path
+    return TASK_KIND_PREFIX + module_path
 
 
 def map_priority(priority: int) -> int:
@@ -108,14 +108,14 @@ def make_insert_opts(task: Any, backend: str, max_attempts: int | None) -> Inser
         priority=map_priority(task.priority),
         scheduled_at=run_after,
         max_attempts=max_attempts,
-        metadata={METADATA_KEY: msgspec.to_builtins(metadata)},
+        metadata={TASK_METADATA_KEY: msgspec.to_builtins(metadata)},
     )
 
 
 def read_metadata(row: JobRow) -> TaskMetadata | None:
     """Return the metadata of a task's job; None: a program without Django inserted it."""
     try:
-        return msgspec.convert(row.metadata.get(METADATA_KEY), TaskMetadata)
+        return msgspec.convert(row.metadata.get(TASK_METADATA_KEY), TaskMetadata)
     except msgspec.ValidationError:
         return None
 

@@ -12,7 +12,7 @@ import msgspec
 from django.utils import timezone
 
 from riverpy.django.task_jobs import (
-    METADATA_KEY,
+    TASK_METADATA_KEY,
     TaskFailure,
     TaskMetadata,
     make_result,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from riverpy.job import Job
 
-_NO_FAILURES = (asyncio.CancelledError, GeneratorExit, JobSnooze)
+_UNRECORDED_EXCEPTIONS = (asyncio.CancelledError, GeneratorExit, JobSnooze)
 """The exceptions after which an attempt is repeated and no error is recorded."""
 
 
@@ -95,7 +95,7 @@ class TaskRun:
         """Record the end of the attempt in the job's metadata and in the result."""
         try:
             yield
-        except _NO_FAILURES:
+        except _UNRECORDED_EXCEPTIONS:
             self._store_metadata()
             raise
         except BaseException as error:
@@ -125,7 +125,7 @@ class TaskRun:
         if self._metadata.started_at is None:
             started_at = self._job.attempted_at or datetime.now(UTC)
             self._metadata = msgspec.structs.replace(self._metadata, started_at=started_at)
-        self._job.set_metadata(METADATA_KEY, msgspec.to_builtins(self._metadata))
+        self._job.set_metadata(TASK_METADATA_KEY, msgspec.to_builtins(self._metadata))
 
     def _end_result(self, status: Any) -> None:
         self._set_result("finished_at", timezone.now())

@@ -24,7 +24,7 @@ from riverpy.django.django_client import client
 from riverpy.django.schema import make_session
 from riverpy.django.settings import read_settings
 from riverpy.django.task_jobs import (
-    KIND_PREFIX,
+    TASK_KIND_PREFIX,
     find_task,
     make_args,
     make_insert_opts,
@@ -47,7 +47,7 @@ from riverpy.job import JobRow
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_ID_MAX = 2**63 - 1
+_JOB_ID_MAX = 2**63 - 1
 
 
 class RiverpyBackend(BaseTaskBackend):
@@ -119,18 +119,18 @@ class RiverpyBackend(BaseTaskBackend):
         """
         settings = read_settings()
         text = str(result_id)
-        job_id = int(text) if text.isascii() and text.isdigit() else _ID_MAX + 1
+        job_id = int(text) if text.isascii() and text.isdigit() else _JOB_ID_MAX + 1
         record = None
-        if job_id <= _ID_MAX:
+        if job_id <= _JOB_ID_MAX:
             session = make_session(connections[settings.database])
             record = run_without_loop(job_get(session, settings.schema, job_id))
         row = None if record is None else JobRow(cast("Sequence[Any]", record))
-        if row is None or not row.kind.startswith(KIND_PREFIX):
+        if row is None or not row.kind.startswith(TASK_KIND_PREFIX):
             raise TaskResultDoesNotExist(result_id)
         metadata = read_metadata(row)
         if metadata is None or metadata.backend != self.alias:
             raise TaskResultDoesNotExist(result_id)
-        module_path = row.kind.removeprefix(KIND_PREFIX)
+        module_path = row.kind.removeprefix(TASK_KIND_PREFIX)
         if not is_found_by_workers(module_path.rpartition(".")[0], self.task_options):
             raise TaskResultDoesNotExist(result_id)  # a row must not choose the module
         try:

@@ -32,7 +32,7 @@ FIRST_READ_TIMEOUT = 5.0
 """Seconds that the endpoint waits for the first row of the job. After them, the stream begins
 without the row: a browser does not connect again after an error response."""
 _NO_JOB_TEXT = "there is no such job"
-_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_RESPONSE_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """Response headers: browsers must cache nothing, and nginx must pass each event on at once."""
 
 
@@ -132,7 +132,7 @@ class _EventEndpoint:
         """Return the response that sends a stream. The first part is read here, so that an error in
         it gives a response with an error status."""
         parts = self._count_while_open(await anext(stream), stream)
-        return StreamingResponse(parts, media_type="text/event-stream", headers=_HEADERS)
+        return StreamingResponse(parts, media_type="text/event-stream", headers=_RESPONSE_HEADERS)
 
     async def _count_while_open(
         self, first: bytes, stream: AsyncGenerator[bytes, None]

@@ -43,7 +43,7 @@ STOP_CHECK_INTERVAL = 0.5
 SENT_OUTPUT_LENGTH_MAX = 1024 * 1024
 """The maximum number of characters of an output, as JSON, that is sent."""
 _HEARTBEAT = b": heartbeat\n\n"
-_STARTED = b": riverpy\n\n"
+_STREAM_START = b": riverpy\n\n"
 """The first bytes of a stream. They show the reader that the connection works."""
 
 
@@ -98,7 +98,7 @@ async def _stream_fleet(subscription: FleetSubscription) -> AsyncGenerator[bytes
     dropped = 0
     reader = _StreamReader()
     async with subscription:
-        yield _STARTED
+        yield _STREAM_START
         while True:
             try:
                 event = await reader.read_item(subscription.__anext__)
@@ -125,7 +125,7 @@ async def stream_job(
     `first_row`."""
     reader, messages = _StreamReader(), _JobMessages(last_event_id)
     with closing(rows):
-        yield _STARTED
+        yield _STREAM_START
         if first_row is not None:
             for message in messages.encode_row(first_row, rows.read_version):
                 yield message

@@ -20,7 +20,7 @@ from riverpy._log import get_logger
 from riverpy._log_events import WEB_WORKER_FAILED
 from riverpy.client import Client
 from riverpy.errors import ConfigError
-from riverpy.web._state import STATE_KEY
+from riverpy.web._state import CLIENT_STATE_KEY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Mapping
@@ -90,7 +90,7 @@ def lifespan(
                 state = await _start_inner(stack, inner, app)
             if work:
                 await stack.enter_async_context(worker.working())
-            yield {**state, STATE_KEY: client}
+            yield {**state, CLIENT_STATE_KEY: client}
         if worker.failure is not None:
             raise worker.failure
 
@@ -108,10 +108,10 @@ async def _start_inner(
             "@asynccontextmanager above the function of the lifespan"
         )
     state = await stack.enter_async_context(started) or {}
-    if STATE_KEY in state:
+    if CLIENT_STATE_KEY in state:
         raise ConfigError(
-            f"the state of the inner lifespan has the key {STATE_KEY!r}, which is the key of the "
-            "client: choose another key"
+            f"the state of the inner lifespan has the key {CLIENT_STATE_KEY!r}, which is the key of "
+            "the client: choose another key"
         )
     return state
 
@@ -125,11 +125,11 @@ def _shown_in_litestar(app: object, client: Client) -> Generator[None]:
         yield
         return
     state: object = getattr(app, "state")  # noqa: B009 (the type of Litestar is not imported)
-    setattr(state, STATE_KEY, client)
+    setattr(state, CLIENT_STATE_KEY, client)
     try:
         yield
     finally:
-        delattr(state, STATE_KEY)
+        delattr(state, CLIENT_STATE_KEY)
 
 
 class _WebWorker:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from riverpy.client import Client
 from riverpy.errors import ClientStateError
 
-STATE_KEY = "riverpy"
+CLIENT_STATE_KEY = "riverpy"
 """The key of the client in the state of requests, as in `request.state.riverpy`."""
 
 
 def get_client(state: object) -> Client:
     """Return the client in the state of a request. Raise ClientStateError if there is none."""
-    client = getattr(state, STATE_KEY, None)
+    client = getattr(state, CLIENT_STATE_KEY, None)
     if not isinstance(client, Client):
         raise ClientStateError(
             "the web application has no client: give it lifespan=riverpy.web.lifespan(client). "

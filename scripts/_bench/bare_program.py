@@ -54,14 +54,14 @@ returning id
 
 
 class _Prepared(asyncpg.Connection):
-    """Leaves the table as the parent process has prepared it."""
+    """A connection that does not change the table, which the parent process has prepared."""
 
     async def execute(self, *_arguments: Any, **_options: Any) -> str:
         return ""
 
 
 async def serve(url: str, slots: int) -> None:
-    """Run the bare loop without end on the table as it is."""
+    """Run the bare loop on the existing jobs until the process is ended."""
     connect = partial(asyncpg.connect, connection_class=_Prepared)
     bare_loop.asyncpg = SimpleNamespace(connect=connect)  # pyright: ignore
     await bare_loop.main(url, sys.maxsize, slots)
@@ -84,7 +84,7 @@ class Pickup:
         self._any_finished = asyncio.Event()
 
     async def claim(self, connection: asyncpg.Connection) -> None:
-        """Claim and complete until all jobs have run."""
+        """Claim jobs and complete them until all jobs have run."""
         claim = await connection.prepare(bare_loop.CLAIM)
         tasks: set[asyncio.Task[None]] = set()
         while len(self.began) < self._jobs:
@@ -106,7 +106,7 @@ class Pickup:
         self._any_finished.set()
 
     async def complete(self, connection: asyncpg.Connection) -> None:
-        """Store results without end."""
+        """Store results until cancelled."""
         done = await connection.prepare(bare_loop.DONE)
         while True:
             await self._any_finished.wait()
@@ -138,7 +138,7 @@ async def pickup(url: str, jobs: int) -> dict[str, float]:
 
 
 class SharedStatement:
-    """Inserts the rows of all callers that wait with one statement after the other."""
+    """Inserts the rows of all waiting callers with one statement at a time."""
 
     def __init__(self, connection: asyncpg.Connection) -> None:
         self._connection = connection

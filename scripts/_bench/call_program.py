@@ -2,8 +2,8 @@
 
 URL: {"ms": {measure: {"riverpy": ..., "bare": ...}}}
 
-Both sides take turns in one process, on one database with River's tables. The bare side encodes
-args and hashes keys too, and its statements are prepared.
+riverpy and the bare statement take turns in one process, on one database with River's tables. The
+bare code encodes args and hashes keys too, and its statements are prepared.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The programs that are compared, and how each one is measured.
+"""The programs that are compared, and the measurements of each one.
 
-A measurement that a competitor does not support is None; a measurement that fails raises
+A measurement that a competitor does not support is None. A measurement that fails raises
 Unavailable.
 """
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 LIMIT = 600.0
 """Timeout of one program, in seconds."""
 PEER_TIMEOUT = 30.0
-"""Timeout of a peer's program, in seconds. It is shorter, so that a peer that hangs does not delay
-the run."""
+"""Timeout of a peer's program, in seconds. It is shorter than `LIMIT`, so that a peer that hangs
+does not delay the run."""
 NAMES = ("riverpy", "river_go", "bare", "pgqueuer", "procrastinate", "oban", "chancy", "awa")
 
 
@@ -46,8 +46,7 @@ class Competitor:
 
     name = ""
     share = 1.0
-    """The share of a run's jobs that it gets. Slow programs get fewer, since only the rate
-    counts."""
+    """The fraction of a run's jobs that this competitor works. Slow programs work fewer jobs."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -56,7 +55,7 @@ class Competitor:
 
     @contextmanager
     def having_queues(self, count: int, first: str = "q0") -> Iterator[None]:
-        """Let workers that the block starts have this number of queues, which share the slots."""
+        """Let the workers that start in the `with` block share their slots among `count` queues."""
         self._queues = [first, *(f"q{number}" for number in range(1, count))]
         try:
             yield
@@ -90,8 +89,8 @@ class Competitor:
 
     async def insert(self, how: str, jobs: int) -> float | None:
         """Return inserted jobs per second: `one` at a time, `many` in a call, `fast`, or
-        `100_callers` at the same time. `100_shared` is the same, for which the bare program shares
-        a statement instead of using a pool."""
+        `100_callers` at the same time. `100_shared` is the same, except that the bare program
+        shares one statement and uses no pool."""
         return None
 
     def serve(self, database: Database, slots: int) -> list[str]:
@@ -234,12 +233,11 @@ class Peer(Competitor):
 
     share = 0.25
     python = sys.executable
-    """The Python of its programs."""
+    """The path of the Python that runs the peer's program."""
     distribution = ""
-    """The name of its package, if it is not the name of its module."""
+    """The name of the peer's package. Empty: it is the name of the module."""
     min_batches = 5
-    """The number of jobs is at least this many times the slots, since the first batch starts at
-    once."""
+    """The minimum number of jobs, as a multiple of the slots."""
 
     async def database(self) -> Database:
         return await self._server.database(self.name)

@@ -43,7 +43,7 @@ class ProbeResult(NamedTuple):
     goal: Goal
     value: float | None
     met: bool | None
-    """None: it was not measured."""
+    """Whether the goal was reached. None: it was not measured."""
 
     @property
     def text(self) -> str:

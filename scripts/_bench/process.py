@@ -25,7 +25,7 @@ class Unavailable(Exception):
 
 
 class Output(NamedTuple):
-    """Output of a program, and its last memory that could be read."""
+    """The output of a program, and the last value of its memory that could be read."""
 
     found: dict[str, Any]
     rss_mib: float

@@ -40,7 +40,8 @@ class Samples:
         return [rounded(min(values)), rounded(max(values))] if values else None
 
     def ratio(self, measure: str, other: str, of: str = "riverpy") -> float | None:
-        """Return the median of the ratios per round. A slow machine changes both sides alike."""
+        """Return the median of the ratios per round. A slow machine changes both figures of a ratio
+        alike."""
         pairs = zip(
             self._found.get(measure, {}).get(of, []),
             self._found.get(measure, {}).get(other, []),

@@ -70,7 +70,7 @@ class Database:
         await self.fetch(f"fill_{state}", jobs)
 
     async def settle(self) -> None:
-        """Vacuum and make a checkpoint, so that no measurement pays for them."""
+        """Vacuum the tables and make a checkpoint, so that no measurement has to do it."""
         await self.fetch("settle")
         await self.fetch("checkpoint")
 

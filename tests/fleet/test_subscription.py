@@ -25,7 +25,7 @@ from riverpy import (
 )
 from riverpy._fleet import outbox, publisher
 from riverpy._fleet.event_line import build_event_line
-from riverpy._fleet.filters import FILTERS_MAX, FOLLOW_ALL, FollowFilter, merge_filters
+from riverpy._fleet.filters import FOLLOW_ALL, FOLLOW_FILTERS_MAX, FollowFilter, merge_filters
 from riverpy._fleet.messages import (
     ANNOUNCEMENTS_MAX,
     EventMessage,
@@ -326,7 +326,7 @@ def test_announcements() -> None:
     assert first is not None
     assert first.filters == [FollowFilter(), FollowFilter(events=frozenset(["a"]))]
     assert json.loads(payloads[1])["part"] == 1
-    many = [FollowFilter(kinds=frozenset([str(n)])) for n in range(FILTERS_MAX + 1)]
+    many = [FollowFilter(kinds=frozenset([str(n)])) for n in range(FOLLOW_FILTERS_MAX + 1)]
     assert merge_filters(many) == [FOLLOW_ALL]
 
 

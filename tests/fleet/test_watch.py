@@ -44,7 +44,7 @@ async def test_states_progress_and_output(
 ) -> None:
     """A watch yields the present row, then each change of state, progress and output, and ends
     after the final state, by notifications alone. A watch of an ended job has one item."""
-    monkeypatch.setattr(follower, "POLL_INTERVAL", 600.0)
+    monkeypatch.setattr(follower, "WATCHED_JOB_POLL_INTERVAL", 600.0)
     steps = [asyncio.Event() for _ in range(3)]
 
     @rig.job
@@ -84,7 +84,7 @@ async def test_polling(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without notifications, as for a worker of River in Go, the row is read each second: a snooze,
     a new attempt in the same state, and the end. What one read finds is one item: the end of this
     job, with its last progress and output. A deleted row raises."""
-    monkeypatch.setattr(follower, "POLL_INTERVAL", 0.02)
+    monkeypatch.setattr(follower, "WATCHED_JOB_POLL_INTERVAL", 0.02)
     await rig.insert_rows(2)
     update = "UPDATE river_job SET state = $1::text::river_job_state, attempt = $2 WHERE id = 1"
     metadata = '{"output": [1], "riverpy:progress": {"done": 2, "total": 4}}'
@@ -122,7 +122,7 @@ async def test_many_watches(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred watches share one connection that listens, and one statement that reads all their
     jobs. Watches of the same job each get its row. A watch that its reader has left, or whose task
     was cancelled, is forgotten, and the client then announces that it follows nothing."""
-    monkeypatch.setattr(follower, "UNUSED_TIMEOUT", 0.0)
+    monkeypatch.setattr(follower, "UNUSED_FOLLOWER_TIMEOUT", 0.0)
     sent = record_statements(monkeypatch)
     await rig.insert_rows(50)
     done = "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id <> 50"

@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from riverpy._insert.notify_limiter import COVERED_TIME, NOTIFY_INTERVAL_MIN, NotifyLimiter
+from riverpy._insert.notify_limiter import (
+    NOTIFICATION_COVERAGE_SECONDS,
+    NOTIFY_INTERVAL_MIN,
+    NotifyLimiter,
+)
 from riverpy.client import Client
 from riverpy.config import Config
 from riverpy.insert_opts import InsertManyParams, InsertOpts
@@ -180,8 +184,8 @@ def test_limiter_size_is_limited() -> None:
     limiter = NotifyLimiter(clock)
     for number in range(10_000):
         clock.time += 1
-        assert limiter.select_queues([f"q{number}"]).notified == [f"q{number}"]
-        assert limiter.select_queues([f"q{number}"]).skipped == [f"q{number}"]
+        assert limiter.select_queues([f"q{number}"]).notified_queues == [f"q{number}"]
+        assert limiter.select_queues([f"q{number}"]).skipped_queues == [f"q{number}"]
     assert len(limiter._selected_at_by_queue) <= 1001
 
 
@@ -207,7 +211,7 @@ async def test_a_late_commit_is_notified(
                 " WHERE NOT granted AND pg_stat_activity.datname = current_database()"
             ):
                 await asyncio.sleep(0.002)
-            clock.time += COVERED_TIME * 1.5
+            clock.time += NOTIFICATION_COVERAGE_SECONDS * 1.5
         await late
         payloads: list[str] = []
         while opts is None and not payloads:
@@ -221,10 +225,10 @@ async def test_a_failed_notification_does_not_count(schema: Schema, heard: Heard
     ended does not count for shared statements."""
     limiter = NotifyLimiter(FixedClock())
     running = limiter.select_queues(["q"])
-    assert limiter.select_queues(["q"]).skipped == ["q"]
-    assert limiter.select_queues(["q"], counts_running_statements=False).notified == ["q"]
-    limiter.record_end(running, is_stored=True)
-    assert limiter.select_queues(["q"], counts_running_statements=False).skipped == ["q"]
+    assert limiter.select_queues(["q"]).skipped_queues == ["q"]
+    assert limiter.select_queues(["q"], counts_running_statements=False).notified_queues == ["q"]
+    limiter.record_statement_end(running, is_stored=True)
+    assert limiter.select_queues(["q"], counts_running_statements=False).skipped_queues == ["q"]
     await schema.execute("ALTER TABLE river_job ADD CONSTRAINT refused CHECK (kind <> 'welcome')")
     try:
         async with Client(schema.url, config=Config(schema=schema.name)) as client:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from scripts._bench.run import Run
 
 STARTS_OF_A_ROUND = 7
-"""Of these starts the fastest counts, since other programs can only delay a start."""
+"""The number of starts in a round. Only the fastest counts, since other programs can delay a
+start."""
 CALLS = (
     "insert_many_unique",
     "insert_many_mixed",

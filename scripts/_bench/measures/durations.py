@@ -21,7 +21,8 @@ LOAD = 0.6
 WARM_UP = 4.0
 """Seconds for a worker to start before the measurement."""
 TOP_UP = 50_000
-"""Number of available jobs that is kept up while the snapshot is open."""
+"""The number of available jobs that the measurement keeps in the table while the snapshot is
+open."""
 
 
 async def occupancy(run: Run) -> None:

@@ -20,7 +20,7 @@ STALL_LIMIT = 60.0
 
 
 class Served(NamedTuple):
-    """What the workers did."""
+    """The figures of the workers of one measurement."""
 
     since: datetime
     per_s: float

@@ -1,5 +1,5 @@
-"""Times transactions in turns, and compares those of one turn, which a slower moment of the machine
-slows alike."""
+"""Measures transactions in turns, and compares those of one turn: a slow machine slows them
+alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ use."""
 
 
 class Result(NamedTuple):
-    """What one program found."""
+    """The result of one program."""
 
     us: dict[str, float]
     """Microseconds by name: of the transaction without a job, and what each insert adds."""
