@@ -105,8 +105,8 @@ class EventMethods(ListeningMethods):
             and self._database.get_max_size() < LISTENER_POOL_SIZE_MIN
         ):
             raise ConfigError(
-                f"fleet=True needs a pool with at least {LISTENER_POOL_SIZE_MIN} connections, because "
-                "it keeps one that listens"
+                f"fleet=True needs a pool with at least {LISTENER_POOL_SIZE_MIN} connections, "
+                "because it keeps one that listens"
             )
 
     def watch(self, job_id: int) -> JobWatch:

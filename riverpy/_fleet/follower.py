@@ -236,7 +236,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
             raise
 
     async def _has_been_unused(self) -> bool:
-        """Return whether nothing was followed for `UNUSED_FOLLOWER_TIMEOUT`. If so, notify the workers."""
+        """Return whether nothing was followed for some time. If so, notify the workers."""
         now = time.monotonic()
         if self._is_used:
             self._unused_since = None

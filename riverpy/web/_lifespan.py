@@ -110,8 +110,8 @@ async def _start_inner(
     state = await stack.enter_async_context(started) or {}
     if CLIENT_STATE_KEY in state:
         raise ConfigError(
-            f"the state of the inner lifespan has the key {CLIENT_STATE_KEY!r}, which is the key of "
-            "the client: choose another key"
+            f"the state of the inner lifespan has the key {CLIENT_STATE_KEY!r}, which is the key "
+            "of the client: choose another key"
         )
     return state
 
