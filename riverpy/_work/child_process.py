@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import secrets
 import signal
 import subprocess
@@ -144,7 +143,7 @@ class ChildProcess:
             raise self._end_process() from None
         finally:
             self._is_running_job = False
-        return pickle.loads(content)  # noqa: S301
+        return _unpickle(content)
 
     def _handle_message(self, job: JobInChild, kind: bytes, content: bytes) -> None:
         """Handle a message of the running job other than its end."""
@@ -152,7 +151,7 @@ class ChildProcess:
             self._is_running_job = True
             job.on_start()
         elif kind == METADATA_RECORDED:
-            key, text = pickle.loads(content)  # noqa: S301 (our own child's)
+            key, text = _unpickle(content)
             job.metadata[key] = text
         elif kind == PROGRESS_REPORTED:
             job.on_progress(content.decode())
@@ -166,8 +165,8 @@ class ChildProcess:
         """
         try:
             self._wait_until_ready()
-            send_message(self._pipe_to_child, CHECK_FUNCTIONS, pickle.dumps(packed_functions))
-            return pickle.loads(receive_message(self._pipe_from_child)[1])  # noqa: S301
+            send_message(self._pipe_to_child, CHECK_FUNCTIONS, _pickle(packed_functions))
+            return _unpickle(receive_message(self._pipe_from_child)[1])
         except (EOFError, OSError, ValueError):
             raise self._end_process() from None
 
@@ -341,6 +340,20 @@ def _describe_exit(exit_code: int) -> str:
     return f"the process of the job was killed by signal {name}{cause}"
 
 
+def _pickle(value: object) -> bytes:
+    """Return the pickled value. Workers without jobs in processes do not load pickle."""
+    import pickle
+
+    return pickle.dumps(value)
+
+
+def _unpickle(content: bytes) -> Any:
+    """Return the value that our own child has pickled."""
+    import pickle
+
+    return pickle.loads(content)  # noqa: S301
+
+
 def pickle_function(worker: RegisteredWorker) -> bytes:
     """Return the function and the args class of a registered worker, pickled.
 
@@ -348,7 +361,7 @@ def pickle_function(worker: RegisteredWorker) -> bytes:
         ConfigError: the function or the class is not found by its name.
     """
     try:
-        return pickle.dumps(
+        return _pickle(
             (worker.work, worker.args_type if isinstance(worker.args_type, type) else None)
         )
     except Exception as error:
@@ -365,6 +378,8 @@ def pickle_job(function: Callable[[Job[Any]], object], attempt: Attempt) -> byte
     Raises:
         Exception: the function or the args cannot be pickled.
     """
+    import pickle
+
     args, columns = attempt.args, tuple(attempt.columns())
     try:
         return pickle.dumps((function, columns, args))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import traceback
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -41,9 +42,8 @@ FILES_THAT_CALL_JOB_CODE = {
 }
 """The files of riverpy and Python that call the code of a job. Stored tracebacks start after the
 frames of these files."""
-_UNSTORABLE_CHARACTER_REPLACEMENTS = dict.fromkeys([0, *range(0xD800, 0xE000)], "\ufffd")
-"""A translation table. It replaces the characters that PostgreSQL refuses (NUL and lone surrogates)
-with U+FFFD."""
+_UNSTORABLE_CHARACTER = re.compile("[\0\ud800-\udfff]")
+"""The characters that PostgreSQL refuses: NUL and lone surrogates."""
 
 AttemptEnding: TypeAlias = Literal["completed", "snoozed", "cancelled", "stopped", "failed"]
 """How an attempt ends. `stopped`: `job_cancel`, or a stop of the client, cancelled the attempt."""
@@ -52,7 +52,7 @@ ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 def replace_unstorable_characters(text: str) -> str:
     """Return the text, with U+FFFD in place of each character that PostgreSQL cannot store."""
-    return text.translate(_UNSTORABLE_CHARACTER_REPLACEMENTS)
+    return _UNSTORABLE_CHARACTER.sub("\ufffd", text)
 
 
 def make_storable_error_text(error: BaseException) -> str:

@@ -15,9 +15,6 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-from riverpy._tools.health.private_connections import PrivateConnectionListener
-from riverpy._tools.processes.worker_process import HARD_STOP_MESSAGE
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -34,6 +31,10 @@ class Supervision:
     """
 
     def __init__(self, stop_pipe: int, health_socket: int, number: int) -> None:
+        # A worker without a supervisor does not load these modules.
+        from riverpy._tools.health.private_connections import PrivateConnectionListener
+        from riverpy._tools.processes.worker_process import HARD_STOP_MESSAGE
+
         for descriptor in (stop_pipe, health_socket):
             os.set_inheritable(descriptor, False)
         self.number = number
@@ -43,12 +44,15 @@ class Supervision:
         self.hard_stop: Callable[[], object] = _terminate_this_process
         """Called in a thread. It starts a hard stop, unless a hard stop has started."""
         threading.Thread(
-            target=self._read_requests, args=(stop_pipe,), name="riverpy supervision", daemon=True
+            target=self._read_requests,
+            args=(stop_pipe, HARD_STOP_MESSAGE),
+            name="riverpy supervision",
+            daemon=True,
         ).start()
 
-    def _read_requests(self, stop_pipe: int) -> None:
+    def _read_requests(self, stop_pipe: int, hard_stop_message: bytes) -> None:
         while message := os.read(stop_pipe, 1):
-            if message == HARD_STOP_MESSAGE:
+            if message == hard_stop_message:
                 self.hard_stop()
             else:
                 self.soft_stop()

@@ -34,7 +34,6 @@ from riverpy._postgres.passwords import make_password_source
 from riverpy._tools.bench.process_cost import reduce_garbage_collection
 from riverpy._tools.health.probes import check_liveness
 from riverpy._tools.health.systemd import SystemdNotifier
-from riverpy._tools.health.worker_health import HealthRequestHandler
 from riverpy._version import VERSION
 from riverpy.cli import _settings
 from riverpy.cli._leader_options import (
@@ -80,6 +79,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from riverpy._postgres.jobs import ClaimKey
+    from riverpy._tools.health.http import Address
+    from riverpy._tools.health.server import ConnectionListener
+    from riverpy._tools.health.worker_health import HealthRequestHandler
     from riverpy._work.stop import StopReport
     from riverpy.cli._log_stream import LogStream
     from riverpy.cli._options import DatabaseSettings
@@ -237,7 +239,7 @@ class _WorkerProcess:
             if self._supervision is not None
             else settings[_settings.HEALTH].or_none()
         )
-        self._health_server = None if health_source is None else HealthRequestHandler(health_source)
+        self._health_server = None if health_source is None else _make_health_server(health_source)
         self._systemd = SystemdNotifier(os.environ)
         self._client: Client | None = None
         self._signal_handler = StopSignalHandler(
@@ -430,6 +432,13 @@ async def _release_jobs_and_exit(
     except DATABASE_ERRORS as error:
         note = f"{note_prefix}could not release the abandoned jobs: {error_to_one_line(error)}"
     exit_process(EXIT_ABANDONED, f"riverpy: {note}")
+
+
+def _make_health_server(source: Address | ConnectionListener) -> HealthRequestHandler:
+    """Return a health server. Workers without one do not load its modules."""
+    from riverpy._tools.health.worker_health import HealthRequestHandler
+
+    return HealthRequestHandler(source)
 
 
 def _describe_job_limits(unit: RegisteredWorker, client: Client) -> str:
