@@ -12,6 +12,7 @@ or because their row was locked.
 from __future__ import annotations
 
 import math
+from collections import deque
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +35,11 @@ claimed within this time."""
 INSERT_COMMIT_DELAY_MAX = 1.0
 """The cursor may skip a job whose insert commits more than this many seconds after its
 `scheduled_at`."""
+DURATIONS_COMPARED_MAX = 64
+"""The number of claims of single queues that are compared with each other."""
+EQUAL_DURATION_FACTOR = 1.5
+"""Claims of single queues take no longer than one claim of all queues if their total duration is
+less than the duration of that claim times this factor."""
 JOB_PRIORITIES = range(1, 5)
 _get_claim_order_key = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
@@ -78,6 +84,40 @@ class ClaimTimer:
     def add_fast_claim(self, duration: float) -> None:
         """Record the duration of a claim that is known to be fast."""
         self._fastest_duration = min(self._fastest_duration, duration)
+
+
+class SlowQueueFinder:
+    """Finds out which of several queues makes their claims slow.
+
+    On a busy machine all statements are slow, and it does not help to claim queues alone. So the
+    claims of one queue are slow if they take longer than other claims of single queues. They are
+    also slow if claims of single queues take no longer, in total, than the claim of all queues.
+    """
+
+    def __init__(self) -> None:
+        self._queue_count, self._seconds = 0, 0.0
+        self._durations_alone = deque[float](maxlen=DURATIONS_COMPARED_MAX)
+        """The durations of the last claims of single queues, in seconds."""
+
+    def start(self, queue_count: int, seconds: float) -> None:
+        """Start to compare the claims of single queues, because a claim of `queue_count` queues
+        took `seconds` seconds."""
+        self._queue_count, self._seconds = queue_count, seconds
+        self._durations_alone.clear()
+
+    def add_claim(self, seconds: float) -> None:
+        """Record the duration of a claim of one queue."""
+        self._durations_alone.append(seconds)
+
+    def is_queue_slow(self, seconds: float) -> bool:
+        """Whether a claim of one queue that took `seconds` seconds is slow because of this
+        queue."""
+        durations = sorted(self._durations_alone)
+        usual = durations[len(durations) // 4]
+        return (
+            seconds > usual + SLOW_CLAIM_THRESHOLD
+            or usual * self._queue_count < self._seconds * EQUAL_DURATION_FACTOR
+        )
 
 
 class ClaimCursor:
@@ -138,6 +178,10 @@ class ClaimCursor:
             self._timer.add_fast_claim(duration)
             return False
         return self._timer.are_claims_slow(row_count, duration)
+
+    def ignore_slow_claims(self) -> None:
+        """Forget that the last claims were slow, because the queue is not the cause."""
+        self._timer.was_last_claim_slow = False
 
     def set_positions_after_slow_claim(
         self,

@@ -1,9 +1,10 @@
 """Claimer: claims jobs for several queues with one statement.
 
 Each statement has a fixed cost, so one statement for many queues is cheaper than one for each.
-During a statement, the queues whose slots become free wait for the next one. The queues receive
-their rows before the connection is free again. So code that uses the connection next finds all
-claimed jobs among the running attempts.
+During a statement, the queues whose slots become free wait for the next one. A queue that got as
+many jobs as it requested takes part in the next statement too, if it has free slots then. The rows
+of a statement are handed to their queues before the connection is free again. So code that uses the
+connection sees all claimed jobs among the running attempts.
 
 A queue that must be claimed alone does not use the claimer, see `Producer`.
 """
@@ -18,7 +19,7 @@ import anyio
 
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.jobs import job_claim, job_claim_queues
-from riverpy._work.claim_cursor import WHOLE_QUEUE, ClaimTimer
+from riverpy._work.claim_cursor import WHOLE_QUEUE, ClaimTimer, SlowQueueFinder
 from riverpy._work.poll_schedule import PollSchedule
 from riverpy.job import JobColumn
 
@@ -36,6 +37,10 @@ QUEUES_PER_CLAIM_MAX = 500
 """The maximum number of queues in one statement. The other queues wait for the next one."""
 JOBS_PER_CLAIM_MAX = 3_000
 """The maximum number of jobs in one statement. If the queues want more, each gets fewer."""
+TURNS_AFTER_CLAIM = 3
+"""The turns of the event loop between two statements. Claimed jobs that do not wait for anything
+end in the first turn. Then their queues request jobs, so that the next statement has more
+queues."""
 SPEED_CHECK_SECONDS_PER_QUEUE, SPEED_CHECK_INTERVAL_MAX = 1.0, 60.0
 """If claims of several queues are slow, each queue is claimed alone once, to find the slow queues.
 The next such check starts after 1 second for each queue, but at most after 60 seconds."""
@@ -52,9 +57,9 @@ class ClaimingQueue(Protocol):
 
     def receive_claimed_jobs(
         self, rows: list[Record], limit: int, seconds: float, *, is_alone: bool
-    ) -> None:
-        """Start claimed jobs. The statement took `seconds` seconds. `is_alone`: the statement was
-        for this queue only."""
+    ) -> bool:
+        """Start claimed jobs. Return whether to claim jobs of this queue with the next statement
+        too. The statement took `seconds` seconds. `is_alone`: it had no other queue."""
         ...
 
     def release_claimed_jobs(self, rows: list[Record]) -> None:
@@ -86,11 +91,13 @@ class Claimer:
         self._requested = asyncio.Event()
         self._timer = ClaimTimer()
         """The durations of claims of several queues."""
+        self.slow_queue_finder = SlowQueueFinder()
         self._next_speed_check_at = 0.0
 
     async def claim(self, queue: ClaimingQueue) -> bool | None:
-        """Claim jobs of this queue with the next statement, and hand them to the queue. Return
-        whether as many jobs were claimed as requested. None: no job was requested.
+        """Claim jobs of this queue with the next statements, and hand them to the queue, as long as
+        the queue wants more jobs. Return whether the last statement returned as many as requested;
+        None: the queue wanted none when it was asked.
 
         Raises:
             Exception: one of DATABASE_ERRORS: the claim of all queues of the statement failed.
@@ -119,6 +126,8 @@ class Claimer:
                 await self._requested.wait()
             scope.expect_progress(within=2 * CLAIM_TIMEOUT)
             await self._send_claim()
+            for _ in range(TURNS_AFTER_CLAIM):
+                await asyncio.sleep(0)  # noqa: TID251 (a turn of the event loop, no delay)
 
     async def _send_claim(self) -> None:
         """Claim jobs for the waiting queues. If the claim fails, these queues get the error."""
@@ -173,9 +182,12 @@ class Claimer:
             if future.done():  # the producer of the queue was stopped
                 queue.release_claimed_jobs(found)
                 continue
-            queue.receive_claimed_jobs(found, limit, now - began, is_alone=is_alone)
+            wants_more = queue.receive_claimed_jobs(found, limit, now - began, is_alone=is_alone)
             if must_check_speed:
                 queue.check_claim_speed()
+            elif wants_more:
+                self._waiting[queue] = future
+                continue
             future.set_result(len(found) == limit)
 
     def _must_check_speed(
@@ -185,6 +197,7 @@ class Claimer:
         alone, to find the slow one."""
         if not self._timer.are_claims_slow(row_count, seconds) or now < self._next_speed_check_at:
             return False
+        self.slow_queue_finder.start(queue_count, seconds)
         self._next_speed_check_at = now + min(
             queue_count * SPEED_CHECK_SECONDS_PER_QUEUE, SPEED_CHECK_INTERVAL_MAX
         )

@@ -188,10 +188,15 @@ class Completer:
         is_completion = attempt.is_completed_without_metadata
         (self._completion_sender if is_completion else self._other_result_sender).add_row(attempt)
 
-    async def wait_for_backlog_room(self) -> None:
-        """Wait until the number of waiting results is below the limit, so that more jobs may be
+    @property
+    def has_backlog_room(self) -> bool:
+        """Whether the number of waiting results is below the limit, so that more jobs may be
         claimed."""
-        while self.waiting_result_count > self._backlog_max:
+        return self.waiting_result_count <= self._backlog_max
+
+    async def wait_for_backlog_room(self) -> None:
+        """Wait until more jobs may be claimed."""
+        while not self.has_backlog_room:
             self._backlog_reduced.clear()
             await self._backlog_reduced.wait()
 

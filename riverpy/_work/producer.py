@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -67,6 +68,8 @@ class Producer:
     name = "producer"
     _scope: StopScope | None = None
     """The scope of the running producer; None: it has not started."""
+    _turn_seconds_max = CLAIM_TIMEOUT
+    """The producer counts as stuck if a claim and the wait after it take longer, in seconds."""
     _shared_claim_limit = 0
     """How many jobs the running claim of several queues requests for this queue; 0: not sent
     yet."""
@@ -235,8 +238,10 @@ class Producer:
             self._release_prefetched_jobs()
 
     async def _claim_until_stopped(self, scope: StopScope) -> None:
-        turn_max = CLAIM_TIMEOUT + max(
-            2 * self._poll_group.interval, CLAIM_RETRY_DELAY_MAX.total_seconds() * 2
+        self._turn_seconds_max = (
+            CLAIM_TIMEOUT
+            + self._fetch_cooldown
+            + 2 * max(self._poll_group.interval, CLAIM_RETRY_DELAY_MAX.total_seconds())
         )
         while True:
             scope.expect_no_progress()
@@ -247,7 +252,7 @@ class Producer:
                 await self._heartbeat.wait_until_can_claim_jobs()
             # A stop cannot cancel the claim, so check for a stop before the claim.
             await anyio.lowlevel.checkpoint_if_cancelled()
-            scope.expect_progress(within=turn_max + self._fetch_cooldown)
+            scope.expect_progress(within=self._turn_seconds_max)
             self._is_notified = False  # set this first: a notification during the claim must count
             started = time.monotonic()
             self._claim_times.forget_past_times(started)
@@ -257,8 +262,6 @@ class Producer:
                 self._log_failed_claim(error)
                 await anyio.sleep(self._claim_backoff.next_delay())
                 continue
-            self._claim_backoff.reset()
-            self._claim_failure_log.log_recovery(CLAIMING_RESTORED)
             if drained:
                 await self._wait_until_next_claim()
             pause = max(
@@ -348,13 +351,13 @@ class Producer:
         return self._claim_cursor.is_in_use or self.unclaimable_jobs.may_include_failing_job
 
     async def _claim_with_other_queues(self, scope: StopScope) -> bool:
-        """Claim and start jobs by the next claim of several queues. Returns whether the queue had
+        """Claim and start jobs by the next claims of several queues. Returns whether the queue had
         fewer jobs than requested."""
         self._shared_claim_limit = 0
         self._ids_cancelled_during_claim = set()
         try:
-            # A claim may have to wait for the claim before it.
-            with self._shield_claim_from_stop(scope, 2 * CLAIM_TIMEOUT):
+            # The claimer limits the time of each claim.
+            with self._shield_claim_from_stop(scope, math.inf):
                 is_full = await self._claimer.claim(self)
             return self.is_paused if is_full is None else not is_full
         except DATABASE_ERRORS as error:
@@ -375,9 +378,16 @@ class Producer:
     def choose_claim_limit(self) -> int:
         """Return how many jobs a claim of several queues may claim, or 0. It is called just before
         the claim is sent."""
-        is_stopping = self._scope is None or self._scope.cause is not None
-        if is_stopping or self.is_paused or not self._heartbeat.can_claim_jobs:
+        scope = self._scope
+        if (
+            scope is None
+            or scope.cause is not None
+            or self.is_paused
+            or not self._heartbeat.can_claim_jobs
+            or not self._completer.has_backlog_room
+        ):
             return 0
+        scope.expect_progress(within=self._turn_seconds_max)
         self._is_notified = False  # a notification during the claim must count
         self._claim_times.forget_past_times(time.monotonic())
         self._shared_claim_limit = min(self._count_claimable_jobs(), self._claim_size_limit)
@@ -385,14 +395,17 @@ class Producer:
 
     def receive_claimed_jobs(
         self, rows: list[Record], limit: int, seconds: float, *, is_alone: bool
-    ) -> None:
-        """Start jobs that a claim of several queues has claimed. `is_alone`: the claim was for this
-        queue only."""
+    ) -> bool:
+        """Start jobs that a claim of several queues has claimed. Returns whether to claim with the
+        next statement too. `is_alone`: the claim had no other queue."""
+        job_count, self._shared_claim_limit = len(rows), 0
         self._launch_claimed_jobs(rows, self._ids_cancelled_during_claim or set())
-        self._record_claim(len(rows), seconds)
-        self._record_successful_claim(len(rows), limit, seconds)
+        self._ids_cancelled_during_claim = set()
+        self._record_claim(job_count, seconds)
+        self._record_successful_claim(job_count, limit, seconds)
         if is_alone:  # after a slow claim, the next one is for this queue alone
-            self._claim_cursor.is_claiming_slow(WHOLE_QUEUE, len(rows), seconds)
+            self._claim_cursor.is_claiming_slow(WHOLE_QUEUE, job_count, seconds)
+        return job_count == limit and not self._fetch_cooldown and not self._must_claim_alone
 
     def release_claimed_jobs(self, rows: list[Record]) -> None:
         """Release jobs that were claimed after this queue was stopped."""
@@ -436,6 +449,8 @@ class Producer:
         return found < limit
 
     def _record_successful_claim(self, job_count: int, limit: int, seconds: float) -> None:
+        self._claim_backoff.reset()
+        self._claim_failure_log.log_recovery(CLAIMING_RESTORED)
         self.unclaimable_jobs.record_successful_claim(job_count, limit, seconds)
         self._consecutive_empty_claims = 0 if job_count else self._consecutive_empty_claims + 1
         self.claimed.emit()
@@ -445,7 +460,7 @@ class Producer:
         claim = self._claim_rows(connection, limit, part, self.unclaimable_jobs.skipped_job_ids)
         rows, took = await self._claim_and_launch(claim)
         is_full, now = len(rows) == limit, self._last_claim_ended_at
-        if self._claim_cursor.is_claiming_slow(part, len(rows), took):
+        if self._is_claiming_slow(part, len(rows), took):
             server_time = await job_get_server_time(connection, self._schema)
             seen_at = server_time - int((time.monotonic() - now + took) * 1e6)
             self._claim_cursor.set_positions_after_slow_claim(
@@ -460,6 +475,17 @@ class Producer:
                 part, rows, is_limit_reached=is_full, now=now
             )
         return len(rows)
+
+    def _is_claiming_slow(self, part: QueueRange, row_count: int, seconds: float) -> bool:
+        """Whether the last two claims of the whole queue were slow because of this queue."""
+        is_slow = self._claim_cursor.is_claiming_slow(part, row_count, seconds)
+        if self._claimer.queue_count > 1:
+            finder = self._claimer.slow_queue_finder
+            finder.add_claim(seconds)
+            if is_slow and not finder.is_queue_slow(seconds):
+                self._claim_cursor.ignore_slow_claims()
+                return False
+        return is_slow
 
     async def _claim_and_launch(self, claim: Awaitable[list[Record]]) -> tuple[list[Record], float]:
         """Await a claim and start its jobs. Returns the claimed rows, and the duration of the claim

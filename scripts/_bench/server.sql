@@ -102,5 +102,6 @@ from pg_database
 where datname ~ '^bench_[0-9]+_'
 
 -- name: spread
--- $1: the number of queues for the waiting jobs.
-update river_job set queue = 'q' || id % $1::int where state = 'available'
+-- $1: the number of queues for the waiting jobs, $2: the number of slots. A queue gets jobs in proportion to its slots,
+-- so that no queue works alone at the end.
+update river_job set queue = 'q' || id % $2::int % $1::int where state = 'available'

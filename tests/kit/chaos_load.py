@@ -87,7 +87,8 @@ class Load:
         """Cancel a job, and try again as often as that fails."""
         await anyio.sleep(delay)
         while True:
-            with suppress(*FAILURES):
+            # A fault may make the server refuse to write the row.
+            with suppress(*FAILURES, riverpy.JobDamagedError):
                 with anyio.fail_after(CALL_TIMEOUT):
                     await self._client.job_cancel(job_id)
                 self.cancels.append(Cancel(job_id, time()))

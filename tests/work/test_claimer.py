@@ -212,6 +212,42 @@ async def test_slow_claims(rig: Rig, claims: Claims, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("fast_claims")
+async def test_busy_queues_share_each_claim(rig: Rig, claims: Claims) -> None:
+    """Busy queues come together in one statement, although they began at different moments: the
+    jobs of a claim run before the next one is sent."""
+    rig.register_task()
+    queues = {queue: QueueConfig(max_workers=2) for queue in QUEUES}
+    async with rig.working(queues=queues, candidate=False) as client:
+        await claims.until_all_are_idle(client)
+        await insert(rig, dict.fromkeys(QUEUES, 40))
+        wake(client, "a")
+        while not claims.queues:
+            await asyncio.sleep(0)
+        wake(client, "b", "c")
+        await rig.take(120)
+        await claims.until_all_are_idle(client)
+    shared = claims.limits[claims.limits.index(dict.fromkeys(QUEUES, 2)) :]
+    assert shared.count(dict.fromkeys(QUEUES, 2)) >= 19
+    assert len(shared) <= 24
+    assert await rig.states() == {"completed": 120}
+
+
+def test_slow_machine_makes_no_queue_slow() -> None:
+    """Claims of one queue are slow only if other queues are faster, or if all are slow because of
+    their jobs. If the machine is slow, no queue is claimed alone."""
+    finder = claim_cursor.SlowQueueFinder()
+    for seconds, alone, is_slow in (
+        (0.05, [0.02, 0.05, 0.02, 0.02], True),  # one queue is slow
+        (0.2, [0.05, 0.055, 0.05, 0.05], True),  # all queues are slow
+        (0.06, [0.05, 0.055, 0.05, 0.055], False),  # the machine is slow
+    ):
+        finder.start(len(alone), seconds)
+        for duration in alone:
+            finder.add_claim(duration)
+        assert finder.is_queue_slow(max(alone)) is is_slow
+
+
+@pytest.mark.usefixtures("fast_claims")
 @pytest.mark.parametrize("how", ["stop", "removal of a queue", "late stop"])
 async def test_end_during_a_claim(
     rig: Rig, claims: Claims, monkeypatch: pytest.MonkeyPatch, how: str

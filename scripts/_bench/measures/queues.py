@@ -32,11 +32,12 @@ async def queues(run: Run) -> None:
 
 
 async def _rate(run: Run, one: Competitor, count: int) -> float:
-    """Return jobs per second with this number of queues of equal load, which share 100 slots."""
+    """Return jobs per second with this number of queues, which share 100 slots. Each queue has as
+    many jobs for each of its slots."""
     database = await run.server.river(f"queues_{one.name}")
     await database.empty()
     await database.fill(run.options.jobs)
-    await database.fetch("spread", count)
+    await database.fetch("spread", count, SLOTS)
     await database.settle()
     with one.having_queues(count):
         return (await serve(one, database, run.options.jobs, slots=SLOTS)).per_s
