@@ -25,6 +25,8 @@ class Stream(Generic[ItemT]):
         self._waiting_items: deque[ItemT] = deque()
         self._items_ready = asyncio.Event()
         self._was_opened = self._is_closed = False
+        self._error: Exception | None = None
+        """The error that ends the iteration. None: it ends without one."""
         self._log = get_logger()
         self.dropped: int = 0
         """The number of items that the full stream has dropped."""
@@ -44,12 +46,19 @@ class Stream(Generic[ItemT]):
         self.dropped += 1
         self._owner.dropped_item_count += 1
 
-    def close(self) -> None:
-        """End the iteration after the waiting items."""
-        self._is_closed = True
+    def close(self, error: Exception | None = None) -> None:
+        """End the iteration after the waiting items, with `error` if it is given."""
+        self._is_closed, self._error = True, self._error or error
         self._items_ready.set()
 
     async def __aenter__(self) -> Self:
+        """Open the stream.
+
+        Raises:
+            ClientStateError: it was opened before.
+        """
+        if self._was_opened:  # it may belong to another event loop, and has ended
+            raise ClientStateError("a subscription is opened once: call client.subscribe(…) again")
         self._owner.add_stream(self)
         self._was_opened = True
         return self
@@ -66,6 +75,7 @@ class Stream(Generic[ItemT]):
 
         Raises:
             ClientStateError: the stream was not opened.
+            Exception: the stream was closed with this error.
         """
         if not self._was_opened:  # no item would ever come
             raise ClientStateError(
@@ -73,6 +83,8 @@ class Stream(Generic[ItemT]):
                 "`async with client.subscribe(…) as events:`"
             )
         while not self._waiting_items:
+            if self._error is not None:
+                raise self._error
             if self._is_closed:
                 raise StopAsyncIteration
             self._items_ready.clear()

@@ -21,6 +21,7 @@ from riverpy.errors import ConfigError
 from riverpy.insert_opts import InsertOpts
 
 if TYPE_CHECKING:
+    from riverpy._waiting.listener import SharedListener
     from riverpy.insert_opts import InsertResult
     from riverpy.job import JobArgs, JobRow, RawArgs
 
@@ -106,12 +107,12 @@ class WaitMethods(ListeningMethods):
         seconds = check_wait_timeout(timeout)
         refuse_in_recording("insert_and_wait")
         self._get_open_pool()
-        loop = asyncio.get_running_loop()
+        loop, waiter = asyncio.get_running_loop(), self._waiter
         deadline = loop.time() + seconds
-        with self._waiter.listening_for_wait():
+        with waiter.listening_for_wait():
             inserted = await self.insert(args, with_notified_end(opts))
             job_id = inserted.job.id
-            rows = await self._waiter.wait([job_id], max(deadline - loop.time(), 0.0))
+            rows = await waiter.wait([job_id], max(deadline - loop.time(), 0.0))
         return rows[job_id]
 
     @cached_property
@@ -127,11 +128,17 @@ class WaitMethods(ListeningMethods):
     async def _close_waits(self) -> None:
         """End all waits, and close the connection that listens, also if the caller is cancelled."""
 
-        async def close() -> None:
-            await self._waiter.close()
-            await self._listener.close()
+        # The next waiter and listener may run in another event loop, so they are new objects.
+        waiter: Waiter | None = vars(self).pop("_waiter", None)
+        listener: SharedListener | None = vars(self).pop("_listener", None)
 
-        if "_waiter" in vars(self) or "_listener" in vars(self):
+        async def close() -> None:
+            if waiter is not None:
+                await waiter.close()
+            if listener is not None:
+                await listener.close()
+
+        if waiter is not None or listener is not None:
             await run_despite_cancellation(close)
 
 

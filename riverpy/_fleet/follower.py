@@ -112,7 +112,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
         self._woken = asyncio.Event()
         self._unused_since: float | None = None
         self._is_stopped = False
-        self._task = BackgroundTask("fleet follower", self._run)
+        self._task = BackgroundTask("fleet follower", self._run, self._handle_failure)
         self._log = get_logger().with_rate_limit()
 
     # -- subscriptions and watches
@@ -171,7 +171,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
         `ANNOUNCEMENT_TIMEOUT`. Without a connection, the workers are notified later."""
         number = self._change_number
         with anyio.move_on_after(ANNOUNCEMENT_TIMEOUT):
-            while self._announced_number < number:
+            while self._announced_number < number and self._task.is_running:
                 self._announced.clear()
                 await self._announced.wait()
 
@@ -186,6 +186,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
         self._version_by_id.clear()
         self._ids_to_read.clear()
         await self._task.close()
+        self._announced.set()
 
     # -- notifications
 
@@ -224,16 +225,11 @@ class FleetFollower(StreamGroup["FleetStream"]):
 
     async def _run(self) -> None:
         self._poll_at = time.monotonic()
-        try:
-            with self._listener.listening(FLEET_TOPIC, self._receive_message, self._resync):
-                while not await self._has_been_unused():
-                    await self._wait_until_due()
-                    await self._announce_if_due()
-                    await self._read_watched_jobs()
-        except Exception as error:  # a fault of riverpy: no reader may wait forever
-            self._log.exception(FLEET_FOLLOWING_FAILED)
-            self._fail_readers(error)
-            raise
+        with self._listener.listening(FLEET_TOPIC, self._receive_message, self._resync):
+            while not await self._has_been_unused():
+                await self._wait_until_due()
+                await self._announce_if_due()
+                await self._read_watched_jobs()
 
     async def _has_been_unused(self) -> bool:
         """Return whether nothing was followed for some time. If so, notify the workers."""
@@ -349,7 +345,13 @@ class FleetFollower(StreamGroup["FleetStream"]):
                     for reader in list(self._readers_by_id.get(job_id, ())):
                         reader.fail(explain_read_error(error))
 
-    def _fail_readers(self, error: Exception) -> None:
+    def _handle_failure(self, error: Exception) -> None:
+        """End all subscriptions and watches, because the task has ended by a fault: no reader may
+        wait forever."""
+        self._log.error(FLEET_FOLLOWING_FAILED, exc_info=error)
+        for stream in self._open_streams:
+            stream.close(error)
         for readers in list(self._readers_by_id.values()):
             for reader in list(readers):
                 reader.fail(error)
+        self._announced.set()

@@ -132,7 +132,7 @@ class SharedStatementSender:
             rows, size, loop.create_future(), loop.time() + ACQUIRE_CONNECTION_TIMEOUT
         )
         backlog.add_call(call)
-        if self._task is None:
+        if self._task is None or self._task.done():  # done: cancelled before its first step
             self._start(loop)
         if self._expiry_timer is None:
             self._expiry_timer = loop.call_at(call.give_up_at, self._end_expired_calls)

@@ -6,6 +6,8 @@ import asyncio
 import contextvars
 from typing import TYPE_CHECKING
 
+from riverpy.errors import ClientStateError
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -17,9 +19,15 @@ class BackgroundTask:
     """A task that its owner starts and cancels, possibly many times. Only one runs at a time, but a
     cancelled task may still clean up while the next one runs."""
 
-    def __init__(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """`run` is the code of the task. It must catch its own errors."""
-        self._name, self._run = name, run
+    def __init__(
+        self,
+        name: str,
+        run: Callable[[], Awaitable[None]],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        """`run` is the code of the task. `on_failure` is called with the error if `run` raises, or
+        if code that does not own the task cancels it, even before its first step."""
+        self._name, self._run, self._on_failure = name, run, on_failure
         self._task: asyncio.Task[None] | None = None
         self._ending_tasks: set[asyncio.Task[None]] = set()
 
@@ -34,9 +42,19 @@ class BackgroundTask:
             self._task = asyncio.get_running_loop().create_task(
                 self._await_run(), name=f"riverpy {self._name}", context=contextvars.Context()
             )
+            self._task.add_done_callback(self._report_failure)
 
     async def _await_run(self) -> None:
         await self._run()
+
+    def _report_failure(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if task is not self._task:  # its owner has cancelled it
+            return
+        if task.cancelled():
+            self._on_failure(ClientStateError(f"a task of the client was cancelled: {self._name}"))
+        elif isinstance(error, Exception):
+            self._on_failure(error)
 
     def cancel(self) -> None:
         """Cancel the task, if it runs."""

@@ -61,7 +61,9 @@ class SharedListener:
         """The notifier of the client's work on jobs. None: the client works no jobs."""
         self._subscribed_notifier: Notifier | None = None
         """The notifier on which the subscribers listen now."""
-        self._own_task = BackgroundTask("shared listener", self._run_own_notifier)
+        self._own_task = BackgroundTask(
+            "shared listener", self._run_own_notifier, self._leave_own_notifier
+        )
         self._unused_timer: asyncio.TimerHandle | None = None
         self._log = get_logger()
 
@@ -146,6 +148,11 @@ class SharedListener:
             except Exception:  # a fault of riverpy: the subscribers poll
                 self._log.exception(SHARED_LISTENER_FAILED)
             await anyio.sleep(backoff.next_delay())
+
+    def _leave_own_notifier(self, _error: Exception) -> None:
+        """Let the subscribers poll, because other code has cancelled the task. The next subscriber
+        starts another one."""
+        self._own_notifier = self._subscribed_notifier = None
 
     # -- the end
 

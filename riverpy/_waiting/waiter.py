@@ -111,7 +111,7 @@ class Waiter:
         """Whether the client may mark jobs whose end must be notified. False after an error."""
         self._read_error: str | None = None
         self._backoff = Backoff(READ_RETRY_DELAY_MIN, READ_RETRY_DELAY_MAX)
-        self._task = BackgroundTask("waiter", self._read_until_unused)
+        self._task = BackgroundTask("waiter", self._read_until_unused, self._handle_failure)
         self._log = get_logger()
 
     async def wait(self, job_ids: Iterable[int], timeout: float) -> dict[int, JobRow]:
@@ -233,14 +233,16 @@ class Waiter:
                 self._read_error, delay = describe_error(error), self._backoff.next_delay()
             except RiverError as error:
                 self._fail_all_waits(error)
-            except Exception as error:  # a fault of riverpy: no call may wait forever
-                self._log.exception(WAITER_FAILED)
-                self._fail_all_waits(error)
             if delay:
                 await anyio.sleep(delay)
             elif not self._notified_ids:
                 with anyio.move_on_after(self._next_read_at - loop.time()):
                     await self._woken.wait()
+
+    def _handle_failure(self, error: Exception) -> None:
+        """End all waits, because the task has ended by a fault: no call may wait forever."""
+        self._log.error(WAITER_FAILED, exc_info=error)
+        self._fail_all_waits(error)
 
     def _fail_all_waits(self, error: Exception) -> None:
         for job in self._job_by_id.values():

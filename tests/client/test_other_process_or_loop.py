@@ -11,7 +11,19 @@ import anyio
 import asyncpg
 import pytest
 
-from riverpy import Client, ClientStateError, Config, RawArgs
+from riverpy import (
+    Client,
+    ClientStateError,
+    Config,
+    EventKind,
+    Job,
+    NotFoundError,
+    QueueConfig,
+    RawArgs,
+)
+from riverpy._insert import insert_backlog
+from tests.waiting.test_waiter import FUTURE, until_waiting
+from tests.work.rig import Rig, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,3 +143,94 @@ def test_after_the_end_of_its_loop(database_url: str) -> None:
         asyncio.run(client.__aenter__())
     assert client._pool is not None
     client._pool.terminate()
+
+
+async def test_in_one_loop_after_the_other(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that is closed in one event loop works in the next loop: inserts that wait for room
+    in a shared statement, leases, waits, watches and subscriptions, with and without a run."""
+    monkeypatch.setattr(insert_backlog, "BACKLOG_JOBS_MAX", 1)
+    release: asyncio.Event
+    following: asyncio.Event
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        await release.wait()
+
+    client = Client(
+        rig.url,
+        workers=rig.workers,
+        queues={"default": QueueConfig()},
+        config=Config(schema=rig.schema.name),
+    )
+    used_twice = client.subscribe(EventKind.JOB_COMPLETED)
+
+    async def follow() -> set[int | None]:
+        async with client.subscribe(EventKind.JOB_COMPLETED, fleet=True) as events:
+            following.set()
+            jobs = [(await anext(events)).job for _ in range(2)]
+            return {job and job.id for job in jobs}
+
+    async def watch(job_id: int) -> list[str]:
+        return [change.job.state async for change in client.watch(job_id)]
+
+    async def use() -> None:
+        nonlocal release, following
+        release, following = asyncio.Event(), asyncio.Event()
+        async with client, asyncio.timeout(CHILD_LIMIT), asyncio.TaskGroup() as tasks:
+            calls = [tasks.create_task(client.insert(Task(n), FUTURE)) for n in range(5)]
+            ids = [(await call).job.id for call in calls]
+            async with client.lease("report"):
+                wait = tasks.create_task(client.wait_many(ids))
+                watching = tasks.create_task(watch(ids[0]))
+                await until_waiting(client, len(ids))
+            for job_id in ids:
+                await client.job_cancel(job_id)
+            assert {row.state for row in await wait} == {"cancelled"}
+            assert (await watching)[-1] == "cancelled"
+            async with client.working():
+                followed = tasks.create_task(follow())
+                await following.wait()
+                waits = [tasks.create_task(client.insert_and_wait(Task(n))) for n in range(2)]
+                await until_waiting(client, len(waits))
+                release.set()
+                assert await followed == {(await wait).id for wait in waits}
+            async with used_twice:
+                pass
+
+    await asyncio.to_thread(asyncio.run, use())
+    with pytest.raises(ExceptionGroup) as raised:
+        await asyncio.to_thread(asyncio.run, use())
+    assert "a subscription is opened once" in repr(raised.value.exceptions)
+
+
+@pytest.mark.parametrize("is_started", [True, False], ids=["sleeping", "before the first step"])
+async def test_cancelled_tasks_of_a_client(rig: Rig, *, is_started: bool) -> None:
+    """When other code cancels all tasks of an open client, its waits, watches and subscriptions to
+    the fleet end with an error. Later ones work."""
+    async with Client(rig.url, config=Config(schema=rig.schema.name)) as client:
+        job = (await client.insert(JOB, FUTURE)).job
+
+        async def follow() -> None:
+            async with client.subscribe(EventKind.JOB_COMPLETED, fleet=True) as events:
+                await anext(events)
+
+        async def watch() -> None:
+            async for _ in client.watch(job.id):
+                pass
+
+        before = asyncio.all_tasks()
+        calls = [asyncio.ensure_future(call) for call in (client.wait(job.id), follow(), watch())]
+        own: set[asyncio.Task[object]] = set()
+        while not {"riverpy waiter", "riverpy fleet follower"} <= {one.get_name() for one in own}:
+            await asyncio.sleep(0)
+            own = asyncio.all_tasks() - before - set(calls)
+        if is_started:
+            await until_waiting(client)
+        for task in own:
+            task.cancel()
+        with anyio.fail_after(CHILD_LIMIT):
+            errors = await asyncio.gather(*calls, return_exceptions=True)
+            assert {type(error) for error in errors} == {ClientStateError}
+            with pytest.raises(NotFoundError):
+                await client.wait(0)
+            assert (await anext(client.watch(job.id))).job.id == job.id

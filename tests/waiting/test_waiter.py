@@ -100,7 +100,7 @@ async def test_insert_and_wait(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Non
         assert await client.wait_many([]) == []
         with pytest.raises(ConfigError, match="job_ids is a list"):
             await client.wait_many(1)  # type: ignore[arg-type]
-    assert not client._waiter._job_by_id
+        assert not client._waiter._job_by_id
 
 
 async def test_outcomes(rig: Rig) -> None:
