@@ -21,7 +21,8 @@ NAMED_JOBS_MAX = 10
 _REASON_BY_LAST_STATE: Mapping[JobState | None, str] = {
     None: "; its state was not read: the database did not answer, or the client's pool had no free "
     "connection",
-    JobState.AVAILABLE: "; no client has claimed it: does a client work its queue and its kind?",
+    JobState.AVAILABLE: "; no client has claimed it: does a client work its queue and its kind, "
+    "and has it a free slot? A job that waits for another job keeps its slot",
     JobState.PENDING: "; it is pending: another program has to make it available",
     JobState.RETRYABLE: "; its last attempt has failed, and its next attempt is not due yet",
     JobState.SCHEDULED: "; it is not due yet",
@@ -33,7 +34,8 @@ class WaitTimeoutError(RiverError, TimeoutError):
     """An awaited job did not end in time. The jobs are not changed: they can be awaited again.
 
     Attributes:
-        job_ids: the ids of the jobs that have not ended, in the order of the call.
+        job_ids: the ids of the jobs that have not ended, in the order of the call. Empty: an insert
+            did not end in time, so the job may be stored.
         last_states: their states at the last read, by id. None: the job was never read.
         ended_jobs: the rows of the other jobs of the call, which have ended.
     """
@@ -54,8 +56,14 @@ class WaitTimeoutError(RiverError, TimeoutError):
         more = len(job_ids) - NAMED_JOBS_MAX
         text = f"{named} and {more} more" if more > 0 else named
         noun = "job" if len(job_ids) == 1 else "jobs"
-        text = f"{noun} {text} did not end within {round(timeout, 1 if timeout >= 1 else 3):g} s"
-        if read_error is not None:
+        limit = f"within {round(timeout, 1 if timeout >= 1 else 3):g} s"
+        text = f"{noun} {text} did not end {limit}"
+        if not job_ids:
+            text = (
+                f"the insert of the job did not end {limit}: the job may be stored. Make it unique "
+                "if it must not be inserted twice"
+            )
+        elif read_error is not None:
             text += f"; the last read of their states failed: {read_error}"
         elif len(job_ids) == 1:
             text += _REASON_BY_LAST_STATE.get(last_states.get(job_ids[0]), "")

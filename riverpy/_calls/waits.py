@@ -10,6 +10,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import anyio
 import msgspec
 
 from riverpy._calls.job_page import check_job_id
@@ -19,6 +20,7 @@ from riverpy._lifecycle import run_despite_cancellation
 from riverpy._waiting.waiter import Waiter
 from riverpy.errors import ConfigError
 from riverpy.insert_opts import InsertOpts
+from riverpy.job_result import WaitTimeoutError
 
 if TYPE_CHECKING:
     from riverpy._waiting.listener import SharedListener
@@ -96,11 +98,12 @@ class WaitMethods(ListeningMethods):
         Args:
             args: the args of the job.
             opts: the options of this insert.
-            timeout: how long the insert and the wait may take together. The insert itself is not
-                cancelled. Default 60 seconds. None: no limit.
+            timeout: how long the insert and the wait may take together. Default 60 seconds. None:
+                no limit.
 
         Raises:
-            WaitTimeoutError: the job did not end in time. It stays: `error.job_ids` has its id.
+            WaitTimeoutError: the job did not end in time. It stays: `error.job_ids` has its id. If
+                the insert did not end in time, the list is empty, and the job may be stored.
             InsertError, SchemaMissingError: as `insert`; nothing was inserted.
             NotFoundError, ConfigError, ClientStateError, JobDamagedError: as `wait`.
         """
@@ -110,7 +113,11 @@ class WaitMethods(ListeningMethods):
         loop, waiter = asyncio.get_running_loop(), self._waiter
         deadline = loop.time() + seconds
         with waiter.listening_for_wait():
-            inserted = await self.insert(args, with_notified_end(opts))
+            inserted: InsertResult | None = None
+            with anyio.move_on_after(seconds):
+                inserted = await self.insert(args, with_notified_end(opts))
+            if inserted is None:
+                raise WaitTimeoutError([], last_states={}, timeout=seconds)
             job_id = inserted.job.id
             rows = await waiter.wait([job_id], max(deadline - loop.time(), 0.0))
         return rows[job_id]

@@ -6,7 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from riverpy._postgres.jobs import FINAL_STATES
-from riverpy.errors import ClientStateError, NotFoundError
+from riverpy._waiting.job_wait import make_missing_job_error
+from riverpy.errors import ClientStateError
 
 if TYPE_CHECKING:
     from riverpy.job import JobRow
@@ -51,7 +52,7 @@ class RowReader:
         """Receive the newest row; None: the job does not exist. The same row may be set twice, if
         another reader of the job was added."""
         if row is None:
-            self.fail(NotFoundError(f"there is no job {self.job_id}"))
+            self.fail(make_missing_job_error(self.job_id))
         else:
             self._version, self._unread_row = version, row
             self._ready.set()

@@ -5,12 +5,21 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from riverpy.errors import NotFoundError
 from riverpy.job_result import WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from riverpy.job import JobRow, JobState
+
+
+def make_missing_job_error(job_id: int) -> NotFoundError:
+    """Return the error for a job whose row a wait or a watch does not find."""
+    return NotFoundError(
+        f"there is no job {job_id}: it was deleted, or the transaction of its insert is not "
+        "committed"
+    )
 
 
 class JobWait:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from riverpy._insert.errors import make_insert_error
 from riverpy._postgres.driver import InsufficientPrivilegeError, describe_error
-from riverpy.errors import DatabaseError
+from riverpy.errors import DatabaseError, SchemaMissingError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -37,9 +38,10 @@ class PoolConnection:
 
 def explain_read_error(error: Exception) -> Exception:
     """Return the error to raise if the database refuses to read jobs: one that names the missing
-    right, or the error itself."""
+    right or the missing tables, or the error itself."""
     if not isinstance(error, InsufficientPrivilegeError):
-        return error
+        translated = make_insert_error(error)
+        return translated if isinstance(translated, SchemaMissingError) else error
     explained = DatabaseError(
         f"the role of the client may not read jobs: {describe_error(error)}. Execute GRANT SELECT "
         "ON river_job TO this role, as the owner of the table (docs/grants.md)"

@@ -32,9 +32,9 @@ from riverpy._postgres.driver import (
 from riverpy._postgres.jobs import FINAL_STATES, job_get_many
 from riverpy._postgres.tracing import suppress_tracing
 from riverpy._waiting.background_task import BackgroundTask
-from riverpy._waiting.job_wait import JobWait
+from riverpy._waiting.job_wait import JobWait, make_missing_job_error
 from riverpy._waiting.pool_connection import explain_read_error
-from riverpy.errors import ClientStateError, NotFoundError, RiverError
+from riverpy.errors import ClientStateError, RiverError
 from riverpy.job import JobColumn, JobRow, JobState
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ class Waiter:
             async with self._acquire_connection() as connection:
                 for job, state in await self._read_states(connection, due):
                     if state is None:
-                        self._end_job(job, NotFoundError(f"there is no job {job.id}"))
+                        self._end_job(job, make_missing_job_error(job.id))
                     elif state.state in FINAL_STATES:
                         ended_ids.add(job.id)
                     else:
@@ -320,7 +320,7 @@ class Waiter:
             if job_id in damaged:
                 self._end_job(job, make_damaged_jobs_error({job_id: damaged[job_id]}))
             elif row is None:
-                self._end_job(job, NotFoundError(f"there is no job {job_id}"))
+                self._end_job(job, make_missing_job_error(job_id))
             elif row[JobColumn.STATE] in FINAL_STATES:
                 self._end_job(job, JobRow(tuple(row)))
             else:  # another session has retried the job

@@ -112,6 +112,9 @@ def events(
     If the worker ends, the command waits for the next one. If events are read too slowly, the
     worker drops some and reports their number.
 
+    The names of --kind and --queue are not checked. For a kind that has no jobs, no event is shown
+    until its first job runs.
+
     With --fleet, the events of all workers of the database are shown, also starts, progress and
     saved outputs of jobs. Events may be lost; the number of dropped events is shown. Workers with
     poll-only, and River in Go, send none. A worker that has just started sends events within 10

@@ -7,8 +7,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from asgiref.sync import sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
 from django.core.signals import setting_changed
 from django.db import connections
+from django.utils.asyncio import async_unsafe
 
 from riverpy.django.settings import SETTING_NAME, read_settings
 from riverpy.errors import TransactionError
@@ -25,6 +27,16 @@ if TYPE_CHECKING:
     from riverpy.config import Config
     from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
     from riverpy.job import JobArgs, RawArgs
+
+
+@async_unsafe(
+    "a wait blocks its thread, and an event loop runs in this thread: in an async view use `await "
+    "sync_to_async(client.insert_and_wait)(…)`, outside of transaction.atomic()"
+)
+def _expect_no_event_loop() -> None:
+    """Raise SynchronousOnlyOperation if an event loop runs in this thread, unless the environment
+    has DJANGO_ALLOW_ASYNC_UNSAFE."""
+
 
 _client_by_alias: dict[str, DjangoClient] = {}
 
@@ -55,10 +67,16 @@ class _DjangoCalls(BlockingCalls):
         return cast("CallerTransaction", connections[self._alias]) if tx is None else tx
 
     def expect_no_open_transaction(self) -> None:
+        try:
+            _expect_no_event_loop()
+        except SynchronousOnlyOperation as error:
+            raise TransactionError(str(error)) from None
         if connections[self._alias].in_atomic_block:
             raise TransactionError(
                 "a wait inside transaction.atomic() would keep the transaction open, and would not "
-                "see the end of a job that it has inserted: wait after the block"
+                "see the end of a job that it has inserted: wait after the block. With "
+                "ATOMIC_REQUESTS the whole view is such a block: decorate it with "
+                "django.db.transaction.non_atomic_requests"
             )
 
     def handle_lost_connection(self) -> None:

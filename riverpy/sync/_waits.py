@@ -18,9 +18,8 @@ from riverpy._postgres.driver import (
 )
 from riverpy._postgres.jobs import FINAL_STATES, job_get_many
 from riverpy._postgres.waits import wait_read_states
-from riverpy._waiting.job_wait import JobWait
+from riverpy._waiting.job_wait import JobWait, make_missing_job_error
 from riverpy._without_loop import sleep
-from riverpy.errors import NotFoundError
 from riverpy.job import JobRow, JobState
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class BlockingWaits(ClientMethods):
 
     def expect_no_open_transaction(self) -> None:
         """Raise TransactionError if calls without `tx` would run in an open transaction of the
-        caller. A wait would keep it open."""
+        caller, which a wait would keep open, or if the caller must not block its thread."""
 
     def handle_lost_connection(self) -> None:
         """After a failed read, let the next call open a new connection."""
@@ -114,7 +113,7 @@ class BlockingWaits(ClientMethods):
                     states.update((one.id, JobState(one.state)) for one in found)
                     ended += [one.id for one in found if one.state in FINAL_STATES]
                     for job_id in set(part).difference(one.id for one in found):
-                        wait.fail(NotFoundError(f"there is no job {job_id}"))
+                        wait.fail(make_missing_job_error(job_id))
                 await self._read_ended_jobs(connection, wait, ended)
 
     async def _read_ended_jobs(

@@ -58,13 +58,19 @@ def test_connections() -> None:
 
 
 def test_waits() -> None:
-    """A wait outside of `atomic()` polls in transactions of its own. Inside, it is refused before
-    anything is inserted."""
+    """A wait outside of `atomic()` polls in transactions of its own. Inside, and where an event
+    loop runs, it is refused before anything is inserted."""
     client = riverpy.django.client()
+
+    async def show() -> None:
+        client.insert_and_wait(Pack(8))
+
+    with pytest.raises(TransactionError, match=r"await sync_to_async\(client\.insert_and_wait\)"):
+        asyncio.run(show())
     job_id = riverpy.django.insert(Pack(6)).job.id
     with transaction.atomic():
         for wait in (lambda: client.wait(job_id), lambda: client.insert_and_wait(Pack(7))):
-            with pytest.raises(TransactionError, match=r"wait inside transaction\.atomic\(\)"):
+            with pytest.raises(TransactionError, match=r"wait inside.*non_atomic_requests"):
                 wait()
     with pytest.raises(WaitTimeoutError, match=rf"job {job_id} \(available\)"):
         client.wait(job_id, timeout=timedelta(milliseconds=30))

@@ -174,7 +174,7 @@ async def test_jobs_that_do_not_end(rig: Rig) -> None:
         with pytest.raises(JobNotCompletedError, match=r"has not ended.*client\.wait\(2\)"):
             riverpy.result(await client.job_get(ids[1]))
         with pytest.raises(WaitTimeoutError) as inserted:
-            await client.insert_and_wait(Task(), FUTURE, timeout=SOON)
+            await client.insert_and_wait(Task(), FUTURE, timeout=timedelta(seconds=1))
         (own_id,) = inserted.value.job_ids
         assert (await client.job_get(own_id)).metadata == {MARK: True}
         async with asyncio.TaskGroup() as tasks:
@@ -186,8 +186,18 @@ async def test_jobs_that_do_not_end(rig: Rig) -> None:
             await client.wait_many([ids[2], ids[1]])
         async with asyncpg.create_pool(rig.url) as pool, pool.acquire() as tx, tx.transaction():
             job = (await client.insert(Task(), tx=tx)).job
-            with pytest.raises(NotFoundError):
+            with pytest.raises(NotFoundError, match="is not committed"):
                 await client.wait(job.id)
+        async with (
+            asyncpg.create_pool(rig.url, min_size=1, max_size=1) as pool,
+            pool.acquire(),
+            Client(pool, config=Config(schema=rig.schema.name)) as blocked,
+        ):
+            with pytest.raises(
+                WaitTimeoutError, match=r"insert.*job may be stored"
+            ) as not_inserted:
+                await blocked.insert_and_wait(Task(), timeout=SOON)
+            assert not_inserted.value.job_ids == []
         for bad_id in (2**63, "1", None, True):
             with pytest.raises(ConfigError, match="64 bits"):
                 await client.wait_many([ids[2], bad_id])  # type: ignore[list-item]
@@ -199,6 +209,8 @@ async def test_jobs_that_do_not_end(rig: Rig) -> None:
     async with Client(rig.url, config=Config(schema="nowhere")) as client:
         with pytest.raises(SchemaMissingError, match="riverpy migrate"):
             await client.wait(1)
+        with pytest.raises(SchemaMissingError, match="riverpy migrate"):
+            await anext(client.watch(1))
 
 
 async def expect_error(error_type: type[Exception], call: Awaitable[object]) -> str:
