@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import anyio
+
 from riverpy._insert.json_text import utf8_size
 
 if TYPE_CHECKING:
@@ -55,6 +57,9 @@ class InsertBacklog:
         self._job_count = self._byte_count = 0
         self._room_available: asyncio.Event | None = None
         """An event that is set when the backlog has room again. None: no call waits for room."""
+        self._room_lock = anyio.Lock()
+        """Calls that wait for room acquire it in the order of their arrival."""
+        self._calls_without_room_count = 0
 
     def __len__(self) -> int:
         """Count the waiting calls."""
@@ -62,15 +67,24 @@ class InsertBacklog:
 
     @property
     def is_full(self) -> bool:
-        """Whether the backlog has reached a limit, so that the next call waits."""
-        return self._job_count >= BACKLOG_JOBS_MAX or self._byte_count >= BACKLOG_BYTES_MAX
+        """Whether the next call has to wait: there is no room, or other calls wait for room."""
+        return self._calls_without_room_count > 0 or not self._has_room
+
+    @property
+    def _has_room(self) -> bool:
+        return self._job_count < BACKLOG_JOBS_MAX and self._byte_count < BACKLOG_BYTES_MAX
 
     async def wait_for_room(self) -> None:
-        """Wait until the backlog is below its limits."""
-        while self.is_full:
-            if self._room_available is None:
-                self._room_available = asyncio.Event()
-            await self._room_available.wait()
+        """Wait until the backlog has room for this call and for those that waited before it. Then
+        the caller must add the call at once."""
+        self._calls_without_room_count += 1
+        try:
+            async with self._room_lock:
+                while not self._has_room:
+                    self._room_available = asyncio.Event()
+                    await self._room_available.wait()
+        finally:
+            self._calls_without_room_count -= 1
 
     def add_call(self, call: InsertCall) -> None:
         """Add a call after the waiting calls."""
@@ -124,6 +138,6 @@ class InsertBacklog:
         del self._calls[call]
         self._job_count -= len(call.rows)
         self._byte_count -= call.size
-        if self._room_available is not None and not self.is_full:
+        if self._room_available is not None and self._has_room:
             self._room_available.set()
             self._room_available = None

@@ -12,6 +12,7 @@ import contextvars
 import copy
 import math
 import sys
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ from riverpy._insert.retries import (
     is_unavailable,
 )
 from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
-from riverpy._postgres.connection import may_break_session
+from riverpy._postgres.connection import expect_writable, may_break_session
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     close_connection,
@@ -72,6 +73,9 @@ OWED_NOTIFICATION_DELAY = 0.003
 After that it is sent by a separate statement."""
 NOTIFY_TIMEOUT = 5.0
 """The timeout of a statement that only notifies queues, in seconds."""
+IDLE_SECONDS_MAX = 300.0
+"""After this idle time the connection is made again, because a firewall may have dropped it without
+notice. The connections of the pool have the same limit."""
 CLOSE_TIMEOUT = 5.0
 """Seconds for which `close` still sends waiting jobs."""
 CANCEL_TIMEOUT = 1.0
@@ -99,6 +103,8 @@ class SharedStatementSender:
         self._notification_queue_log = notification_queue_log
         self._trace_internal = trace_internal
         self._connection: Connection | None = None
+        self._used_at = 0.0
+        """The monotonic time at which the connection was made, or its last statement ended."""
         self._connect_error: Exception | None = None
         """The error of the last attempt to connect. None: it succeeded."""
         self._backlog = InsertBacklog()
@@ -238,9 +244,17 @@ class SharedStatementSender:
     # -- the connection
 
     def _get_connection(self) -> Connection | None:
-        """Return the open connection. None: there is none, or it was lost while it was idle."""
+        """Return the open connection. None: there is none, it was lost while it was idle, or it was
+        idle for too long."""
+        if time.monotonic() - self._used_at > IDLE_SECONDS_MAX:
+            self._cut_connection()
         connection = self._connection
         return None if connection is None or connection.is_closed() else connection
+
+    async def _make_connection(self) -> Connection:
+        connection = self._connection = await self._connect()
+        self._used_at = time.monotonic()
+        return connection
 
     def _cut_connection(self) -> None:
         connection, self._connection = self._connection, None
@@ -252,7 +266,7 @@ class SharedStatementSender:
         backoff = Backoff(CONNECT_RETRY_DELAY_MIN, CONNECT_RETRY_DELAY_MAX)
         while True:
             try:
-                self._connection = await self._connect()
+                await self._make_connection()
             except Exception as error:
                 self._connect_error = error
                 if not is_unavailable(error):
@@ -316,7 +330,7 @@ class SharedStatementSender:
     async def _send_once(self, calls: list[InsertCall], *, should_notify: bool) -> None:
         connection = self._get_connection()
         if connection is None:
-            connection = self._connection = await self._connect()
+            connection = await self._make_connection()
         rows = calls[0].rows if len(calls) == 1 else [row for call in calls for row in call.rows]
         selection = self._notify_limiter.select_queues(
             list_available_queues(rows) if should_notify else (), counts_running_statements=False
@@ -349,6 +363,7 @@ class SharedStatementSender:
             raise
         finally:
             self._sent_calls = []
+            self._used_at = time.monotonic()
             self._notify_limiter.record_statement_end(selection, is_stored=is_stored)
         self._log_notification_queue(selection.notified_queues, notified_count)
         _give_results(calls, results)
@@ -362,7 +377,7 @@ class SharedStatementSender:
             return
         if is_abandoned or isinstance(error, TimeoutError):
             with anyio.move_on_after(CANCEL_TIMEOUT), suppress(*DATABASE_ERRORS):
-                await connection.execute("")
+                await expect_writable(connection)  # waits until the cancelled statement ends
                 return
         if connection is self._connection:
             self._cut_connection()

@@ -373,3 +373,43 @@ async def test_a_conflict_of_serializable_statements(schema: Schema) -> None:
         assert number_of(await client.insert(Data(n=7))) == 7
         assert await schema.fetchval("SELECT last_value FROM conflicts") == 3
         await schema.execute("DROP SEQUENCE conflicts")
+
+
+async def test_calls_keep_their_order_while_they_wait_for_room(
+    schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls that wait for room in the backlog are inserted in the order of their arrival. A call
+    that arrives when there is room again, and a cancelled call, change nothing in this order."""
+    monkeypatch.setattr(insert_backlog, "BACKLOG_JOBS_MAX", 2)
+    monkeypatch.setattr(insert_backlog, "STATEMENT_JOBS_MAX", 1)
+    async with inserting(schema) as client:
+
+        async def insert_twice() -> InsertResult:
+            await client.insert(Data(n=1))
+            return await client.insert(Data(n=10))
+
+        async with calls_in_flight(schema, client) as calls:
+            calls.start(insert_twice())
+            calls.insert(*range(2, 10))
+            await asyncio.sleep(0)
+            calls.tasks[5].cancel()
+        await asyncio.wait(calls.tasks)
+    assert await stored(schema) == [*range(5), *range(6, 11)]
+
+
+async def test_a_connection_that_was_idle_for_long(
+    schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a long idle time the connection is made again."""
+    async with inserting(schema) as client:
+        (first,) = await schema.fetch(BACKENDS, NAME, "")
+        await client.insert(Data(n=1))
+        assert await schema.fetch(BACKENDS, NAME, "") == [first]
+        monkeypatch.setattr(shared_statement, "IDLE_SECONDS_MAX", 0)
+        await client.insert(Data(n=2))
+        monkeypatch.undo()
+        with anyio.fail_after(10):
+            while len(found := await schema.fetch(BACKENDS, NAME, "")) > 1:
+                await anyio.sleep(0.002)
+        assert found[0]["pid"] != first["pid"]
+    assert await stored(schema) == [1, 2]
