@@ -186,6 +186,7 @@ def riverpy_empty_tables(
     _riverpy_databases: RunDatabases,
     riverpy_url: str,
     riverpy_session_makers: Sequence[SessionMaker],
+    _riverpy_refused_sessions: None,
 ) -> Generator[None]:
     """For tests that commit: empty the tables after the test, except those in which
     `riverpy_prepare` stored rows. The clients of the plugin use this fixture."""
@@ -277,8 +278,21 @@ def riverpy_periodic_jobs() -> Sequence[riverpy.PeriodicJob]:
 def riverpy_session_makers() -> Sequence[SessionMaker]:
     """Override this to return the `async_sessionmaker`s and `sessionmaker`s of your application.
     During a test their sessions join the transaction of `riverpy_session` or
-    `riverpy_sync_session`. In a test with neither, the sessions use the database of the test."""
+    `riverpy_sync_session`, or use the database of `riverpy_client`. In a test whose transaction
+    they cannot join, their statements raise ConfigError."""
     return ()
+
+
+@pytest.fixture
+def _riverpy_refused_sessions(riverpy_session_makers: Sequence[SessionMaker]) -> Generator[None]:
+    """Let the sessions of the application refuse their first statement, unless another fixture
+    lets them use the database of the test."""
+    with ExitStack() as stack:
+        if riverpy_session_makers:
+            from riverpy.testing.async_fixtures import refusing_sessions
+
+            stack.enter_context(refusing_sessions(riverpy_session_makers))
+        yield
 
 
 @pytest.fixture
@@ -306,7 +320,7 @@ def _riverpy_settings(
 
 @pytest.fixture
 def riverpy_connection(
-    request: pytest.FixtureRequest, riverpy_url: str
+    request: pytest.FixtureRequest, riverpy_url: str, _riverpy_refused_sessions: None
 ) -> Generator[asyncpg.Connection[asyncpg.Record]]:
     """An asyncpg connection in a transaction, which is rolled back after the test."""
     from riverpy.testing.async_fixtures import open_connection
@@ -334,6 +348,7 @@ def riverpy_session(
     request: pytest.FixtureRequest,
     riverpy_engine: sqlalchemy.ext.asyncio.AsyncEngine,
     riverpy_session_makers: Sequence[SessionMaker],
+    _riverpy_refused_sessions: None,
 ) -> Generator[sqlalchemy.ext.asyncio.AsyncSession]:
     """A session of SQLAlchemy in a transaction, which is rolled back after the test. Its commits
     only release savepoints."""
@@ -368,11 +383,24 @@ def riverpy_client(
 
 
 @pytest.fixture
-def riverpy_tx(request: pytest.FixtureRequest) -> CallerTransaction | riverpy.Client:
+def riverpy_tx(
+    request: pytest.FixtureRequest, riverpy_session_makers: Sequence[SessionMaker]
+) -> CallerTransaction | riverpy.Client:
     """The session or client that `riverpy_jobs` and `riverpy_time` use: the first of
     `riverpy_session`, `riverpy_connection` and `riverpy_client` that the test uses. Otherwise
-    `riverpy_connection`."""
+    `riverpy_session` if sessions of the application can join it, or else `riverpy_connection`."""
+    if not _is_async(request.function):
+        _fail(
+            "riverpy_jobs and riverpy_time are for async tests: write `async def "
+            f"{request.node.name}`, or use riverpy.testing with `tx=riverpy_sync_session`: "
+            "TestWorker(workers).work(args, tx=…), drain, advance and require_inserted"
+        )
     used = [name for name in _TRANSACTION_FIXTURES if name in request.fixturenames]
+    if not used and riverpy_session_makers and "riverpy_empty_tables" not in request.fixturenames:
+        from riverpy.testing.async_fixtures import select_session_makers
+
+        if select_session_makers(riverpy_session_makers, is_async=True):
+            return request.getfixturevalue("riverpy_session")
     return request.getfixturevalue((used or ["riverpy_connection"])[0])
 
 
@@ -437,6 +465,7 @@ def riverpy_sync_session(
     request: pytest.FixtureRequest,
     riverpy_sync_engine: sqlalchemy.Engine,
     riverpy_session_makers: Sequence[SessionMaker],
+    _riverpy_refused_sessions: None,
 ) -> Generator[sqlalchemy.orm.Session]:
     """A session of SQLAlchemy for code that is not async, in a transaction, which is rolled back
     after the test. Its commits only release savepoints."""

@@ -56,8 +56,9 @@ class BlockingJobRunner:
     ) -> None:
         """`max_processes`: how many jobs run in processes at a time; None: the number of cores.
         `cancel_grace_period`: a cancelled job that runs in a process and uses `job.cancelled` gets
-        this number of seconds to end. Then its process is killed. `job_threads` runs blocking jobs;
-        None: the runner makes its own threads."""
+        this number of seconds to end. Then its process is killed. `job_threads` runs blocking jobs,
+        without process plugins, because these threads and their database connections belong to the
+        caller; None: the runner makes its own threads."""
         self._child_processes = child_processes
         self._running_attempts = running_attempts
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -76,7 +77,9 @@ class BlockingJobRunner:
         context = contextvars.copy_context()
         future = asyncio.get_running_loop().run_in_executor(
             self._job_threads or self._get_thread_pool(),
-            lambda: context.run(_call_job_function, function, attempt),
+            lambda: context.run(
+                _call_job_function, function, attempt, is_surrounded=self._job_threads is None
+            ),
         )
         try:
             await _wait_despite_cancellation(future, attempt.set_cancelled_flag)
@@ -221,11 +224,14 @@ def _call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], None])
         loop.call_soon_threadsafe(function)
 
 
-def _call_job_function(function: Callable[[Job[Any]], object], job: Job[Any]) -> None:
-    """Run the function, and record what it returns as the output. A StopIteration becomes a
-    RuntimeError, as in a coroutine, because a future cannot store a StopIteration."""
+def _call_job_function(
+    function: Callable[[Job[Any]], object], job: Job[Any], *, is_surrounded: bool
+) -> None:
+    """Run the function, and record what it returns as the output. If `is_surrounded`, run it in the
+    context managers of the process plugins. A StopIteration becomes a RuntimeError, as in a
+    coroutine, because a future cannot store a StopIteration."""
     try:
-        if process_plugins:
+        if is_surrounded and process_plugins:
             with surround_blocking_job():
                 record_returned_value(job, function(job))
         else:

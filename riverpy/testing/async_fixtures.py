@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 from riverpy._postgres.driver import DATABASE_ERRORS, close_connection, connect, is_in_transaction
 from riverpy._postgres.sessions.adapter import adapt_session
 from riverpy._postgres.test_databases import is_transaction_marked, mark_transaction
 from riverpy._without_loop import run_without_loop
-from riverpy.errors import TransactionError
+from riverpy.errors import ConfigError, TransactionError
 from riverpy.testing._session_turns import SessionTurns, sharing_turns
 
 if TYPE_CHECKING:
@@ -151,12 +151,51 @@ def bind_session_makers(session_makers: Sequence[SessionMaker], bind: Bind) -> G
     """During the block, let the sessions of the makers use `bind`: a connection or an engine."""
     settings = [dict(maker.kw) for maker in session_makers]
     for maker in session_makers:
-        maker.configure(bind=bind, join_transaction_mode="create_savepoint")
+        # `binds` of single models would take precedence over `bind`
+        maker.configure(bind=bind, binds=None, join_transaction_mode="create_savepoint")
     try:
         yield
     finally:
         for maker, before in zip(session_makers, settings, strict=True):
             maker.kw = before
+
+
+@contextmanager
+def refusing_sessions(session_makers: Sequence[SessionMaker]) -> Generator[None]:
+    """During the block, let the first statement of each session of the makers raise ConfigError.
+    Otherwise the sessions would commit in the database that the application is configured for."""
+    from sqlalchemy import NullPool, create_engine
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    with ExitStack() as stack:
+        for is_async in (True, False):
+            if makers := select_session_makers(session_makers, is_async=is_async):
+                # The drivers are always installed. They are not called.
+                create, driver = (
+                    (create_async_engine, "postgresql+asyncpg")
+                    if is_async
+                    else (create_engine, "sqlite")
+                )
+                creator = _refuse_async_session if is_async else _refuse_blocking_session
+                engine = create(f"{driver}://", poolclass=NullPool, creator=creator)
+                stack.enter_context(bind_session_makers(makers, engine))
+        yield
+
+
+def _refuse_async_session() -> NoReturn:
+    raise ConfigError(
+        "this session of riverpy_session_makers cannot join the transaction of the test: add "
+        "riverpy_session, or riverpy_client and call riverpy_jobs.drain(), to the test"
+    )
+
+
+def _refuse_blocking_session() -> NoReturn:
+    raise ConfigError(
+        "this session of riverpy_session_makers is blocking, and cannot join the transaction of "
+        "an async test: test the job with riverpy_client and riverpy_jobs.drain(), where sessions "
+        "commit in the database of the test; or write a test that is not async, with "
+        "riverpy_sync_session and TestWorker"
+    )
 
 
 @contextmanager

@@ -7,18 +7,22 @@ import subprocess
 import sys
 import unittest
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
 import pytest
 from django.db import connection, connections, transaction
 from django.test import TestCase
 
 import riverpy.django
 import riverpy.sync
-from riverpy import TransactionError, WaitTimeoutError
-from riverpy.testing import require_many_inserted
+from riverpy import TransactionError, WaitTimeoutError, _plugins
+from riverpy._work import blocking
+from riverpy.django.connections import ConnectionClosing
+from riverpy.testing import TestWorker, drain, require_many_inserted
 from tests.django import contract
 from tests.django.shop.jobs import Pack
+from tests.django.shop.models import Order
 
 PSYCOPG2 = """
 import sys
@@ -30,6 +34,12 @@ from tests.django import contract
 assert not psycopg_any.is_psycopg3
 contract.check_all("default")
 """
+
+
+class Follow(msgspec.Struct, frozen=True):
+    """The args of a job that another job inserts."""
+
+    kind: ClassVar[str] = "follow"
 
 
 @pytest.mark.parametrize("alias", ["default", "bound"])
@@ -117,16 +127,42 @@ def test_async_code() -> None:
     assert contract.read_stored() == ([], [2])
 
 
-def test_django_test_case() -> None:
-    """In a TestCase of Django's, each test is rolled back with its jobs."""
+def test_django_test_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a TestCase of Django's, each test is rolled back with its jobs. A job of each kind is
+    worked in its transaction, which the plugin that closes connections leaves open."""
+    monkeypatch.setattr(_plugins, "process_plugins", [ConnectionClosing()])
+    monkeypatch.setattr(blocking, "process_plugins", _plugins.process_plugins)
+    workers = riverpy.Workers()
+
+    @workers.blocking_job(kind="pack")
+    def pack(job: riverpy.Job[Pack]) -> int:
+        with transaction.atomic():
+            Order.objects.create(number=job.args.number)
+        riverpy.django.insert(Follow())
+        if job.args.number == 2:
+            raise ValueError
+        return Order.objects.count()
+
+    @workers.job
+    async def follow(_job: riverpy.Job[Follow]) -> None: ...
 
     class InsertTest(TestCase):
+        def test_work(self) -> None:
+            worker = TestWorker(workers)
+            assert worker.work(Pack(1), tx="default").output == 1
+            assert worker.work(Pack(2), tx="default").event.kind == "job_failed"
+            client = riverpy.Client(workers=workers)
+            kinds = [result.job.kind for result in drain(client, tx="default")]
+            assert kinds == ["follow", "follow"]
+            assert Order.objects.count() == 2
+
         def test_insert(self) -> None:
             riverpy.django.insert(Pack(1))
             with transaction.atomic():
                 riverpy.django.insert(Pack(2))
             require_many_inserted([Pack(1), Pack(2)], tx="default")
 
-    result = unittest.TestSuite([InsertTest("test_insert")]).run(unittest.TestResult())
+    names = ("test_insert", "test_work")
+    result = unittest.TestSuite(map(InsertTest, names)).run(unittest.TestResult())
     assert result.wasSuccessful(), result.errors
     assert contract.read_stored() == ([], [])

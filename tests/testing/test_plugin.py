@@ -181,6 +181,80 @@ async def test_locks_of_the_own_connection(riverpy_connection, riverpy_client):
     await riverpy_connection.execute("update river_job set priority = 2")
 """
 
+MAKERS = """
+import pytest
+import riverpy
+from conftest import Welcome
+from sqlalchemy import BigInteger, Column, MetaData, Table, create_engine, func, insert, select
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
+
+users = Table("users", MetaData(), Column("id", BigInteger, primary_key=True))
+nowhere = create_engine("postgresql+psycopg://nowhere.invalid/none")
+new_blocking_session = sessionmaker(nowhere)
+new_session = async_sessionmaker(
+    create_async_engine("postgresql+asyncpg://nowhere.invalid/none"), binds={users: nowhere}
+)
+workers = riverpy.Workers()
+
+
+class Block(Welcome):
+    kind = "block"
+
+
+@workers.job
+async def work(job: riverpy.Job[Welcome]) -> None:
+    async with new_session.begin() as session:
+        await session.execute(insert(users))
+
+
+@workers.blocking_job
+def block(job: riverpy.Job[Block]) -> None:
+    with new_blocking_session.begin() as session:
+        session.execute(insert(users))
+
+
+@pytest.fixture
+def riverpy_workers():
+    return workers
+
+
+@pytest.fixture
+def riverpy_session_makers():
+    return [new_session, new_blocking_session]
+
+
+async def test_jobs_alone(riverpy_jobs):
+    (await riverpy_jobs.work(Welcome(user_id=1))).require_completed()
+
+
+async def test_session_and_client(riverpy_client, riverpy_jobs):
+    await riverpy_client.insert(Block(user_id=1))
+    await riverpy_client.insert(Welcome(user_id=1))
+    for result in await riverpy_jobs.drain():
+        result.require_completed()
+    async with new_session() as session:
+        assert await session.scalar(select(func.count()).select_from(users)) == 2
+
+
+async def test_refused_blocking(riverpy_session, riverpy_jobs):
+    (await riverpy_jobs.work(Welcome(user_id=1))).require_completed()
+    error = (await riverpy_jobs.work(Block(user_id=1))).error
+    assert isinstance(error, riverpy.ConfigError) and "is blocking, and cannot join" in str(error)
+
+
+async def test_refused_async(riverpy_connection, riverpy_jobs):
+    error = (await riverpy_jobs.work(Welcome(user_id=1))).error
+    assert isinstance(error, riverpy.ConfigError) and "add riverpy_session, or" in str(error)
+
+
+def test_jobs_in_a_test_that_is_not_async(riverpy_jobs): ...
+
+
+def test_makers_are_as_before():
+    assert new_blocking_session.kw["bind"] is new_session.kw["binds"][users] is nowhere
+"""
+
 WRONG = """
 import pytest
 
@@ -271,18 +345,22 @@ def test_errors_teach(run: Run) -> None:
 
 def test_transactions_that_tests_end(run: Run) -> None:
     """A test whose code ends the transaction of a fixture, or leaves a lock behind, gets an error,
-    and the next test finds empty tables. A missing kind names the fixture."""
-    output = run({"conftest": CONFTEST, "test_mistakes": MISTAKES}, "-o", "asyncio_mode=auto")
+    and the next test finds empty tables. A missing kind names the fixture. Sessions of the
+    application never use the database that it is configured for: they use that of the test, or are
+    refused."""
+    files = {"conftest": CONFTEST, "test_mistakes": MISTAKES, "test_makers": MAKERS}
+    output = run(files, "-o", "asyncio_mode=auto")
     for text in (
         "the workers that the fixture riverpy_workers returns",
         "has ended the transaction of riverpy_connection",
         "has ended the transaction of riverpy_session",
         "has ended the transaction of riverpy_sync_session",
         "ERROR at teardown of test_lock",
+        "or use riverpy.testing with `tx=riverpy_sync_session`",
         "application_name 'left', idle in transaction, last statement 'begin; lock table",
     ):
         assert text in output, output
-    assert "1 failed, 7 passed, 5 errors" in output, output
+    assert "1 failed, 12 passed, 6 errors" in output, output
 
 
 def test_server_is_missing(run: Run) -> None:
