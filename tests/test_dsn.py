@@ -9,8 +9,10 @@ import ssl
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import AsyncMock
 from urllib.parse import quote
 
 import anyio
@@ -29,6 +31,7 @@ from riverpy._dsn import (
     validate_url,
 )
 from riverpy._log_events import DATABASE_URL_PARAMETERS_IGNORED, DATABASE_VARIABLES_IGNORED
+from riverpy._postgres import driver
 from riverpy._postgres.driver import (
     CONNECT_TIMEOUT,
     close_connection,
@@ -39,7 +42,7 @@ from riverpy._postgres.driver import (
 from tests.cli.invoking import invoke
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from click.testing import Result
 
@@ -527,10 +530,26 @@ def test_peer_of_a_socket() -> None:
         ("%2Fnone", FileNotFoundError, "cannot connect to /none:5432: no such file or directory"),
     ],
 )
-async def test_error_names_the_server(place: str, kind: type[OSError], text: str) -> None:
-    """The error for an unreachable server contains the server, and keeps its type."""
+@pytest.mark.parametrize("is_pool_open", [False, True])
+async def test_error_names_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    kind: type[OSError],
+    text: str,
+    *,
+    is_pool_open: bool,
+) -> None:
+    """The error for an unreachable server contains the server, and keeps its type, also when an
+    open pool makes a connection."""
+    url = f"postgres://u:s3cret@{place}/d"
+    open_connection: Callable[[], Awaitable[object]] = partial(connect, url)
+    if is_pool_open:
+        monkeypatch.setattr(driver, "connect", AsyncMock())  # the connection that opens the pool
+        monkeypatch.setattr(driver, "close_connection", AsyncMock())
+        pool = await create_pool(url, max_size=1, through_pooler=False, command_timeout=1)
+        open_connection = pool.acquire
     with pytest.raises(kind) as caught:
-        await connect(f"postgres://u:s3cret@{place}/d")
+        await open_connection()
     assert str(caught.value).startswith(text)
     assert caught.value.errno
     with pytest.raises(kind, match=r" \(of listen_url\): "):

@@ -493,8 +493,13 @@ async def create_pool(
     target = _ConnectionTarget.from_url(url, password)
 
     async def connect_to_first_host(_url: str, *, timeout: float, **options: Any) -> Connection:
-        login = await target.fetch_password_option(timeout)
-        return await _connect_to_first_host(target, timeout=timeout, **options, **login)
+        try:
+            login = await target.fetch_password_option(timeout)
+            return await _connect_to_first_host(target, timeout=timeout, **options, **login)
+        except OSError as error:
+            raise _make_unreachable_error(
+                error, target, _DEFAULT_URL_SETTING_NAME, timeout
+            ) from error
 
     connecting: Any = (
         connect_to_first_host  # asyncpg passes fewer arguments than its type stubs declare
