@@ -31,7 +31,7 @@ _HEX_TEXT_COLUMNS = (
 )
 _DUPLICATE_COLUMN = JobColumn.UNIQUE_STATES + 1
 _NOTIFIED_COUNT_COLUMN = JobColumn.UNIQUE_STATES + 2
-_NOTIFIED_COUNT_IN_SHARED_COLUMN = JobColumn.UNIQUE_STATES + 1
+_NOTIFIED_COUNT_AFTER_JOB_COLUMN = JobColumn.UNIQUE_STATES + 1
 _LEFT_OUT_TEXT = "riverpy: jobs left out by a trigger"
 """The text with which the statement job_insert_shared fails if a trigger leaves a job out."""
 _WAITING_STATES = (
@@ -79,6 +79,10 @@ class InsertRow(NamedTuple):
     scheduled_at: str | None
     """When the job is due, as text. None: now. The last field, because COPY may omit it."""
 
+    def is_plain(self) -> bool:
+        """Whether the job has no unique key, does not expire and replaces no job."""
+        return self.unique_key is None and self.expires_in is None and self.replace is None
+
     def values_except_args_and_unique_key(self) -> tuple[object, ...]:
         """Return all values except args and unique key. They are often equal for all jobs of a
         batch."""
@@ -121,6 +125,8 @@ async def job_insert(
 ) -> tuple[list[InsertResult], int]:
     """Insert jobs in one statement that also notifies queues. Return the results in the order of
     the rows, and how many queues were notified."""
+    if len(rows) == 1 and rows[0].is_plain():
+        return await _insert_plain_job(connection, schema, rows[0], to_notify)
     shared_values = rows[0].values_except_args_and_unique_key()
     if all(row.values_except_args_and_unique_key() == shared_values for row in rows[1:]):
         name, values = "job_insert", rows[0]._asdict()
@@ -142,6 +148,19 @@ async def job_insert(
         for record in records
     ]
     return results, int(records[0][_NOTIFIED_COUNT_COLUMN])
+
+
+async def _insert_plain_job(
+    connection: Transaction, schema: str | None, row: InsertRow, to_notify: QueuesToNotify
+) -> tuple[list[InsertResult], int]:
+    """Insert one job for which `is_plain` is true; see `job_insert`."""
+    values = row._asdict() | to_notify.make_arguments()
+    del values["unique_key"], values["expires_in"], values["replace"], values["unique_states"]
+    record = await get_query(_SQL_FILE, "job_insert_plain", schema).fetchrow(connection, **values)
+    if record is None:
+        raise JobLeftOutError
+    result = InsertResult(_job_from_record(record), False)
+    return [result], int(record[_NOTIFIED_COUNT_AFTER_JOB_COLUMN])
 
 
 async def job_insert_shared(
@@ -178,9 +197,9 @@ async def job_insert_shared(
         raise
     if not records:
         raise JobLeftOutError
-    notified_count: int = records[0][_NOTIFIED_COUNT_IN_SHARED_COLUMN]
+    notified_count: int = records[0][_NOTIFIED_COUNT_AFTER_JOB_COLUMN]
     return [
-        InsertResult(JobRow(record[:_NOTIFIED_COUNT_IN_SHARED_COLUMN]), False) for record in records
+        InsertResult(JobRow(record[:_NOTIFIED_COUNT_AFTER_JOB_COLUMN]), False) for record in records
     ], notified_count
 
 

@@ -24,6 +24,29 @@ returning
   , boolout(job.xmax <> 0), (select int8out(count(*)) from notified);
 
 
+-- name: job_insert_plain
+-- Insert one job without a unique key. Drivers that prepare no statement let the server plan it each time, so it has
+-- no CTE, no subquery and no conflict clause.
+insert into /* schema */ river_job as job (
+  -- include: insert_parts.plain_columns
+)
+values (
+  @args::cstring::text::jsonb, @kind::cstring::text, @max_attempts::cstring::text::smallint,
+  @metadata::cstring::text::jsonb, @priority::cstring::text::smallint, @queue::cstring::text,
+  coalesce(@scheduled_at::cstring::text::timestamptz, now()), @state::cstring::text::/* schema */ river_job_state,
+  string_to_array(@tags::cstring::text, ',')
+)
+returning
+  -- include: insert_parts.columns
+  , int8out(case
+    when cardinality(@notify::text[]) > 0 and pg_notification_queue_usage() < 0.9 and pg_notify(
+      -- include: job_parts.insert_message
+    ) is not null
+    then 1
+    else 0
+  end);
+
+
 -- name: job_insert_mixed
 -- Insert jobs that differ in other values too. A duplicate is returned unchanged.
 -- include: insert_parts.insert_begin
