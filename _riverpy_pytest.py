@@ -209,6 +209,26 @@ def _empty_tables(databases: RunDatabases) -> None:
         _fail(str(error))
 
 
+@pytest.fixture(autouse=True)
+def _riverpy_no_transaction_is_left(request: pytest.FixtureRequest) -> Generator[None]:
+    """If a test with a database leaves a transaction open that holds locks, end it and fail the
+    test. This fixture opens before the other fixtures of a test, and closes after them."""
+    if "_riverpy_databases" not in request.fixturenames:
+        yield
+        return
+    request.getfixturevalue("riverpy_url")
+    databases: RunDatabases = request.getfixturevalue("_riverpy_databases")
+    before = databases.list_transactions()
+    yield
+
+    from riverpy.errors import TransactionError
+
+    try:
+        databases.end_transactions(before)
+    except TransactionError as error:
+        _fail(str(error))
+
+
 @contextmanager
 def _keeping_transaction(request: pytest.FixtureRequest) -> Generator[None]:
     """If the tested code has ended the transaction of a fixture, fail the test and empty the
@@ -218,11 +238,12 @@ def _keeping_transaction(request: pytest.FixtureRequest) -> Generator[None]:
     is_own_database = "_riverpy_databases" in request.fixturenames
     databases = request.getfixturevalue("_riverpy_databases") if is_own_database else None
 
+    from riverpy.testing._session_turns import MixedSessionsError
     from riverpy.testing.async_fixtures import TransactionEndedError
 
     try:
         yield
-    except TransactionEndedError as error:
+    except (TransactionEndedError, MixedSessionsError) as error:
         if databases is not None:
             _empty_tables(databases)
         _fail(str(error))
@@ -552,8 +573,16 @@ def _open_in_loop(
 
 def _find_loop(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoop:
     """Return the loop in which pytest-asyncio or anyio runs the test."""
+    import unittest
+
     item, name = request.node, request.fixturename
     marker = item.get_closest_marker("asyncio")
+    if isinstance(request.instance, unittest.TestCase):
+        _fail(
+            f"a test of unittest cannot have {name}, because unittest runs it in an event loop of "
+            "its own: connect to riverpy_url in asyncSetUp, and pass the connection as tx to "
+            "riverpy.testing; or write a test of pytest"
+        )
     if not _is_async(request.function):
         _fail(
             f"{name} is for async tests: write `async def {item.name}`, or use a fixture for code "

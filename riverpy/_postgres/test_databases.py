@@ -104,6 +104,12 @@ async def empty_tables(connection: Transaction) -> None:
     await _execute(connection, "empty_tables")
 
 
+async def fetch_locking_transactions(connection: Transaction) -> list[Any]:
+    """Return the transactions of other sessions that have written or hold locks, as rows with
+    `pid`, `began_at` (a text), `application_name`, `state` and `query`."""
+    return [*await _get("locking_transactions").fetch(connection)]
+
+
 async def fetch_blocking_sessions(connection: Transaction, pid: int) -> list[Any]:
     """Return the sessions that the session of `pid` waits for, as rows with `pid`,
     `application_name`, `state` and `query`."""

@@ -17,14 +17,33 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from riverpy._without_loop import get_current_task
+from riverpy.errors import TransactionError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
     from contextlib import AbstractAsyncContextManager
 
+_MIXED_TEXT = (
+    "Here all sessions share a connection, so this is not what happens in production. Code with "
+    "overlapping transactions needs a test with riverpy_client and riverpy_jobs.drain(): there "
+    "each session has a connection"
+)
+
+_OVERLAP_TEXT = (
+    "a session has ended while another one, which began later, was open: the commits and rollbacks "
+    f"of the later one have no effect of their own. {_MIXED_TEXT}"
+)
+
+
+class MixedSessionsError(TransactionError):
+    """Sessions of one test have overlapped so that the result is not that of production."""
+
+
 TURN_TIMEOUT = 2.0
 """The maximum wait for the transaction of another task, in seconds. After it, the transactions
 overlap, because the other task may be waiting for this one."""
+
+_READING_WORDS = frozenset({"select", "savepoint", "release", "rollback", "set", "show"})
 
 
 class _Turn:
@@ -35,6 +54,15 @@ class _Turn:
         self._task = get_current_task()
         self._session = None if session is None else weakref.ref(session)
         self.has_ended = False
+        self.is_committed = False
+        self.has_written = False
+        self.has_committed_inside = False
+        """Whether another session has written and committed while this turn was open."""
+
+    @property
+    def is_of_session(self) -> bool:
+        """Whether a session has the turn, not a call of a client."""
+        return self._session is not None
 
     def may_continue(self) -> bool:
         """Whether a task may still use this turn."""
@@ -53,6 +81,39 @@ class SessionTurns:
         self._turns: list[_Turn] = []
         self._turn_by_session: weakref.WeakKeyDictionary[Any, _Turn] = weakref.WeakKeyDictionary()
         self._ended = asyncio.Event()
+        self.error: MixedSessionsError | None = None
+        """Why the test has other results than production, if sessions have been mixed."""
+
+    def has_open_turns(self) -> bool:
+        """Whether a session has an open turn."""
+        return any(turn.is_of_session and turn.may_continue() for turn in self._turns)
+
+    def record_statement(self, statement: str) -> None:
+        """Record in the last turn whether a statement may write."""
+        first_word = statement.lstrip("( \n").partition(" ")[0].lower()
+        if self._turns and first_word not in _READING_WORDS:
+            self._turns[-1].has_written = True
+
+    def commit(self, session: object) -> None:
+        """Record that a session has committed."""
+        if (turn := self._turn_by_session.get(session)) is not None:
+            turn.is_committed = True
+
+    def check_commit(self, session: object) -> None:
+        """Check that no session that began after this one is open.
+
+        Raises:
+            MixedSessionsError: one is open, and would lose its savepoint.
+        """
+        turn = self._turn_by_session.get(session)
+        if turn is not None and self._has_later_session(turn):
+            self.error = MixedSessionsError(_OVERLAP_TEXT)
+            raise self.error
+
+    def _has_later_session(self, turn: _Turn) -> bool:
+        """Whether a session that began its turn after this one has an open turn."""
+        later = self._turns[self._turns.index(turn) + 1 :] if turn in self._turns else []
+        return any(one.is_of_session and one.may_continue() for one in later)
 
     def has_turn(self, session: object) -> bool:
         """Return whether this session has an open turn."""
@@ -84,7 +145,24 @@ class SessionTurns:
     def end(self, session: object) -> None:
         """End the turn of a session, if it has one."""
         if (turn := self._turn_by_session.pop(session, None)) is not None:
+            self._check_result(turn)
             self._end_turn(turn)
+
+    def _check_result(self, turn: _Turn) -> None:
+        """Record an error if the rollback of a turn has undone the commit of another session."""
+        if turn.is_committed:
+            index = self._turns.index(turn) if turn in self._turns else 0
+            for outer in self._turns[:index]:
+                if turn.has_written or turn.has_committed_inside:
+                    outer.has_committed_inside = True
+        elif self._has_later_session(turn):
+            self.error = self.error or MixedSessionsError(_OVERLAP_TEXT)
+        elif turn.has_committed_inside and self.error is None:
+            self.error = MixedSessionsError(
+                "a session was rolled back, or closed without a commit, after another session had "
+                "committed inside its transaction: what that session wrote was undone too. "
+                f"{_MIXED_TEXT}; or commit the outer session first"
+            )
 
     @asynccontextmanager
     async def hold(self) -> AsyncGenerator[None]:

@@ -10,7 +10,7 @@ from riverpy._postgres.sessions.adapter import adapt_session
 from riverpy._postgres.test_databases import is_transaction_marked, mark_transaction
 from riverpy._without_loop import run_without_loop
 from riverpy.errors import ConfigError, TransactionError
-from riverpy.testing._session_turns import SessionTurns, sharing_turns
+from riverpy.testing._session_turns import MixedSessionsError, SessionTurns, sharing_turns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Sequence
@@ -51,6 +51,16 @@ async def _is_ended(connection: Transaction) -> bool:
         return False
 
 
+async def _is_session_transaction_ended(connection: Transaction) -> bool:
+    """The same as `_is_ended`, for a connection of SQLAlchemy."""
+    from sqlalchemy.exc import PendingRollbackError
+
+    try:
+        return await _is_ended(connection)
+    except PendingRollbackError:  # the savepoint of a session has ended with its transaction
+        return True
+
+
 @asynccontextmanager
 async def open_connection(url: str) -> AsyncGenerator[Connection]:
     """Open an asyncpg connection in a transaction. Roll it back at the end.
@@ -81,6 +91,7 @@ async def open_session(
 
     Raises:
         TransactionEndedError: raised at the end, if the tested code has ended the transaction.
+        MixedSessionsError: raised at the end, if sessions have overlapped with a wrong result.
     """
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -91,16 +102,26 @@ async def open_session(
         adapter = cast("Transaction", adapt_session(connection))
         await mark_transaction(adapter)
         makers = select_session_makers(session_makers, is_async=True)
+        turns = SessionTurns()
         try:
-            with bind_session_makers(makers, connection), taking_turns(makers, SessionTurns()):
+            with (
+                bind_session_makers(makers, connection),
+                taking_turns(makers, turns),
+                _recording_statements(connection, turns),
+            ):
                 async with AsyncSession(
-                    connection, join_transaction_mode="create_savepoint", expire_on_commit=False
+                    connection,
+                    join_transaction_mode="create_savepoint",
+                    expire_on_commit=False,
+                    sync_session_class=_make_class_of_test(turns),
                 ) as session:
                     yield session
-                    is_ended = await _is_ended(adapter)
+                    is_ended = await _is_session_transaction_ended(adapter)
         except SQLAlchemyError:
-            if not is_ended:
+            if not is_ended and turns.error is None:
                 raise
+        if turns.error is not None:
+            raise MixedSessionsError(str(turns.error))
         if is_ended:
             raise TransactionEndedError("riverpy_session")
         await transaction.rollback()
@@ -128,7 +149,7 @@ def open_sync_session(engine: Engine, session_makers: Sequence[SessionMaker]) ->
                 Session(connection, join_transaction_mode="create_savepoint") as session,
             ):
                 yield session
-                is_ended = run_without_loop(_is_ended(adapter))
+                is_ended = run_without_loop(_is_session_transaction_ended(adapter))
         except SQLAlchemyError:
             if not is_ended:
                 raise
@@ -209,6 +230,38 @@ def taking_turns(session_makers: Sequence[Any], turns: SessionTurns) -> Generato
         yield
 
 
+@contextmanager
+def _recording_statements(connection: AsyncConnection, turns: SessionTurns) -> Generator[None]:
+    """During the block, let `turns` record the statements on the connection."""
+    from sqlalchemy import event
+
+    def record(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        turns.record_statement(statement)
+
+    event.listen(connection.sync_connection, "before_cursor_execute", record)
+    try:
+        yield
+    finally:
+        event.remove(connection.sync_connection, "before_cursor_execute", record)
+
+
+def _make_class_of_test(turns: SessionTurns) -> type[Session]:
+    """Return the class of the session of the test. It reads inside the savepoint of a session of
+    the application that is open: a savepoint of its own would have to end first."""
+    from sqlalchemy.orm import Session
+
+    class SessionOfTest(Session):
+        """The session of the test."""
+
+        def get_bind(self, *args: Any, **options: Any) -> Any:
+            """Return the connection. SQLAlchemy calls this method before each statement."""
+            is_inside = turns.has_open_turns()
+            self.join_transaction_mode = "rollback_only" if is_inside else "create_savepoint"
+            return super().get_bind(*args, **options)
+
+    return SessionOfTest
+
+
 def _make_class_of_turns(session_class: type[Session], turns: SessionTurns) -> type[Session]:
     """Return a subclass whose sessions wait for their turn before their first statement."""
     from sqlalchemy import event
@@ -234,5 +287,11 @@ def _make_class_of_turns(session_class: type[Session], turns: SessionTurns) -> t
         if transaction.parent is None:
             turns.end(session)
 
+    def record_commit(session: Session) -> None:
+        if session.get_nested_transaction() is None:
+            turns.commit(session)
+
+    event.listen(SessionWithTurns, "before_commit", turns.check_commit)
+    event.listen(SessionWithTurns, "after_commit", record_commit)
     event.listen(SessionWithTurns, "after_transaction_end", end_turn)
     return SessionWithTurns

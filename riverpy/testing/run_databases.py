@@ -29,7 +29,7 @@ from riverpy.errors import ConfigError, DatabaseError, RiverError, TransactionEr
 from riverpy.migrate import migrate_all
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator, Sequence
 
     from anyio.from_thread import BlockingPortal
 
@@ -40,6 +40,10 @@ RUN_NUMBER_MAX: Final = 0x7FFFFFFF
 """The largest number of a run: it is the second part of advisory locks, a PostgreSQL `integer`."""
 LOCK_TIMEOUT: Final = 2.0
 """Seconds to wait for tables that a test's open session has locked. Then the session is ended."""
+
+CLOSE_CHECKS_MAX: Final = 100
+"""How often the transactions that a test leaves are read, with pauses of 10 ms, before their
+sessions are ended."""
 
 
 class UnusableServerError(DatabaseError):
@@ -233,14 +237,58 @@ class RunDatabases:
             rows = await statements.fetch_blocking_sessions(
                 self._connection, database.get_server_pid()
             )
-            blocking += [
-                f"pid {row['pid']}, application_name {row['application_name']!r}, {row['state']}, "
-                f"last statement {row['query']!r}"
-                for row in rows
-            ]
-            with suppress(*DATABASE_ERRORS):  # the session may belong to a superuser
-                for row in rows:
-                    await statements.end_session(self._connection, row["pid"])
+            blocking += [_describe_session(row) for row in rows]
+            await self._end_sessions(rows)
+
+    async def _end_sessions(self, rows: Sequence[Any]) -> None:
+        with suppress(*DATABASE_ERRORS):  # the session may belong to a superuser
+            for row in rows:
+                await statements.end_session(self._connection, row["pid"])
+
+    def list_transactions(self) -> set[tuple[int, str]]:
+        """Return the open transactions that have written or hold locks in this process's database,
+        as pairs of pid and start."""
+        return {_identify(row) for row in self._portal.call(self._fetch_transactions)}
+
+    async def _fetch_transactions(self) -> list[Any]:
+        if self._database is None:  # the fixture riverpy_url is overridden
+            return []
+        return await statements.fetch_locking_transactions(self._database)
+
+    def end_transactions(self, kept: set[tuple[int, str]]) -> None:
+        """End the sessions whose transactions `list_transactions` would return, except `kept`.
+        Sessions that end by themselves within a second are not reported.
+
+        Raises:
+            TransactionError: a session had to be ended. The text describes it.
+        """
+        self._portal.call(self._end_transactions, kept)
+
+    async def _end_transactions(self, kept: set[tuple[int, str]]) -> None:
+        rows: list[Any] = []
+        for _ in range(CLOSE_CHECKS_MAX):
+            rows = [row for row in await self._fetch_transactions() if _identify(row) not in kept]
+            if not rows:
+                return
+            # The server ends the transaction of a closed connection soon after the close.
+            await anyio.sleep(0.01)
+        await self._end_sessions(rows)
+        raise TransactionError(
+            "the test has left a transaction open on a connection of its own, so later tests would "
+            f"wait for its locks. It was ended: {'; '.join(map(_describe_session, rows))}. Commit "
+            "or roll it back in the test, or close its connection"
+        )
+
+
+def _identify(row: Any) -> tuple[int, str]:
+    return row["pid"], row["began_at"]
+
+
+def _describe_session(row: Any) -> str:
+    return (
+        f"pid {row['pid']}, application_name {row['application_name']!r}, {row['state']}, "
+        f"last statement {row['query']!r}"
+    )
 
 
 def _call_in_new_loop(function: Callable[[str], Awaitable[object] | object], url: str) -> None:

@@ -134,6 +134,19 @@ end
 $$;
 
 
+-- name: test_database_locking_transactions
+-- The other sessions of this database with an open transaction that has written, or has locked a table for more than reads.
+select pid, xact_start::text as began_at, application_name, state, query
+from pg_stat_activity
+where datname = current_database() and pid <> pg_backend_pid() and xact_start is not null
+  and backend_type = 'client backend'
+  and exists (
+      select from pg_locks as held
+      where held.pid = pg_stat_activity.pid and held.granted
+        and held.locktype in ('relation', 'transactionid') and held.mode <> 'AccessShareLock'
+  );
+
+
 -- name: test_database_blocking_sessions
 -- The sessions that another session waits for.
 select pid, application_name, state, left(query, 300) as query from pg_stat_activity

@@ -255,6 +255,88 @@ def test_makers_are_as_before():
     assert new_blocking_session.kw["bind"] is new_session.kw["binds"][users] is nowhere
 """
 
+LEFT = """
+import unittest
+
+import asyncpg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+
+INSERT = text("insert into plans values ('paid')")
+COUNT = text("select count(*) from plans where name = 'paid'")
+left_open = []
+new_session = async_sessionmaker(create_async_engine("postgresql+asyncpg://nowhere.invalid/none"))
+
+
+@pytest.fixture
+def riverpy_session_makers():
+    return [new_session]
+
+
+async def test_row_left(riverpy_session, riverpy_url):
+    connection = await asyncpg.connect(riverpy_url)
+    left_open.append(connection)
+    await connection.execute("begin; insert into users values (7)")
+
+
+async def test_row_left_without_fixtures(riverpy_url):
+    await test_row_left(None, riverpy_url)
+
+
+async def test_same_row(riverpy_session):
+    await riverpy_session.execute(text("insert into users values (7)"))
+
+
+async def test_session_of_the_test_inside(riverpy_session):
+    async with new_session.begin() as mine:
+        await mine.execute(INSERT)
+        assert await riverpy_session.scalar(COUNT) == 1
+        await riverpy_session.commit()
+    async with new_session() as mine:
+        await mine.execute(INSERT)
+        assert await riverpy_session.scalar(COUNT) == 2
+    assert await riverpy_session.scalar(COUNT) == 1
+
+
+async def test_read_inside_and_commit_outside(riverpy_session):
+    async with new_session() as outer:
+        await outer.execute(COUNT)
+        async with new_session.begin() as inner:
+            await inner.execute(COUNT)
+        await outer.rollback()
+        async with new_session.begin() as inner:
+            await inner.execute(INSERT)
+    assert await riverpy_session.scalar(COUNT) == 1
+
+
+async def test_undone_inside(riverpy_session):
+    async with new_session() as outer:
+        await outer.execute(COUNT)
+        async with new_session.begin() as inner:
+            await inner.execute(INSERT)
+
+
+async def test_overlap(riverpy_session):
+    async with new_session() as first, new_session() as second:
+        await first.execute(INSERT)
+        await second.execute(INSERT)
+        await first.commit()
+
+
+async def test_commit_in_a_session(riverpy_session):
+    async with new_session() as session:
+        await session.execute(INSERT)
+        await session.execute(text("commit"))
+
+
+class TestUnittest(unittest.IsolatedAsyncioTestCase):
+    @pytest.fixture(autouse=True)
+    def _open(self, riverpy_session): ...
+
+    async def test_session(self): ...
+"""
+
 WRONG = """
 import pytest
 
@@ -361,6 +443,25 @@ def test_transactions_that_tests_end(run: Run) -> None:
     ):
         assert text in output, output
     assert "1 failed, 12 passed, 6 errors" in output, output
+
+
+def test_what_tests_leave(run: Run) -> None:
+    """A transaction that a test leaves open is an error of this test, and is ended. Sessions that
+    overlap with another result than in production are an error that says so."""
+    output = run({"conftest": CONFTEST, "test_left": LEFT}, "-o", "asyncio_mode=auto", "-rA")
+    for text in (
+        "ERROR test_left.py::test_row_left - ",
+        "ERROR test_left.py::test_row_left_without_fixtures - ",
+        "last statement 'begin; insert into users values (7)'",
+        "PASSED test_left.py::test_same_row",
+        "PASSED test_left.py::test_session_of_the_test_inside",
+        "PASSED test_left.py::test_read_inside_and_commit_outside",
+        "ERROR test_left.py::test_undone_inside - Failed: a session was rolled back, or closed",
+        "MixedSessionsError: a session has ended while another one, which began later, was open",
+        "has ended the transaction of riverpy_session",
+        "a test of unittest cannot have riverpy_session, because",
+    ):
+        assert text in output, output
 
 
 def test_server_is_missing(run: Run) -> None:
