@@ -518,12 +518,12 @@ async def test_connections_are_closed(rig: Rig, jobs: Jobs) -> None:
     async with rig.working() as client:
         await client.insert(Task())
         await rig.event()
-        names = "riverpy,riverpy claims,riverpy listener,riverpy reserved,riverpy results"
+        names = "riverpy claims,riverpy inserts,riverpy listener,riverpy reserved,riverpy results"
         await rig.until(
             "SELECT string_agg(DISTINCT application_name, ',' ORDER BY application_name)"
             " FROM pg_stat_activity WHERE datname = current_database()"
             " AND application_name ~ '^riverpy'"
-            " AND application_name !~ '^riverpy (maintenance|cleaning|reindex)$'",
+            " AND application_name !~ '^riverpy( maintenance| cleaning| reindex)?$'",
             names,
         )
     await rig.until(
