@@ -238,6 +238,7 @@ class ChaosOfWork:
         clock = self._fleet.server.clock
         await server_faults.step_clock_often(clock, seconds, lasting=fault.seconds)
         self.clock_steps.append(ClockStep(began, time.time(), seconds))
+        await self._fetch("end_sleeps")
         await self._fetch("make_due")
 
     async def _do_as_user(self, fault: Fault) -> None:

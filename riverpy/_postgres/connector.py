@@ -78,9 +78,6 @@ class Connector:
         connection = await connect(
             self._url,
             application_name="riverpy inserts",
-            # The plan of an insert never depends on its values. By default the server would plan
-            # each statement again, because it does not know how few queues are notified.
-            session_settings={"plan_cache_mode": "force_generic_plan"},
             through_pooler=self._config.pooler,
             password=self._password,
         )

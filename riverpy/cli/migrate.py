@@ -101,7 +101,7 @@ def up(**options: Any) -> None:
 )
 @_add_migration_options
 def down(**options: Any) -> None:
-    """Undo the last migration of a migration line, or all migrations above --to.
+    """Undo the last migration of a line, or all above --to.
 
     Without --line, the migration line is `main`. Undoing its migrations drops tables and the jobs
     in them.

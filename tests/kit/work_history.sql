@@ -35,6 +35,11 @@ select id from river_job where finalized_at is null order by id limit 50 for upd
 -- The next job to be inserted.
 select last_value + 100 as id from river_job_id_seq;
 
+-- name: end_sleeps
+-- End the sleeps of slow rows. A sleep that meets a step of the clock would last as long as the step.
+select pg_cancel_backend(pid) from pg_stat_activity where wait_event = 'PgSleep';
+
+
 -- name: make_due
 -- An administrator's repair after the clock was ahead: jobs that became due in that time are due now.
 update river_job

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(180)  # a test may make two servers on a busy m
 
 # An ordinary user need not reach this interpreter, so the supervisor is forked and not executed.
 AS_ANOTHER_USER = """
-import os, sys
+import os, socket, sys
 from pathlib import Path
 from riverpy._tools.embedded import processes as _processes
 from riverpy.embedded import EmbeddedPostgres
@@ -54,7 +54,6 @@ assert server.is_running
 print((server.directory / "data").stat().st_uid)
 """
 KNOCKS = """
-import socket
 try:
     socket.socket(socket.AF_UNIX).connect(str(base / ".s.PGSQL.5432"))
 except PermissionError:
