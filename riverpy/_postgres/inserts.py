@@ -178,8 +178,8 @@ async def job_insert_shared(
     Raises:
         JobLeftOutError: a trigger of the table has left out a job. No job was inserted.
     """
-    if len(rows) == 1:  # asyncpg and the server are much slower with arrays
-        name, values = "job_insert_one", rows[0]._asdict()
+    if len(rows) == 1 and rows[0].is_plain() and to_notify.queues in ([], [rows[0].queue]):
+        name, values = "job_insert_one", rows[0]._asdict()  # arrays take much longer
     else:
         columns = zip(*rows, strict=True)
         name, values = (
@@ -197,10 +197,9 @@ async def job_insert_shared(
         raise
     if not records:
         raise JobLeftOutError
-    notified_count: int = records[0][_NOTIFIED_COUNT_AFTER_JOB_COLUMN]
     return [
         InsertResult(JobRow(record[:_NOTIFIED_COUNT_AFTER_JOB_COLUMN]), False) for record in records
-    ], notified_count
+    ], int(records[0][_NOTIFIED_COUNT_AFTER_JOB_COLUMN])
 
 
 async def _insert_with_general_statement(

@@ -33,6 +33,27 @@ bit_out(job.unique_states);
 args, kind, max_attempts, metadata, priority, queue, scheduled_at, state, tags;
 
 
+-- name: one_job
+-- The values of these columns for one job that does not expire.
+values (
+  @args::cstring::text::jsonb, @kind::cstring::text, @max_attempts::cstring::text::smallint,
+  @metadata::cstring::text::jsonb, @priority::cstring::text::smallint, @queue::cstring::text,
+  coalesce(@scheduled_at::cstring::text::timestamptz, now()), @state::cstring::text::/* schema */ river_job_state,
+  string_to_array(@tags::cstring::text, ',')
+);
+
+
+-- name: own_notification
+-- Notify the job's queue if it is given, and return the number of notifications.
+, int8out(case
+  when cardinality(@notify::text[]) > 0 and pg_notification_queue_usage() < 0.9 and pg_notify(
+    -- include: job_parts.insert_message
+  ) is not null
+  then 1
+  else 0
+end);
+
+
 -- name: plain_values
 -- The values of these columns, from `given`. The metadata have the time at which the job expires.
 given.args::jsonb, given.kind, given.max_attempts::smallint,

@@ -25,26 +25,16 @@ returning
 
 
 -- name: job_insert_plain
--- Insert one job without a unique key. Drivers that prepare no statement let the server plan it each time, so it has
--- no CTE, no subquery and no conflict clause.
+-- Insert one job without a unique key, and notify its queue only. Without a CTE, a subquery and a conflict clause the
+-- server needs less time, above all where the driver prepares no statement and the server plans it each time.
 insert into /* schema */ river_job as job (
   -- include: insert_parts.plain_columns
 )
-values (
-  @args::cstring::text::jsonb, @kind::cstring::text, @max_attempts::cstring::text::smallint,
-  @metadata::cstring::text::jsonb, @priority::cstring::text::smallint, @queue::cstring::text,
-  coalesce(@scheduled_at::cstring::text::timestamptz, now()), @state::cstring::text::/* schema */ river_job_state,
-  string_to_array(@tags::cstring::text, ',')
-)
+-- include: insert_parts.one_job
 returning
   -- include: insert_parts.columns
-  , int8out(case
-    when cardinality(@notify::text[]) > 0 and pg_notification_queue_usage() < 0.9 and pg_notify(
-      -- include: job_parts.insert_message
-    ) is not null
-    then 1
-    else 0
-  end);
+  -- include: insert_parts.own_notification
+;
 
 
 -- name: job_insert_mixed
@@ -69,30 +59,20 @@ returning
 
 
 -- name: job_insert_one
--- Insert one job without a unique key, over a connection of riverpy: no codecs of a caller apply, and timestamps are
--- integers. No row: a trigger has left the job out.
-with notified as (
-  -- include: river_notification.insert_notify
-)
+-- The same over a connection of riverpy: no codecs of a caller apply, and timestamps are integers.
 insert into /* schema */ river_job as job (
   -- include: insert_parts.plain_columns
 )
-select
-  -- include: insert_parts.plain_values
-from (
-  values (
-    @args::text, @expires_in::text, @kind::text, @metadata::text, @queue::text, @priority::text,
-    @max_attempts::text, @state::text, @tags::text, @scheduled_at::text
-  )
-) as given (args, expires_in, kind, metadata, queue, priority, max_attempts, state, tags, scheduled_at)
+-- include: insert_parts.one_job
 returning
   -- include: insert_parts.raw_columns
-  , (select count(*) from notified);
+  -- include: insert_parts.own_notification
+;
 
 
 -- name: job_insert_shared
--- The same for the jobs of several calls. If a trigger leaves a job out, callers would get the rows of others, so the
--- cast of a text fails.
+-- Insert jobs of several calls without unique keys, over a connection of riverpy. It may notify other queues too. If a
+-- trigger leaves a job out, callers would get the rows of others, so the cast of a text fails.
 with notified as (
   -- include: river_notification.insert_notify
 ), stored as (
