@@ -42,6 +42,7 @@ class InsertCall:
         """End the call with this error, unless it has ended."""
         if not self.result.done():
             self.result.set_exception(error)
+            self.result.exception()  # so that asyncio does not log it if the caller was cancelled
 
 
 def measure_rows(rows: list[InsertRow]) -> int:

@@ -2,7 +2,11 @@
 
 One statement runs at a time, over a connection that the client reserves for it. Calls that arrive
 during this statement wait for the next one, which inserts the jobs of all these calls and commits
-once. If no statement runs, a call is sent at once.
+once. A task sends these statements. If no statement runs, a call is sent at once.
+
+While calls come one at a time, each is sent in its caller's task, because a change of tasks would
+take about as long as the rest of the work in Python. Callers that insert at the same time share
+statements, so the next calls are left to the task, which starts a moment later and takes them all.
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ from riverpy._postgres.driver import (
     is_notification_queue_full,
     is_permanent_statement_error,
     is_rolled_back,
+    terminate_on_error,
 )
 from riverpy._postgres.inserts import (
     JobLeftOutError,
@@ -61,6 +66,9 @@ if TYPE_CHECKING:
     from riverpy._postgres.inserts import InsertRow
     from riverpy.insert_opts import InsertResult
 
+STATEMENTS_BEFORE_LONE_CALLS = 10
+"""After this many statements in a row with one call each, a call is sent in its caller's task. This
+ends when a call arrives during such a statement."""
 PARTS_TIMEOUT = 30.0
 """The timeout in seconds for sending a refused statement again in smaller parts."""
 PART_ROW_BY_ROW_MAX = 10
@@ -80,6 +88,7 @@ CLOSE_TIMEOUT = 5.0
 """Seconds for which `close` still sends waiting jobs."""
 CANCEL_TIMEOUT = 1.0
 """Seconds to wait until a cancelled statement or task has ended."""
+_CLOSED_TEXT = "the client was closed before the job was inserted"
 _MAY_BE_STORED_TEXT = "the job may be stored: make it unique if it must not be inserted twice"
 
 
@@ -103,6 +112,8 @@ class SharedStatementSender:
         self._notification_queue_log = notification_queue_log
         self._trace_internal = trace_internal
         self._connection: Connection | None = None
+        self._cancelled_connection: Connection | None = None
+        """A connection whose cancelled statement may still run on the server."""
         self._used_at = 0.0
         """The monotonic time at which the connection was made, or its last statement ended."""
         self._connect_error: Exception | None = None
@@ -110,6 +121,10 @@ class SharedStatementSender:
         self._backlog = InsertBacklog()
         self._task: asyncio.Task[None] | None = None
         """The task that sends statements. It runs while calls wait."""
+        self._lone_call: InsertCall | None = None
+        """The call whose statement is sent in the task of its caller, and runs now."""
+        self._lone_statement_count = 0
+        """How many statements of the task had one call, since calls have shared a statement."""
         self._expiry_timer: asyncio.TimerHandle | None = None
         """The timer that ends calls that have waited for too long. One timer serves all calls."""
         self._owed_timer: asyncio.TimerHandle | None = None
@@ -119,6 +134,8 @@ class SharedStatementSender:
         """The calls of the running statement."""
         self._is_statement_abandoned = False
         """Whether the running statement was cancelled because all of its calls were cancelled."""
+        self._is_closed = False
+        """Whether `close` no longer waits for statements, so that no connection is made."""
 
     async def insert(self, rows: list[InsertRow], size: int) -> list[InsertResult]:
         """Insert the jobs of one call, of `size` bytes, all or none. No row has a unique key.
@@ -137,9 +154,10 @@ class SharedStatementSender:
         call = InsertCall(
             rows, size, loop.create_future(), loop.time() + ACQUIRE_CONNECTION_TIMEOUT
         )
+        if self._can_send_lone_call():
+            return await self._send_lone_call(call)
         backlog.add_call(call)
-        if self._task is None or self._task.done():  # done: cancelled before its first step
-            self._start(loop)
+        self._start_task()
         if self._expiry_timer is None:
             self._expiry_timer = loop.call_at(call.give_up_at, self._end_expired_calls)
         try:
@@ -148,6 +166,31 @@ class SharedStatementSender:
             backlog.discard_call(call)
             self._cancel_abandoned_statement()
             raise
+
+    def _can_send_lone_call(self) -> bool:
+        """Whether a call can be sent in its caller's task: nothing is sent or waits, and the last
+        calls came one at a time."""
+        return (
+            self._lone_statement_count >= STATEMENTS_BEFORE_LONE_CALLS
+            and self._task is None
+            and self._lone_call is None
+            and self._get_connection() is not None
+        )
+
+    async def _send_lone_call(self, call: InsertCall) -> list[InsertResult]:
+        """Send a call in its caller's task. Calls that arrive meanwhile wait for the task of this
+        object."""
+        self._lone_call = call
+        try:
+            with suppress_tracing(trace_internal=self._trace_internal):
+                await self._send([call])
+        finally:
+            self._lone_call = None
+            if self._backlog:
+                self._lone_statement_count = 0
+                self._start_task()
+            self.send_owed_notifications_soon()
+        return call.result.result()
 
     def _cancel_abandoned_statement(self) -> None:
         """Cancel the running statement if all of its calls were cancelled."""
@@ -169,13 +212,17 @@ class SharedStatementSender:
         connection."""
         try:
             with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):
-                while self._task is not None or self._notify_limiter.owed_queues:
+                while self._lone_call or self._task or self._notify_limiter.owed_queues:
                     self._start_for_owed_notifications()
-                    if self._task is not None:
-                        await asyncio.wait([self._task])
+                    if running := self._lone_call.result if self._lone_call else self._task:
+                        await asyncio.wait([running])
         finally:
-            task = self._task
+            self._is_closed = True
             with anyio.CancelScope(shield=True):
+                if self._lone_call is not None:
+                    self._cut_connection()  # ends its statement; its caller's task is not cancelled
+                    await asyncio.wait([self._lone_call.result], timeout=CANCEL_TIMEOUT)
+                task = self._task
                 if task is not None and not task.done():
                     task.cancel()
                     await asyncio.wait([task], timeout=CANCEL_TIMEOUT)
@@ -184,25 +231,30 @@ class SharedStatementSender:
                     if timer is not None:
                         timer.cancel()
                 self._expiry_timer = self._owed_timer = None
-                connection, self._connection = self._connection, None
-                if connection is not None:
-                    await close_connection(connection)
+                for connection in (self._connection, self._cancelled_connection):
+                    if connection is not None:
+                        await close_connection(connection)
+                self._connection = self._cancelled_connection = None
 
     # -- the task
 
-    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        # The task gets none of the context variables of the call that starts it.
-        self._task = loop.create_task(
-            self._run(), name="riverpy inserts", context=contextvars.Context()
-        )
+    def _start_task(self) -> None:
+        """Start the task, unless it runs. A lone call starts it when it ends."""
+        if self._lone_call is not None:
+            return
+        if self._task is None or self._task.done():  # done: cancelled before its first step
+            # The task gets none of the context variables of the call that starts it.
+            self._task = asyncio.get_running_loop().create_task(
+                self._run(), name="riverpy inserts", context=contextvars.Context()
+            )
 
     def _start_for_owed_notifications(self) -> None:
         if self._owed_timer is not None:
             self._owed_timer.cancel()
         self._owed_timer = None
         self._should_notify_now = bool(self._notify_limiter.owed_queues)
-        if self._task is None and self._should_notify_now:
-            self._start(asyncio.get_running_loop())
+        if self._should_notify_now:
+            self._start_task()
 
     async def _run(self) -> None:
         """Send statements until no call waits. Then wait a moment before the owed queues are
@@ -215,12 +267,15 @@ class SharedStatementSender:
                         continue
                     if calls := self._backlog.take_batch():
                         await self._send(calls)
+                        self._lone_statement_count += 1
+                        if len(calls) > 1:
+                            self._lone_statement_count = 0
                     else:
                         await self._notify_owed_queues()
         finally:
             self._task = None
             for call in self._backlog.take_all_calls():  # calls are left if the task was cancelled
-                call.fail(ClientStateError("the client was closed before the job was inserted"))
+                call.fail(ClientStateError(_CLOSED_TEXT))
             self.send_owed_notifications_soon()
 
     def _end_expired_calls(self) -> None:
@@ -252,6 +307,18 @@ class SharedStatementSender:
         return None if connection is None or connection.is_closed() else connection
 
     async def _make_connection(self) -> Connection:
+        """Open the connection. The one whose statement was cancelled is used again if this
+        statement ends soon."""
+        if self._is_closed:
+            raise ClientStateError(_CLOSED_TEXT)
+        cancelled, self._cancelled_connection = self._cancelled_connection, None
+        if cancelled is not None:
+            # asyncpg cancels the statement on the server before it sends another one.
+            with suppress(*DATABASE_ERRORS), terminate_on_error(cancelled):
+                with anyio.fail_after(CANCEL_TIMEOUT):
+                    await expect_writable(cancelled)
+                self._connection = cancelled
+                return cancelled
         connection = self._connection = await self._connect()
         self._used_at = time.monotonic()
         return connection
@@ -298,7 +365,7 @@ class SharedStatementSender:
                 call.fail(copy.copy(error))
         finally:
             for call in calls:  # the task was cancelled
-                call.fail(ClientStateError("the client was closed before the job was inserted"))
+                call.fail(ClientStateError(_CLOSED_TEXT))
 
     async def _send_statement(self, calls: list[InsertCall]) -> None:
         """Insert the jobs of these calls with one statement. If the server rolls the statement back
@@ -357,7 +424,7 @@ class SharedStatementSender:
             if is_lost or not isinstance(error, Exception):
                 for call in calls:
                     call.fail(_make_loss_error(error))
-            await self._recover_connection(connection, error, is_abandoned=is_abandoned)
+            self._record_connection_error(error)
             if is_lost or is_abandoned:
                 return
             raise
@@ -368,18 +435,14 @@ class SharedStatementSender:
         self._log_notification_queue(selection.notified_queues, notified_count)
         _give_results(calls, results)
 
-    async def _recover_connection(
-        self, connection: Connection, error: BaseException, *, is_abandoned: bool
-    ) -> None:
-        """Close the connection, unless it is usable after this error. After a timeout or a
-        cancellation, asyncpg first cancels the statement on the server."""
+    def _record_connection_error(self, error: BaseException) -> None:
+        """Keep the connection if it is usable after this error, otherwise close it. After a timeout
+        or a cancellation, this is decided before the next statement, so that no caller waits."""
         if is_data_error(error) or not may_break_session(error):
             return
-        if is_abandoned or isinstance(error, TimeoutError):
-            with anyio.move_on_after(CANCEL_TIMEOUT), suppress(*DATABASE_ERRORS):
-                await expect_writable(connection)  # waits until the cancelled statement ends
-                return
-        if connection is self._connection:
+        if isinstance(error, (TimeoutError, asyncio.CancelledError)):
+            self._cancelled_connection, self._connection = self._connection, None
+        else:
             self._cut_connection()
 
     def _take_abandonment(self) -> bool:

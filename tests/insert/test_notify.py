@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+from riverpy._insert import shared_statement
 from riverpy._insert.notify_limiter import (
     NOTIFICATION_COVERAGE_SECONDS,
     NOTIFY_INTERVAL_MIN,
@@ -189,14 +190,19 @@ def test_limiter_size_is_limited() -> None:
     assert len(limiter._selected_at_by_queue) <= 1001
 
 
-@pytest.mark.parametrize("opts", [None, BY_ARGS])
+@pytest.mark.parametrize(("opts", "is_lone"), [(None, False), (None, True), (BY_ARGS, False)])
 async def test_a_late_commit_is_notified(
-    schema: Schema, heard: Heard, opts: InsertOpts | None
+    schema: Schema,
+    heard: Heard,
+    monkeypatch: pytest.MonkeyPatch,
+    opts: InsertOpts | None,
+    is_lone: bool,
 ) -> None:
     """If a statement without a notification commits too late for the claim that follows the last
     notification, a notification follows: after a moment, or when the client closes. This is true
     with a shared statement and without one."""
     clock = FixedClock()
+    monkeypatch.setattr(shared_statement, "STATEMENTS_BEFORE_LONE_CALLS", 0 if is_lone else 10)
     async with Client(schema.url, config=Config(schema=schema.name)) as client:
         client._inserter._notify_limiter._clock = clock
         await client.insert(Data(n=0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,14 @@ BACKENDS = (
 )
 
 
+@pytest.fixture(params=["task", "caller"])
+def sender(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The task that sends a call which comes alone: the task of all calls, or its caller's."""
+    if request.param == "caller":
+        monkeypatch.setattr(shared_statement, "STATEMENTS_BEFORE_LONE_CALLS", 0)
+    return request.param
+
+
 @asynccontextmanager
 async def inserting(schema: Schema, **settings: Any) -> AsyncGenerator[Client]:
     """Open a client whose reserved connection is open."""
@@ -53,11 +62,11 @@ class Calls:
         """Start an insert for each number."""
         self.start(*(self.client.insert(Data(n=number)) for number in numbers))
 
-    async def until_blocked(self) -> int:
-        """Wait until a shared statement waits for a lock. Return its process id."""
+    async def until_blocked(self, text: str | None = None) -> int:
+        """Wait until a shared statement with this text waits for a lock. Return its process id."""
         with anyio.fail_after(10):
             while True:
-                for row in await self._schema.fetch(BACKENDS, NAME, self._schema.name):
+                for row in await self._schema.fetch(BACKENDS, NAME, text or self._schema.name):
                     if row["wait_event_type"] == "Lock":
                         return row["pid"]
                 await anyio.sleep(0.002)
@@ -115,10 +124,27 @@ async def test_calls_share_a_statement(schema: Schema) -> None:
     assert sorted(row[0] for row in by_statement) == [1, 4, 40]
 
 
+async def test_callers_of_one_moment_share_again(
+    schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After calls that came one at a time, the first of several calls is sent alone. From then on
+    calls of one moment share a statement."""
+    monkeypatch.setattr(shared_statement, "STATEMENTS_BEFORE_LONE_CALLS", 2)
+    async with inserting(schema) as client:
+        for count in (1, 1, 1, 2, 2, 2, 1, 1, 1, 4, 4, 4, 4):
+            await asyncio.gather(*(client.insert(Data(n=number)) for number in range(count)))
+    by_statement = await schema.fetch(
+        "SELECT count(*) FROM river_job GROUP BY xmin::text::bigint ORDER BY min(id)"
+    )
+    expected = [1, 1, 1, 1, 1, 2, 2, 1, 1, 1, 1, 3, 4, 4, 4]
+    assert [row[0] for row in by_statement] == expected
+
+
 REFUSALS = {
     "trigger": "RAISE 'refused'",
     "left out": "RETURN NULL",
     "slow": "PERFORM pg_sleep(10)",
+    "always a conflict": "RAISE 'retry' USING ERRCODE = '40001'",
     "conflict": """
         IF nextval(TG_TABLE_SCHEMA || '.conflicts') < 3 THEN
             RAISE 'retry' USING ERRCODE = '40001';
@@ -167,6 +193,7 @@ async def test_a_refused_job_harms_no_other(schema: Schema, refusal: str) -> Non
     assert sorted(await stored(schema)) == [*range(7), *range(8, 60), 100]
 
 
+@pytest.mark.usefixtures("sender")
 async def test_a_lost_connection(schema: Schema) -> None:
     """If the connection is lost, all calls of the statement get an error that says that their job
     may be stored. The calls that wait are inserted over a new connection."""
@@ -186,33 +213,63 @@ async def test_a_lost_connection(schema: Schema) -> None:
             " WHERE application_name = $1 AND datname = current_database()",
             NAME,
         )
+        sender = client._inserter._shared_sender
+        assert sender is not None
+        with anyio.fail_after(10):
+            while sender._get_connection() is not None:
+                await anyio.sleep(0.002)
         await client.insert(Data(n=5))  # over a new connection
     assert await stored(schema) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.usefixtures("sender")
 async def test_cancelled_calls(schema: Schema) -> None:
     """A call that is cancelled before its statement is sent takes its job out. Later the job may be
-    stored. Other calls are not affected."""
+    stored. Other calls are not affected. A statement without a call is cancelled on the server, and
+    its connection is used again."""
+    problems: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
     async with inserting(schema) as client:
+        (backend,) = await schema.fetch(BACKENDS, NAME, "")
         async with calls_in_flight(schema, client) as calls:
             calls.insert(*range(1, 6))
             await asyncio.sleep(0)
             for number in (0, 2, 4):
                 calls.tasks[number].cancel()
+            await asyncio.wait(calls.tasks[:1], timeout=10)
+            await calls.until_blocked("unnest")  # the next statement, which has several jobs
+            calls.insert(6)
+            await asyncio.sleep(0)
         outcomes = await calls.outcomes()
-        assert outcomes[1::2] == [1, 3, 5]
-        assert all(isinstance(one, asyncio.CancelledError) for one in outcomes[::2])
-    # Job 0 was sent before its call was cancelled, so both are right.
-    assert [number for number in await stored(schema) if number] == [1, 3, 5]
+        assert [outcomes[number] for number in (1, 3, 5, 6)] == [1, 3, 5, 6]
+        assert all(isinstance(one, asyncio.CancelledError) for one in outcomes[:6:2])
+        (same,) = await schema.fetch(BACKENDS, NAME, "")
+        assert same["pid"] == backend["pid"]
+        assert await stored(schema) == [1, 3, 5, 6]
+        async with calls_in_flight(schema, client) as calls:
+            calls.tasks[0].cancel()
+            await asyncio.wait(calls.tasks, timeout=10)
+    assert await schema.fetch(BACKENDS, NAME, "") == []
+    calls.tasks.clear()
+    gc.collect()
+    assert problems == []
 
 
+@pytest.mark.usefixtures("sender")
 async def test_closing_sends_what_waits(schema: Schema) -> None:
     """Closing the client sends the jobs that wait, and closes the connection."""
-    async with inserting(schema) as client, calls_in_flight(schema, client) as calls:
-        calls.insert(*range(1, 6))
-        await asyncio.sleep(0)
-    assert await calls.outcomes() == [*range(6)]
-    assert await schema.fetch(BACKENDS, NAME, "") == []
+    for waiting in (range(1, 6), ()):
+        async with inserting(schema) as client, blocked(schema):
+            calls = Calls(schema, client)
+            calls.insert(0)
+            await calls.until_blocked()
+            calls.insert(*waiting)
+            await asyncio.sleep(0)
+            closing = asyncio.ensure_future(client._inserter.close())
+            await asyncio.sleep(0)
+        await closing
+        assert await calls.outcomes() == [0, *waiting]
+        assert await schema.fetch(BACKENDS, NAME, "") == []
 
 
 LATER = datetime(2200, 1, 1, tzinfo=UTC)
@@ -289,6 +346,15 @@ async def test_limits(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.gather(*calls.tasks)
         assert [row[0] for row in await schema.fetch(counts)] == [1, 3, 1, 5, 1, 1, 1, 1]
     monkeypatch.setattr(insert_backlog, "BACKLOG_JOBS_MAX", 2)
+    monkeypatch.setattr(insert_backlog, "STATEMENT_BYTES_MAX", 100)
+    async with inserting(schema) as client:
+        async with calls_in_flight(schema, client) as calls:
+            calls.insert(1, 2, 3)
+            await asyncio.sleep(0)
+            calls.tasks[2].cancel()  # so that the third has room before the next statement
+            await asyncio.wait(calls.tasks[2:3])
+        await asyncio.wait(calls.tasks)
+        assert [row[0] for row in await schema.fetch(counts)] == [1, 2]
     monkeypatch.setattr(shared_statement, "ACQUIRE_CONNECTION_TIMEOUT", 0.2)
     async with inserting(schema) as client:
         await schema.execute("DELETE FROM river_job")
@@ -323,22 +389,37 @@ async def test_a_statement_timeout_of_the_role(schema: Schema) -> None:
         assert outcomes == [*range(7), *range(8, 30)]
 
 
-async def test_closing_is_bounded(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the jobs that wait cannot be sent while the client closes, their calls fail."""
+async def test_closing_is_bounded(
+    schema: Schema, monkeypatch: pytest.MonkeyPatch, sender: str
+) -> None:
+    """If the jobs that wait cannot be sent while the client closes, their calls fail. No connection
+    is made after that."""
     monkeypatch.setattr(shared_statement, "CLOSE_TIMEOUT", 0.1)
-    async with blocked(schema):
-        async with Client(schema.url, config=Config(schema=schema.name)) as client:
-            calls = Calls(schema, client)
-            calls.insert(0)
-            await calls.until_blocked()
-            calls.insert(1)
-            await asyncio.sleep(0)
+    async with inserting(schema) as client, blocked(schema):
+        calls = Calls(schema, client)
+        calls.insert(0)
+        await calls.until_blocked()
+        calls.insert(1)
+        await asyncio.sleep(0)
+        await client._inserter.close()
         with pytest.raises(ConnectionError, match="may be stored"):
             await calls.tasks[0]
         with pytest.raises(ClientStateError, match="closed before"):
             await calls.tasks[1]
+    if sender == "caller":
+        monkeypatch.setattr(shared_statement, "ROLLBACK_RETRY_DELAY_MIN", timedelta(seconds=0.5))
+        monkeypatch.setattr(shared_statement, "ROLLBACK_RETRY_DELAY_MAX", timedelta(seconds=0.5))
+        async with refusing(schema, "always a conflict"), inserting(schema) as client:
+            calls = Calls(schema, client)
+            calls.insert(7)
+            await asyncio.sleep(0)
+            await client._inserter.close()
+            with pytest.raises(ClientStateError, match="closed before"):
+                await calls.tasks[0]
+    assert await schema.fetch(BACKENDS, NAME, "") == []
 
 
+@pytest.mark.usefixtures("sender")
 async def test_connecting_is_retried(schema: Schema) -> None:
     """While the database is unavailable, the client tries to connect again. After an error that a
     retry cannot solve, all calls that wait fail at once."""
@@ -367,6 +448,7 @@ async def test_connecting_is_retried(schema: Schema) -> None:
     assert await stored(schema) == [3]
 
 
+@pytest.mark.usefixtures("sender")
 async def test_a_conflict_of_serializable_statements(schema: Schema) -> None:
     """A statement that the server rolls back for a conflict is sent again."""
     async with refusing(schema, "conflict"), inserting(schema) as client:
