@@ -501,7 +501,9 @@ class Client(
             periodic_jobs=self._periodic_jobs,
             inserter=self._inserter,
             child_processes=self._child_processes,
-            attempt_store=AttemptStore(self._transaction, self._config.schema, self._subscriptions),
+            attempt_store=AttemptStore(
+                self._transaction, self._config.schema, self._subscriptions, self.id
+            ),
         )
 
     @asynccontextmanager

@@ -149,7 +149,7 @@ class JobRow:
     @property
     def attempted_by(self) -> list[str]:
         """The ids of the clients that claimed the job, the newest last; at most 100."""
-        return list(self._row[JobColumn.ATTEMPTED_BY] or ())
+        return list(self.columns()[JobColumn.ATTEMPTED_BY] or ())
 
     @property
     def created_at(self) -> datetime:
@@ -232,7 +232,7 @@ class JobRow:
     @property
     def tags(self) -> list[str]:
         """The tags of the job, in the order of the insert."""
-        return list(self._row[JobColumn.TAGS])
+        return list(self._row[JobColumn.TAGS] or ())
 
     @property
     def unique_key(self) -> bytes | None:

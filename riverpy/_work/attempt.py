@@ -125,6 +125,23 @@ class Attempt(Job[Any]):
         """Whether the job's code has called `complete_tx`. If its transaction was rolled back, the
         attempt ends as usual."""
 
+    def columns(self) -> Sequence[Any]:
+        row = self._row
+        if row[JobColumn.ATTEMPTED_BY] and row[JobColumn.TAGS] is not None:
+            return row
+        whole = list(row)
+        whole[JobColumn.ATTEMPTED_BY] = row[JobColumn.ATTEMPTED_BY] or [
+            self.attempt_store.client_id
+        ]
+        whole[JobColumn.TAGS] = row[JobColumn.TAGS] or []
+        return whole
+
+    @property
+    def claimed_row(self) -> Sequence[Any]:
+        """The claimed row. Unlike in `columns`, `attempted_by` is None if only this client has
+        claimed the job, and empty tags are None: most jobs need neither."""
+        return self._row
+
     @property
     def claim_key(self) -> ClaimKey:
         """The claim key (id, attempt, attempted_at). The result is stored only if the row still has

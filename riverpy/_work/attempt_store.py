@@ -63,11 +63,14 @@ class AttemptStore:
         transaction: Callable[[CallerTransaction | None], AbstractAsyncContextManager[Transaction]],
         schema: str | None,
         events: RunningJobEvents,
+        client_id: str,
     ) -> None:
         """`transaction` opens a savepoint in a caller's transaction or, without one, a transaction
-        on the client's pool. `events` publishes events of running jobs."""
+        on the client's pool. `events` publishes events of running jobs. `client_id` is the id under
+        which the client claims jobs."""
         self._transaction, self._schema = transaction, schema
         self.events = events
+        self.client_id = client_id
         self.progress_reports = ProgressReports()
         """The progress that the jobs have reported, until it is written."""
         self.output_saver = OutputSaver(

@@ -65,11 +65,12 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
     from riverpy._work.run_context import RunContext
 
-RESULTS_PER_STATEMENT_MAX = 5_000
+RESULTS_PER_STATEMENT_MAX = 2_000
 """The maximum number of results in one statement."""
-RESULT_BACKLOG_MAX = 10_000
+RESULT_BACKLOG_MAX = 2_000
 """The client claims no jobs while more results than this wait to be stored. With many slots, the
-limit is twice the number of slots instead."""
+limit is twice the number of slots instead. Each waiting result keeps its job in memory, about 1 KiB
+or more."""
 CHARACTERS_PER_STATEMENT_MAX = 8 * 1024 * 1024
 """The maximum number of characters of outputs and errors in one statement. A single result that is
 larger is still sent."""

@@ -149,7 +149,7 @@ class RunCounters:
             started = attempt.started_at
             if not started:  # not counted: the job was released before its start
                 continue
-            row = attempt.columns()
+            row = attempt.claimed_row
             kind = kinds.get(row[_KIND], unknown)
             if attempt.outcome is None:
                 kind.completed_count += 1

@@ -29,7 +29,7 @@ _EXACT_INTEGER_LENGTH_MAX = 25
 
 def make_snooze_outcome(attempt: Attempt, delay: timedelta) -> Outcome:
     """Return the outcome of a snooze. The attempt does not count."""
-    count = next_snooze_count(attempt.columns()[JobColumn.METADATA])
+    count = next_snooze_count(attempt.metadata_text)
     attempt.merge_metadata(SNOOZE_COUNT_METADATA_KEY, str(count))
     return Outcome(
         event_kind=EventKind.JOB_SNOOZED,

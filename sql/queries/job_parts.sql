@@ -59,10 +59,12 @@ end;
 
 -- name: claimed_columns
 -- The columns of a claimed `job`, in the order of riverpy.job.JobColumn, for a connection that reads timestamps as
--- integers.
-job.id, job.args::text, job.attempt, job.attempted_at, job.attempted_by, job.created_at, job.errors::text[],
-job.finalized_at, job.kind, job.max_attempts, job.metadata::text, job.priority, job.queue, 'running',
-job.scheduled_at, job.tags, job.unique_key, job.unique_states::int;
+-- integers. Most jobs have no tags and were claimed by no other client. These arrays are null, because each array
+-- costs the client time and memory; see `Attempt.columns`.
+job.id, job.args::text, job.attempt, job.attempted_at,
+case when array_length(job.attempted_by, 1) > 1 then job.attempted_by end,
+job.created_at, job.errors::text[], job.finalized_at, job.kind, job.max_attempts, job.metadata::text, job.priority,
+job.queue, 'running', job.scheduled_at, nullif(job.tags, '{}'), job.unique_key, job.unique_states::int;
 
 
 -- name: due_message
