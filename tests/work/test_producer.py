@@ -13,6 +13,7 @@ import riverpy._work.producer
 from riverpy import EventKind, InsertManyParams, InsertOpts, Job, QueueConfig
 from riverpy._work.claim_times import DUE_JOB_CLAIM_DELAY
 from riverpy._work.producer import Producer
+from riverpy.job import JobColumn
 from tests._notifications import due_payload
 from tests.kit.stalls import is_stall
 from tests.work.rig import FAR, PATIENCE, Task, metadata_of
@@ -92,6 +93,26 @@ async def test_row_of_a_claimed_job(rig: Rig) -> None:
     assert row["state"] == "completed"
     assert row["attempted_by"] == [*names[-99:], "me"]
     assert metadata_of(row) == {"own": 1}
+
+
+async def test_lists_of_a_claimed_job(rig: Rig) -> None:
+    """A waiting result holds no list of its job, because lists need the most memory of a row. The
+    job, its columns and its event have them all the same: empty tags, and this client's id."""
+    claimed: list[Any] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        claimed.append(job)
+
+    await rig.insert_rows(1)
+    await rig.insert_rows(1, attempted_by=["other"], tags=["blue", "red"])
+    async with rig.working(id="me", slots=1):
+        events = await rig.take(2)
+    assert [type(value) for value in claimed[0].claimed_row].count(list) == 0
+    for jobs in (claimed, [event.job for event in events]):
+        assert [job.attempted_by for job in jobs] == [["me"], ["other", "me"]]
+        assert [job.tags for job in jobs] == [[], ["blue", "red"]]
+        assert [job.columns()[JobColumn.TAGS] for job in jobs] == [[], ["blue", "red"]]
 
 
 async def test_locked_row_holds_up_no_claim(rig: Rig) -> None:
