@@ -13,7 +13,7 @@ from riverpy._lifecycle import StopCause
 from riverpy._work.attempt import SNOOZE_COUNT_METADATA_KEY, Attempt, Outcome
 from riverpy._work.failure import encode_error_entry, replace_unstorable_characters
 from riverpy.events import EventKind
-from riverpy.job import JobColumn, JobState
+from riverpy.job import JobState
 from riverpy.retry import RETRY_DELAY_MAX
 
 AVAILABLE_STATE_DELAY_MAX = timedelta(seconds=5)
