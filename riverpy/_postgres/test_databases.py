@@ -6,7 +6,7 @@ to the database of the server's URL.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from riverpy._postgres.sql_files import get_query, load_statements, quote_identifier
 
@@ -126,9 +126,24 @@ async def mark_transaction(connection: Transaction) -> None:
     await _get("mark_transaction").execute(connection)
 
 
-async def is_transaction_marked(connection: Transaction) -> bool:
-    """Whether the open transaction is the marked one."""
-    return bool(await _get("transaction_is_marked").fetchval(connection))
+class TransactionState(NamedTuple):
+    """The state of the transaction of a test."""
+
+    is_marked: bool
+    """Whether this is the marked transaction."""
+    has_changed_tables: bool
+    """Whether the transaction has changed the columns of a table, or has emptied one."""
+
+
+async def fetch_transaction_state(connection: Transaction) -> TransactionState:
+    """Return the state of the open transaction."""
+    (row,) = await _get("transaction_state").fetch(connection)
+    return TransactionState(row["is_marked"], row["has_changed_tables"])
+
+
+async def reset_session(connection: Transaction) -> None:
+    """Reset the settings, locks, cursors, channels and temporary tables of an idle session."""
+    await _execute(connection, "reset_session")
 
 
 async def _execute(connection: Transaction, block: str, **databases: str) -> None:

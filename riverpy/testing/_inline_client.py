@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NoReturn
 
 import anyio
@@ -14,6 +14,7 @@ from riverpy._clock import Clock
 from riverpy._insert.inserter import Inserter
 from riverpy._insert.recorder import without_recorder
 from riverpy._plugins import PluginLists
+from riverpy._postgres.transactions import expect_transaction
 from riverpy.client import Client
 from riverpy.context import running_blocking_client
 from riverpy.errors import ClientStateError, UniqueConflictError
@@ -25,7 +26,6 @@ from riverpy.worker import Workers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Sequence
-    from contextlib import AbstractAsyncContextManager
 
     from riverpy._calls.base import TransactionIsolation
     from riverpy._postgres.driver import Pool, Transaction
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from riverpy.job import JobArgs, JobRow, RawArgs
     from riverpy.middleware import InsertInner
     from riverpy.periodic import PeriodicJob
+    from riverpy.testing._inline_connection import OpenTransaction
     from riverpy.testing._test_transaction import TestTransaction
     from riverpy.testing.work_result import WorkResult
 
@@ -86,6 +87,19 @@ class InlineClient(Client):
         async with hold_shared_turn(), self._lock.hold(), open_savepoint(self._tx) as connection:
             yield connection
 
+    @asynccontextmanager
+    async def _open_in_test(
+        self, *, isolation: TransactionIsolation | None = "read_committed"
+    ) -> AsyncGenerator[Transaction]:
+        """Open a savepoint for statements of the test kit itself. Its single statements need no
+        savepoint (`autocommit`), because they do not fail."""
+        if isolation != "autocommit":
+            async with self._transaction(None) as connection:
+                yield connection
+            return
+        async with hold_shared_turn(), self._lock.hold():
+            yield expect_transaction(self._tx)
+
     def _get_open_pool(self) -> Pool:
         _refuse_connection()
 
@@ -104,7 +118,7 @@ class InlineClient(Client):
             )
         token = running_blocking_client.set(blocking_client)
         try:  # the new run copies the context variables for its jobs
-            return InlineRun(self, parts, self._transaction, guard, transaction.thread)
+            return InlineRun(self, parts, self._open_in_test, guard, transaction.thread)
         finally:
             running_blocking_client.reset(token)
 
@@ -112,7 +126,7 @@ class InlineClient(Client):
     def make_run_on_pool(client: Client) -> InlineRun:
         """Return a run that works jobs on the pool of an open client."""
         parts = client._make_parts(None, client.workers or Workers())  # noqa: SLF001 (own class)
-        return InlineRun(client, parts, client._transaction, None)  # noqa: SLF001 (own class)
+        return InlineRun(client, parts, InlineClient.get_opener_of(client), None)
 
     @staticmethod
     def get_inserter_of(client: Client) -> Inserter:
@@ -120,10 +134,12 @@ class InlineClient(Client):
         return client._inserter  # noqa: SLF001 (own class)
 
     @staticmethod
-    def open_transaction_of(client: Client) -> AbstractAsyncContextManager[Transaction]:
-        """Open a transaction on the pool of a client, or in the transaction of an
-        `InlineClient`."""
-        return client._transaction(None)  # noqa: SLF001 (own class)
+    def get_opener_of(client: Client) -> OpenTransaction:
+        """Return the function that opens transactions on the pool of a client, or savepoints in the
+        transaction of an `InlineClient`."""
+        if isinstance(client, InlineClient):
+            return client._open_in_test  # noqa: SLF001 (own class)
+        return partial(client._transaction, None)  # noqa: SLF001 (own class)
 
     async def insert_first_job(
         self, args: JobArgs | RawArgs, opts: InsertOpts | None, *, is_unique: bool

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
 from riverpy._postgres.connection import ConnectionOutageTracker, DedicatedConnection
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator
     from contextlib import AbstractAsyncContextManager
 
+    from riverpy._calls.base import TransactionIsolation
     from riverpy._postgres.driver import Connection, Transaction
-    from riverpy._postgres.sessions.protocols import CallerTransaction
 
-OpenTransaction: TypeAlias = (
-    "Callable[[CallerTransaction | None], AbstractAsyncContextManager[Transaction]]"
-)
-"""A function that opens a savepoint in the given transaction. If None is given, it opens a
-savepoint in the transaction of the test, or a transaction on the pool of a client."""
+
+class OpenTransaction(Protocol):
+    """Opens a savepoint in the transaction of a test, or a transaction on the pool of a client."""
+
+    def __call__(
+        self, *, isolation: TransactionIsolation | None = "read_committed"
+    ) -> AbstractAsyncContextManager[Transaction]:
+        """Open it. With the isolation `autocommit`, give the connection itself, for one
+        statement."""
+        ...
 
 
 async def _refuse_connection() -> NoReturn:
@@ -35,6 +40,6 @@ class InlineConnection(DedicatedConnection):
     @asynccontextmanager
     async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Connection]:
         """Use the connection in the `async with` block, in a savepoint or a transaction."""
-        async with self._open_transaction(None) as connection:
+        async with self._open_transaction() as connection:
             # The statements use only methods that a caller's connection has too.
             yield cast("Connection", connection)

@@ -217,7 +217,7 @@ class InlineRun:
 
     async def _claim_job(self, job_id: int) -> list[Any]:
         parts = self._parts
-        async with self._open_transaction(None) as connection:
+        async with self._open_transaction(isolation="autocommit") as connection:
             found = await jobs.job_claim_one(
                 connection, parts.config.schema, job_id, client_id=parts.id
             )
@@ -251,7 +251,7 @@ class InlineRun:
         )
 
     async def _read_job(self, job_id: int) -> JobRow:
-        async with self._open_transaction(None) as connection:
+        async with self._open_transaction(isolation="autocommit") as connection:
             row = await jobs.job_get(connection, self._parts.config.schema, job_id)
         if row is None:
             raise NotFoundError(f"there is no job {job_id}")

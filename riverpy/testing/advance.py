@@ -22,9 +22,7 @@ from riverpy.worker import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
-    from contextlib import AbstractAsyncContextManager
 
-    from riverpy._postgres.driver import Transaction
     from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
 
 SLOTS_MAX = 1_000
@@ -114,12 +112,12 @@ class _Advance:
 
     def __init__(self, client: Client, source: Client, time: TestTime) -> None:
         """`client` has the periodic jobs. `source` gives the connection."""
-        self._source, self._time = source, time
+        self._open_transaction, self._time = InlineClient.get_opener_of(source), time
         self._schema, self._clock = client.config.schema, client.config.clock
         self._periodic_run = PeriodicRun(
             client.config,
             client.workers or Workers(),
-            lambda _tx: self._open_transaction(),
+            self._open_transaction,
             InlineClient.get_inserter_of(source),
             client.periodic_jobs,
             time,
@@ -131,7 +129,7 @@ class _Advance:
 
         The rows of jobs are moved once, at the end: a move at each due time would rewrite all rows.
         """
-        async with self._open_transaction() as connection:
+        async with self._open_transaction(isolation="autocommit") as connection:
             self._has_periodic_table = await periodic_table_exists(connection, self._schema)
         end = self._time.offset + duration
         await self._periodic_run.insert_due_jobs()
@@ -146,7 +144,7 @@ class _Advance:
             await self._move_to_next_slot(min(left, await self._get_time_until_next_slot(left)))
         if duration:
             offsets = self._periodic_run.offset_by_job_id.items()
-            async with self._open_transaction() as connection:
+            async with self._open_transaction(isolation="autocommit") as connection:
                 await move_times_of_jobs(
                     connection,
                     self._schema,
@@ -155,13 +153,10 @@ class _Advance:
                 )
         await self._periodic_run.make_due_jobs_available()
 
-    def _open_transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        return InlineClient.open_transaction_of(self._source)
-
     async def _get_time_until_next_slot(self, time_max: timedelta) -> timedelta:
         if not self._has_periodic_table or not self._periodic_run.row_ids:
             return time_max
-        async with self._open_transaction() as connection:
+        async with self._open_transaction(isolation="autocommit") as connection:
             time = await find_next_periodic_run(
                 connection, self._schema, self._periodic_run.row_ids
             )
@@ -169,7 +164,7 @@ class _Advance:
 
     async def _move_to_next_slot(self, step: timedelta) -> None:
         if self._has_periodic_table:
-            async with self._open_transaction() as connection:
+            async with self._open_transaction(isolation="autocommit") as connection:
                 await move_times_of_periodic_jobs(connection, self._schema, step)
         self._time.offset += step
         if isinstance(self._clock, FixedClock):

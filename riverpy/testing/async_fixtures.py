@@ -5,12 +5,17 @@ from __future__ import annotations
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
-from riverpy._postgres.driver import DATABASE_ERRORS, close_connection, connect, is_in_transaction
+from riverpy._postgres.driver import DATABASE_ERRORS, close_connection, is_in_transaction
 from riverpy._postgres.sessions.adapter import adapt_session
-from riverpy._postgres.test_databases import is_transaction_marked, mark_transaction
+from riverpy._postgres.test_databases import (
+    TransactionState,
+    fetch_transaction_state,
+    mark_transaction,
+)
 from riverpy._without_loop import run_without_loop
 from riverpy.errors import ConfigError, TransactionError
 from riverpy.testing._session_turns import MixedSessionsError, SessionTurns, sharing_turns
+from riverpy.testing.kept_connections import kept_connections
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Sequence
@@ -43,22 +48,26 @@ class TransactionEndedError(TransactionError):
         )
 
 
-async def _is_ended(connection: Transaction) -> bool:
-    """Return whether the connection has left the transaction that the fixture has opened."""
+_ENDED_STATE = TransactionState(is_marked=False, has_changed_tables=True)
+_UNKNOWN_STATE = TransactionState(is_marked=True, has_changed_tables=True)
+
+
+async def _fetch_state(connection: Transaction) -> TransactionState:
+    """Return the state of the transaction that the fixture has opened."""
     try:
-        return not await is_transaction_marked(connection)
+        return await fetch_transaction_state(connection)
     except DATABASE_ERRORS:  # the transaction is aborted, or the connection is lost
-        return False
+        return _UNKNOWN_STATE
 
 
-async def _is_session_transaction_ended(connection: Transaction) -> bool:
-    """The same as `_is_ended`, for a connection of SQLAlchemy."""
+async def _fetch_session_state(connection: Transaction) -> TransactionState:
+    """The same as `_fetch_state`, for a connection of SQLAlchemy."""
     from sqlalchemy.exc import PendingRollbackError
 
     try:
-        return await _is_ended(connection)
+        return await _fetch_state(connection)
     except PendingRollbackError:  # the savepoint of a session has ended with its transaction
-        return True
+        return _ENDED_STATE
 
 
 @asynccontextmanager
@@ -68,18 +77,24 @@ async def open_connection(url: str) -> AsyncGenerator[Connection]:
     Raises:
         TransactionEndedError: raised at the end, if the tested code has ended the transaction.
     """
-    connection = await connect(url, application_name="riverpy_connection")
+    connection = await kept_connections.open(url, "riverpy_connection")
+    can_be_kept = False
     try:
         transaction: Any = connection.transaction()
         await transaction.start()
         await mark_transaction(connection)
         yield connection
-        if await _is_ended(connection):
+        state = await _fetch_state(connection)
+        if not state.is_marked:
             raise TransactionEndedError("riverpy_connection")
         if is_in_transaction(connection):
             await transaction.rollback()
+            can_be_kept = not state.has_changed_tables
     finally:
-        await close_connection(connection)
+        if can_be_kept:
+            await kept_connections.give_back(url, connection)
+        else:
+            await close_connection(connection)
 
 
 @asynccontextmanager
@@ -96,7 +111,7 @@ async def open_session(
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.ext.asyncio import AsyncSession
 
-    is_ended = False
+    state = _UNKNOWN_STATE
     async with engine.connect() as connection:
         transaction = await connection.begin()
         adapter = cast("Transaction", adapt_session(connection))
@@ -116,13 +131,15 @@ async def open_session(
                     sync_session_class=_make_class_of_test(turns),
                 ) as session:
                     yield session
-                    is_ended = await _is_session_transaction_ended(adapter)
+                    state = await _fetch_session_state(adapter)
         except SQLAlchemyError:
-            if not is_ended and turns.error is None:
+            if state.is_marked and turns.error is None:
                 raise
+        if state.has_changed_tables:
+            await connection.invalidate()
         if turns.error is not None:
             raise MixedSessionsError(str(turns.error))
-        if is_ended:
+        if not state.is_marked:
             raise TransactionEndedError("riverpy_session")
         await transaction.rollback()
 
@@ -137,7 +154,7 @@ def open_sync_session(engine: Engine, session_makers: Sequence[SessionMaker]) ->
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.orm import Session
 
-    is_ended = False
+    state = _UNKNOWN_STATE
     with engine.connect() as connection:
         transaction = connection.begin()
         adapter = cast("Transaction", adapt_session(connection))
@@ -149,11 +166,11 @@ def open_sync_session(engine: Engine, session_makers: Sequence[SessionMaker]) ->
                 Session(connection, join_transaction_mode="create_savepoint") as session,
             ):
                 yield session
-                is_ended = run_without_loop(_is_session_transaction_ended(adapter))
+                state = run_without_loop(_fetch_session_state(adapter))
         except SQLAlchemyError:
-            if not is_ended:
+            if state.is_marked:
                 raise
-        if is_ended:
+        if not state.is_marked:
             raise TransactionEndedError("riverpy_sync_session")
         transaction.rollback()
 

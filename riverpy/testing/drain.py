@@ -94,8 +94,9 @@ async def _drain(
     source = client if worker is None else worker
     kinds = list(client.workers or ()) if client.config.known_kinds_only else None
     results: list[WorkResult] = []
+    open_transaction = InlineClient.get_opener_of(source)
     while True:
-        async with InlineClient.open_transaction_of(source) as connection:
+        async with open_transaction(isolation="autocommit") as connection:
             job_id = await jobs.job_find_next(
                 connection,
                 client.config.schema,

@@ -162,5 +162,21 @@ select pg_terminate_backend(@pid);
 select set_config('riverpy.test_transaction', 'open', true), set_config('lock_timeout', '10s', true);
 
 
--- name: test_database_transaction_is_marked
-select current_setting('riverpy.test_transaction', true) = 'open';
+-- name: test_database_transaction_state
+-- A session whose transaction has changed a table is not used again: its prepared statements may be for the changed table.
+select
+    current_setting('riverpy.test_transaction', true) is not distinct from 'open' as is_marked,
+    exists (
+        select from pg_locks where pid = pg_backend_pid() and locktype = 'relation' and mode = 'AccessExclusiveLock'
+    ) as has_changed_tables;
+
+
+-- name: test_database_reset_session
+-- The next test gets the session as if it were new. Its prepared statements stay.
+set session authorization default;
+reset all;
+select pg_advisory_unlock_all();
+close all;
+unlisten *;
+discard temp;
+discard sequences;

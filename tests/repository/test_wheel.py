@@ -33,7 +33,7 @@ def test_wheel_holds_the_sql(wheel: Path) -> None:
     assert "riverpy/py.typed" in names
     assert {name.split("/")[0] for name in names} == {
         "riverpy",
-        "_riverpy_pytest.py",
+        "_riverpy_pytest",
         f"{wheel.name.partition('-py3')[0]}.dist-info",
     }
 

@@ -109,6 +109,45 @@ def test_session(riverpy_sync_session, riverpy_sync_client):
 """,
 }
 
+KEPT = """
+import pytest
+from sqlalchemy import text
+
+mark = pytest.mark.asyncio(loop_scope="session")
+STATE = (
+    "select current_setting('work_mem'), "
+    "(select count(*) from pg_locks where pid = pg_backend_pid() and locktype = 'advisory')"
+)
+CHANGE = ("set work_mem = '1MB'", "select pg_advisory_lock(7)")
+pids, states = [], []
+
+
+@mark
+@pytest.mark.parametrize("_", range(3))
+async def test_connection(_, riverpy_connection):
+    pids.append(riverpy_connection.get_server_pid())
+    states.append(tuple(await riverpy_connection.fetchrow(STATE)))
+    await riverpy_connection.execute("; ".join(CHANGE))
+
+
+@mark
+@pytest.mark.parametrize("changes_table", [False, False, True, False])
+async def test_session(changes_table, riverpy_session):
+    pids.append(await riverpy_session.scalar(text("select pg_backend_pid()")))
+    states.append(tuple((await riverpy_session.execute(text(STATE))).one()))
+    assert len((await riverpy_session.execute(text("select * from users"))).keys()) == 2
+    for statement in CHANGE:
+        await riverpy_session.execute(text(statement))
+    if changes_table:
+        await riverpy_session.execute(text("alter table users add note text"))
+
+
+def test_connections_were_kept():
+    first, last = pids[:3], pids[3:]
+    assert len(set(first)) == 1 and len(set(last[:3])) == 1 and last[3] not in last[:3]
+    assert len(set(states)) == 1, states
+"""
+
 KILLED = """
 import os, signal
 
@@ -423,6 +462,13 @@ def test_errors_teach(run: Run) -> None:
     ):
         assert text in output, output
     assert "1 failed, 4 errors" in output, output
+
+
+def test_connections_are_kept(run: Run) -> None:
+    """Tests of one event loop share a connection, whose session is reset before each test. It is
+    not used again after a change of a table."""
+    output = run({"conftest": CONFTEST, "test_kept": KEPT})
+    assert "8 passed" in output, output
 
 
 def test_transactions_that_tests_end(run: Run) -> None:

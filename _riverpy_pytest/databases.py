@@ -1,0 +1,187 @@
+"""The server of the tests, the database of this process, and what tests leave in it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from _riverpy_pytest.failures import fail
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator, Sequence
+
+    from riverpy.testing.async_fixtures import SessionMaker
+    from riverpy.testing.run_databases import RunDatabases
+
+    Prepare = Callable[[str], Awaitable[object] | object]
+
+URL_ENV_VARIABLE: Final = "RIVERPY_TEST_DATABASE_URL"
+EMBEDDED_SERVER_NAME: Final = "pytest"
+EMBEDDED_SERVER_SETTINGS: Final = {
+    "max_connections": "300",
+    # The data of tests need not survive a crash of the machine.
+    "fsync": "off",
+    "full_page_writes": "off",
+    "synchronous_commit": "off",
+    # The tables of tests are small and are soon emptied, so a vacuum would only take time.
+    "autovacuum": "off",
+    # Queries of tests are short. JIT would compile asyncpg's queries for types on each connection.
+    "jit": "off",
+}
+RUN_NUMBER: Final = pytest.StashKey[int]()
+
+
+@pytest.fixture(scope="session")
+def riverpy_prepare() -> Prepare:
+    """Override this to prepare the database of the tests: return a function, async or not, that
+    gets the URL of a database with riverpy's tables, and creates the tables of your application.
+    This function is called once in each run of pytest."""
+    return lambda _url: None
+
+
+@pytest.fixture(scope="session")
+def _riverpy_databases(request: pytest.FixtureRequest) -> Generator[RunDatabases]:
+    config = request.config
+    given: dict[str, Any] = getattr(config, "workerinput", {})
+    run, worker = config.stash[RUN_NUMBER], given.get("workerid", "main")
+    sources = {
+        "--riverpy-url": config.getoption("riverpy_url"),
+        URL_ENV_VARIABLE: os.environ.get(URL_ENV_VARIABLE),
+        "the setting riverpy_url of pytest": config.getini("riverpy_url"),
+        "the embedded PostgreSQL": None,
+    }
+    name, url = next(((name, url) for name, url in sources.items() if url), [*sources.items()][-1])
+
+    from riverpy.testing.run_databases import run_databases
+
+    with (
+        nullcontext(url) if url else _start_server() as server_url,
+        _failing_without_server(),
+        run_databases(server_url, run, worker, name) as databases,
+    ):
+        yield databases
+
+
+@contextmanager
+def _failing_without_server() -> Generator[None]:
+    """Let a test fail with one line if the server for the tests cannot be used."""
+    from riverpy.testing.run_databases import UnusableServerError
+
+    try:
+        yield
+    except UnusableServerError as error:
+        fail(str(error))
+
+
+@contextmanager
+def _start_server() -> Generator[str]:
+    """Start the embedded server, which the processes of all runs share. It stops when no process
+    uses it."""
+    from riverpy.errors import DatabaseError
+
+    try:
+        from riverpy.embedded import EmbeddedPostgres
+
+        server = EmbeddedPostgres(EMBEDDED_SERVER_NAME, settings=EMBEDDED_SERVER_SETTINGS)
+        url = server.start()
+    except (DatabaseError, ImportError) as error:
+        fail(f"{error}: --riverpy-url=postgres://… or {URL_ENV_VARIABLE}")
+    try:
+        yield url
+    finally:
+        server.release()
+
+
+@pytest.fixture(scope="session")
+def riverpy_url(_riverpy_databases: RunDatabases, riverpy_prepare: Prepare) -> str:
+    """The URL of the database of this process, with riverpy's tables and what `riverpy_prepare`
+    adds. Each worker of pytest-xdist has its own."""
+    with _failing_without_server():
+        return _riverpy_databases.create(riverpy_prepare)
+
+
+@pytest.fixture
+def riverpy_empty_tables(
+    request: pytest.FixtureRequest,
+    _riverpy_databases: RunDatabases,
+    riverpy_url: str,
+    riverpy_session_makers: Sequence[SessionMaker],
+    _riverpy_refused_sessions: None,
+) -> Generator[None]:
+    """For tests that commit: empty the tables after the test, except those in which
+    `riverpy_prepare` stored rows. The clients of the plugin use this fixture."""
+    del riverpy_url
+    with ExitStack() as stack:
+        if riverpy_session_makers:
+            _bind_to_database(request, stack, riverpy_session_makers)
+        yield
+    _empty_tables(_riverpy_databases)
+
+
+def _empty_tables(databases: RunDatabases) -> None:
+    """Empty the tables after a test. Fail with a short text if an open session has locked a
+    table."""
+    from riverpy.errors import RiverError
+
+    try:
+        databases.empty_tables()
+    except RiverError as error:
+        fail(str(error))
+
+
+@pytest.fixture(autouse=True)
+def _riverpy_no_transaction_is_left(request: pytest.FixtureRequest) -> Generator[None]:
+    """If a test with a database leaves a transaction open that holds locks, end it and fail the
+    test. This fixture opens before the other fixtures of a test, and closes after them."""
+    if "_riverpy_databases" not in request.fixturenames:
+        yield
+        return
+    request.getfixturevalue("riverpy_url")
+    databases: RunDatabases = request.getfixturevalue("_riverpy_databases")
+
+    from riverpy.errors import TransactionError
+
+    before = databases.list_transactions()
+    yield
+
+    try:
+        databases.end_transactions(before)
+    except TransactionError as error:
+        fail(str(error))
+
+
+@contextmanager
+def keeping_transaction(request: pytest.FixtureRequest) -> Generator[None]:
+    """If the tested code has ended the transaction of a fixture, fail the test and empty the
+    tables. They are emptied after the fixture is closed, because it may hold locks."""
+    if "riverpy_empty_tables" in request.fixturenames:  # it must open before this fixture
+        request.getfixturevalue("riverpy_empty_tables")
+    is_own_database = "_riverpy_databases" in request.fixturenames
+    databases = request.getfixturevalue("_riverpy_databases") if is_own_database else None
+
+    from riverpy.testing._session_turns import MixedSessionsError
+    from riverpy.testing.async_fixtures import TransactionEndedError
+
+    try:
+        yield
+    except (TransactionEndedError, MixedSessionsError) as error:
+        if databases is not None:
+            _empty_tables(databases)
+        fail(str(error))
+
+
+def _bind_to_database(
+    request: pytest.FixtureRequest, stack: ExitStack, session_makers: Sequence[SessionMaker]
+) -> None:
+    """Let the sessions of the application use the database of the test, except sessions that join
+    the transaction of a fixture."""
+    from riverpy.testing.async_fixtures import bind_session_makers, select_session_makers
+
+    for kind, is_async in [("riverpy", True), ("riverpy_sync", False)]:
+        makers = select_session_makers(session_makers, is_async=is_async)
+        if makers and f"{kind}_session" not in request.fixturenames:
+            engine = request.getfixturevalue(f"{kind}_engine")
+            stack.enter_context(bind_session_makers(makers, engine))

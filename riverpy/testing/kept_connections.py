@@ -1,0 +1,89 @@
+"""Connections that the tests of one event loop use one after the other.
+
+A new connection costs a process of the server, which reads its catalogs anew, and one more round
+trip for each statement. So a connection that a test gives back waits for the next test of its event
+loop. The settings, locks and temporary tables of its session are reset. The pytest plugin says when
+a loop begins and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
+
+from riverpy._postgres.driver import DATABASE_ERRORS, close_connection, connect
+from riverpy._postgres.test_databases import reset_session
+
+if TYPE_CHECKING:
+    from riverpy._postgres.driver import Connection
+
+
+class LoopResource(Protocol):
+    """What has connections of event loops, such as a pool."""
+
+    async def close_in_loop(self) -> None:
+        """Close the connections of the running event loop."""
+
+
+class KeptConnections:
+    """The idle connections of asyncpg, by event loop and URL."""
+
+    def __init__(self) -> None:
+        self._idle: WeakKeyDictionary[Any, dict[str, Connection]] = WeakKeyDictionary()
+
+    async def open(self, url: str, application_name: str) -> Connection:
+        """Return the idle connection of the running event loop, or a new one."""
+        idle = self._idle.get(asyncio.get_running_loop(), {}).pop(url, None)
+        if idle is not None and not idle.is_closed():
+            return idle
+        return await connect(url, application_name=application_name)
+
+    async def give_back(self, url: str, connection: Connection) -> None:
+        """Reset the session of a connection for a later test of the running event loop, or close
+        it if no test can use it."""
+        loop = asyncio.get_running_loop()
+        idle = self._idle.setdefault(loop, {})
+        if not connection.is_closed() and url not in idle and open_loops.has(loop):
+            with suppress(*DATABASE_ERRORS):
+                await reset_session(connection)
+                idle[url] = connection
+                return
+        await close_connection(connection)
+
+    async def close_in_loop(self) -> None:
+        """Close the idle connections of the running event loop."""
+        for connection in self._idle.pop(asyncio.get_running_loop(), {}).values():
+            await close_connection(connection)
+
+
+class OpenLoops:
+    """The event loops whose tests run, and what has connections of them."""
+
+    def __init__(self) -> None:
+        self._loops: set[asyncio.AbstractEventLoop] = set()
+        self._resources: list[LoopResource] = []
+
+    def has(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether a loop is open: its connections are closed at its end."""
+        return loop in self._loops
+
+    def add_resource(self, resource: LoopResource) -> None:
+        """Add something whose connections are closed at the end of each loop."""
+        self._resources.append(resource)
+
+    async def begin(self) -> None:
+        """Say that the running event loop is for tests."""
+        self._loops.add(asyncio.get_running_loop())
+
+    async def end(self) -> None:
+        """Close all idle connections of the running event loop."""
+        self._loops.discard(asyncio.get_running_loop())
+        for resource in self._resources:
+            await resource.close_in_loop()
+
+
+open_loops = OpenLoops()
+kept_connections = KeptConnections()
+open_loops.add_resource(kept_connections)
