@@ -31,6 +31,7 @@ EMBEDDED_SERVER_SETTINGS: Final = {
     # Queries of tests are short. JIT would compile asyncpg's queries for types on each connection.
     "jit": "off",
 }
+_CONNECTING_FIXTURES: Final = {"riverpy_url", "riverpy_engine", "riverpy_sync_engine"}
 RUN_NUMBER: Final = pytest.StashKey[int]()
 
 
@@ -149,8 +150,24 @@ def _riverpy_no_transaction_is_left(request: pytest.FixtureRequest) -> Generator
 
     try:
         databases.end_transactions(before)
+        if _may_commit_unseen(request):
+            databases.expect_empty_tables()
     except TransactionError as error:
         fail(str(error))
+
+
+def _may_commit_unseen(request: pytest.FixtureRequest) -> bool:
+    """Whether the test, or a fixture of the user, makes connections of its own, and nothing empties
+    the tables after the test."""
+    if "riverpy_empty_tables" in request.fixturenames:
+        return False
+    info: Any = request.node._fixtureinfo  # noqa: SLF001 (pytest has no public name for it)
+    names: set[str] = set(info.initialnames)
+    for definitions in info.name2fixturedefs.values():
+        for fixture in definitions:
+            if not fixture.func.__module__.startswith("_riverpy_pytest"):
+                names.update(fixture.argnames)
+    return not names.isdisjoint(_CONNECTING_FIXTURES)
 
 
 @contextmanager

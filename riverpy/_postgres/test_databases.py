@@ -104,6 +104,12 @@ async def empty_tables(connection: Transaction) -> None:
     await _execute(connection, "empty_tables")
 
 
+async def fetch_filled_tables(connection: Transaction) -> list[str]:
+    """Return the tables that have rows, and had none at `find_kept_tables` in the same session."""
+    await _execute(connection, "find_filled_tables")
+    return [row[0] for row in await _get("filled_tables").fetch(connection)]
+
+
 async def fetch_locking_transactions(connection: Transaction) -> list[Any]:
     """Return the transactions of other sessions that have written or hold locks, as rows with
     `pid`, `began_at` (a text), `application_name`, `state` and `query`."""

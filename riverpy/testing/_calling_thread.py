@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 import threading
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
@@ -98,6 +99,7 @@ class CallingThread(Executor):
     def _run_loop(self, function: Callable[[], Coroutine[Any, Any, T]], result: Future[T]) -> None:
         async def run_function() -> T:
             self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+            _run_sync_to_async_in(self)
             return await function()
 
         try:
@@ -106,6 +108,14 @@ class CallingThread(Executor):
             result.set_exception(error)
         finally:
             self._calls.put(None)
+
+
+def _run_sync_to_async_in(executor: Executor) -> None:
+    """Let `sync_to_async` of asgiref, which Django's async ORM uses, run its functions in this
+    executor if it is called in this thread. In another thread, Django would use another connection
+    than the test, and commit."""
+    if (module := sys.modules.get("asgiref.sync")) is not None:
+        module.AsyncToSync.executors.current = executor
 
 
 async def _adapt(tx: object) -> CallerSession:

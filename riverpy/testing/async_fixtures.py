@@ -5,7 +5,12 @@ from __future__ import annotations
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
-from riverpy._postgres.driver import DATABASE_ERRORS, close_connection, is_in_transaction
+from riverpy._postgres.driver import (
+    DATABASE_ERRORS,
+    close_connection,
+    is_asyncpg_connection,
+    is_in_transaction,
+)
 from riverpy._postgres.sessions.adapter import adapt_session
 from riverpy._postgres.test_databases import (
     TransactionState,
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection as SqlalchemyConnection
     from sqlalchemy import Engine
+    from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.ext.asyncio import (
         AsyncConnection,
         AsyncEngine,
@@ -48,26 +54,36 @@ class TransactionEndedError(TransactionError):
         )
 
 
-_ENDED_STATE = TransactionState(is_marked=False, has_changed_tables=True)
+_MISSING_SAVEPOINT_SQLSTATE = "3B001"
 _UNKNOWN_STATE = TransactionState(is_marked=True, has_changed_tables=True)
 
 
 async def _fetch_state(connection: Transaction) -> TransactionState:
-    """Return the state of the transaction that the fixture has opened."""
+    """Return the state of the transaction that the fixture has opened. `connection` is that of the
+    driver: after a COMMIT that SQLAlchemy has not sent, it raises errors of its own."""
     try:
         return await fetch_transaction_state(connection)
     except DATABASE_ERRORS:  # the transaction is aborted, or the connection is lost
         return _UNKNOWN_STATE
 
 
-async def _fetch_session_state(connection: Transaction) -> TransactionState:
-    """The same as `_fetch_state`, for a connection of SQLAlchemy."""
-    from sqlalchemy.exc import PendingRollbackError
+def _is_savepoint_missing(error: SQLAlchemyError) -> bool:
+    """Whether the transaction with the savepoints of sessions has ended, and a later one is
+    aborted."""
+    cause = getattr(error, "orig", None)
+    return _MISSING_SAVEPOINT_SQLSTATE in (
+        getattr(cause, "sqlstate", None),
+        getattr(cause, "pgcode", None),
+    )
 
-    try:
-        return await _fetch_state(connection)
-    except PendingRollbackError:  # the savepoint of a session has ended with its transaction
-        return _ENDED_STATE
+
+def _adapt_driver(connection: Any, of_sqlalchemy: object) -> Transaction:
+    """Return an adapter of the driver's connection. Return that of SQLAlchemy's connection for a
+    driver that riverpy only knows under SQLAlchemy."""
+    if is_asyncpg_connection(connection):
+        return connection
+    adapter = adapt_session(connection) or adapt_session(of_sqlalchemy)
+    return cast("Transaction", adapter)
 
 
 @asynccontextmanager
@@ -114,15 +130,17 @@ async def open_session(
     state = _UNKNOWN_STATE
     async with engine.connect() as connection:
         transaction = await connection.begin()
-        adapter = cast("Transaction", adapt_session(connection))
-        await mark_transaction(adapter)
+        raw_connection = await connection.get_raw_connection()
+        driver = _adapt_driver(raw_connection.driver_connection, connection)
+        await mark_transaction(cast("Transaction", adapt_session(connection)))
         makers = select_session_makers(session_makers, is_async=True)
         turns = SessionTurns()
         try:
             with (
                 bind_session_makers(makers, connection),
-                taking_turns(makers, turns),
-                _recording_statements(connection, turns),
+                _taking_turns(makers, turns),
+                sharing_turns(turns),
+                _recording_statements(connection.sync_connection, turns),
             ):
                 async with AsyncSession(
                     connection,
@@ -131,8 +149,10 @@ async def open_session(
                     sync_session_class=_make_class_of_test(turns),
                 ) as session:
                     yield session
-                    state = await _fetch_session_state(adapter)
-        except SQLAlchemyError:
+                    state = await _fetch_state(driver)
+        except SQLAlchemyError as error:
+            if _is_savepoint_missing(error):
+                state = state._replace(is_marked=False)
             if state.is_marked and turns.error is None:
                 raise
         if state.has_changed_tables:
@@ -152,24 +172,32 @@ def open_sync_session(engine: Engine, session_makers: Sequence[SessionMaker]) ->
         TransactionEndedError: raised at the end, if the tested code has ended the transaction.
     """
     from sqlalchemy.exc import SQLAlchemyError
-    from sqlalchemy.orm import Session
 
     state = _UNKNOWN_STATE
     with engine.connect() as connection:
         transaction = connection.begin()
-        adapter = cast("Transaction", adapt_session(connection))
-        run_without_loop(mark_transaction(adapter))
+        driver = _adapt_driver(connection.connection.driver_connection, connection)
+        run_without_loop(mark_transaction(cast("Transaction", adapt_session(connection))))
         makers = select_session_makers(session_makers, is_async=False)
+        turns = SessionTurns()
         try:
             with (
                 bind_session_makers(makers, connection),
-                Session(connection, join_transaction_mode="create_savepoint") as session,
+                _taking_turns(makers, turns),
+                _recording_statements(connection, turns),
+                _make_class_of_test(turns)(
+                    connection, join_transaction_mode="create_savepoint"
+                ) as session,
             ):
                 yield session
-                state = run_without_loop(_fetch_session_state(adapter))
-        except SQLAlchemyError:
-            if state.is_marked:
+                state = run_without_loop(_fetch_state(driver))
+        except SQLAlchemyError as error:
+            if _is_savepoint_missing(error):
+                state = state._replace(is_marked=False)
+            if state.is_marked and turns.error is None:
                 raise
+        if turns.error is not None:
+            raise MixedSessionsError(str(turns.error))
         if not state.is_marked:
             raise TransactionEndedError("riverpy_sync_session")
         transaction.rollback()
@@ -237,29 +265,38 @@ def _refuse_blocking_session() -> NoReturn:
 
 
 @contextmanager
-def taking_turns(session_makers: Sequence[Any], turns: SessionTurns) -> Generator[None]:
-    """During the block, let the sessions of the makers and the calls of clients in jobs take turns:
-    they share one connection. The makers are bound to it."""
+def _taking_turns(session_makers: Sequence[SessionMaker], turns: SessionTurns) -> Generator[None]:
+    """During the block, let the sessions of the makers take turns: they share one connection, to
+    which the makers are bound."""
+    settings = [dict(maker.kw) for maker in session_makers]
+    classes = [maker.class_ for maker in session_makers]
     for maker in session_makers:
-        session_class = maker.kw.get("sync_session_class") or maker.class_.sync_session_class
-        maker.configure(sync_session_class=_make_class_of_turns(session_class, turns))
-    with sharing_turns(turns):
+        session_class: Any = maker.class_
+        if hasattr(session_class, "sync_session_class"):
+            inner = maker.kw.get("sync_session_class") or session_class.sync_session_class
+            maker.configure(sync_session_class=_make_class_of_turns(inner, turns, can_wait=True))
+        else:
+            maker.class_ = _make_class_of_turns(session_class, turns, can_wait=False)
+    try:
         yield
+    finally:
+        for maker, before, session_class in zip(session_makers, settings, classes, strict=True):
+            maker.kw, maker.class_ = before, session_class
 
 
 @contextmanager
-def _recording_statements(connection: AsyncConnection, turns: SessionTurns) -> Generator[None]:
-    """During the block, let `turns` record the statements on the connection."""
+def _recording_statements(connection: Any, turns: SessionTurns) -> Generator[None]:
+    """During the block, let `turns` record the statements on the blocking connection."""
     from sqlalchemy import event
 
     def record(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
         turns.record_statement(statement)
 
-    event.listen(connection.sync_connection, "before_cursor_execute", record)
+    event.listen(connection, "before_cursor_execute", record)
     try:
         yield
     finally:
-        event.remove(connection.sync_connection, "before_cursor_execute", record)
+        event.remove(connection, "before_cursor_execute", record)
 
 
 def _make_class_of_test(turns: SessionTurns) -> type[Session]:
@@ -279,8 +316,11 @@ def _make_class_of_test(turns: SessionTurns) -> type[Session]:
     return SessionOfTest
 
 
-def _make_class_of_turns(session_class: type[Session], turns: SessionTurns) -> type[Session]:
-    """Return a subclass whose sessions wait for their turn before their first statement."""
+def _make_class_of_turns(
+    session_class: type[Session], turns: SessionTurns, *, can_wait: bool
+) -> type[Session]:
+    """Return a subclass whose sessions wait for their turn before their first statement, if they
+    can: those of blocking code have no other task to wait for."""
     from sqlalchemy import event
 
     class SessionWithTurns(session_class):
@@ -291,7 +331,7 @@ def _make_class_of_turns(session_class: type[Session], turns: SessionTurns) -> t
             method before each statement."""
             bind: Any = super().get_bind(*args, **options)
             if not turns.has_turn(self):
-                if not turns.is_free():
+                if not turns.is_free() and can_wait:
                     # the wait runs in the event loop, as statements do
                     bind.connection.run_async(wait_until_free)
                 turns.begin(self)

@@ -229,6 +229,27 @@ class RunDatabases:
         if error is not None:
             raise error
 
+    def expect_empty_tables(self) -> None:
+        """Empty the tables if a test that should not commit has left rows in them.
+
+        Raises:
+            TransactionError: there were such rows. The text names the tables.
+        """
+        tables = self._portal.call(self._fetch_filled_tables)
+        if not tables:
+            return
+        self._portal.call(self._empty_tables)
+        raise TransactionError(
+            f"the test has committed rows on a connection of its own, in {', '.join(tables)}. They "
+            "were deleted now. Add the fixture riverpy_empty_tables to the test, which empties the "
+            "tables after it, or riverpy_client"
+        )
+
+    async def _fetch_filled_tables(self) -> list[str]:
+        return (
+            [] if self._database is None else await statements.fetch_filled_tables(self._database)
+        )
+
     async def _end_blocking_sessions(self, database: Connection, blocking: list[str]) -> None:
         """Until this task is cancelled, end the sessions that block `database`. Append their
         descriptions to `blocking`."""

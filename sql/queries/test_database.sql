@@ -134,6 +134,34 @@ end
 $$;
 
 
+-- name: test_database_find_filled_tables
+-- The tables that have rows, and had none at `find_kept_tables`.
+do $$
+declare
+    name text;
+    has_rows bool;
+    filled text[] := '{}';
+begin
+    for name in
+        select oid::regclass::text from pg_class
+        where relkind = 'r' and relpersistence <> 't' and pg_relation_size(oid) > 0
+          and relnamespace::regnamespace::text !~ '^(pg_|information_schema$)'
+          and oid::regclass::text <> all (current_setting('riverpy.kept_tables')::text[])
+    loop
+        execute format('select exists (select from %s)', name) into has_rows;
+        if has_rows then
+            filled := filled || name;
+        end if;
+    end loop;
+    perform set_config('riverpy.filled_tables', filled::text, false);
+end
+$$;
+
+
+-- name: test_database_filled_tables
+select unnest(current_setting('riverpy.filled_tables')::text[]);
+
+
 -- name: test_database_locking_transactions
 -- The other sessions of this database with an open transaction that has written, or has locked a table for more than reads.
 select pid, xact_start::text as began_at, application_name, state, query

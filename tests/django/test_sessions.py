@@ -129,7 +129,8 @@ def test_async_code() -> None:
 
 def test_django_test_case(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a TestCase of Django's, each test is rolled back with its jobs. A job of each kind is
-    worked in its transaction, which the plugin that closes connections leaves open."""
+    worked in its transaction, also with the async ORM. The plugin that closes connections leaves it
+    open."""
     monkeypatch.setattr(_plugins, "process_plugins", [ConnectionClosing()])
     monkeypatch.setattr(blocking, "process_plugins", _plugins.process_plugins)
     workers = riverpy.Workers()
@@ -144,7 +145,9 @@ def test_django_test_case(monkeypatch: pytest.MonkeyPatch) -> None:
         return Order.objects.count()
 
     @workers.job
-    async def follow(_job: riverpy.Job[Follow]) -> None: ...
+    async def follow(_job: riverpy.Job[Follow]) -> int:
+        await Order.objects.acreate(number=9)
+        return await Order.objects.acount()
 
     class InsertTest(TestCase):
         def test_work(self) -> None:
@@ -152,9 +155,9 @@ def test_django_test_case(monkeypatch: pytest.MonkeyPatch) -> None:
             assert worker.work(Pack(1), tx="default").output == 1
             assert worker.work(Pack(2), tx="default").event.kind == "job_failed"
             client = riverpy.Client(workers=workers)
-            kinds = [result.job.kind for result in drain(client, tx="default")]
-            assert kinds == ["follow", "follow"]
-            assert Order.objects.count() == 2
+            outputs = [result.output for result in drain(client, tx="default")]
+            assert outputs == [3, 4]
+            assert Order.objects.count() == 4
 
         def test_insert(self) -> None:
             riverpy.django.insert(Pack(1))

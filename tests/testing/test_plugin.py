@@ -299,18 +299,35 @@ import unittest
 
 import asyncpg
 import pytest
-from sqlalchemy import text
+import riverpy
+from conftest import Welcome
+from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
 
 INSERT = text("insert into plans values ('paid')")
 COUNT = text("select count(*) from plans where name = 'paid'")
 left_open = []
 new_session = async_sessionmaker(create_async_engine("postgresql+asyncpg://nowhere.invalid/none"))
+new_blocking_session = sessionmaker(create_engine("postgresql+psycopg://nowhere.invalid/none"))
+workers = riverpy.Workers()
+
+
+@workers.job
+async def work(job: riverpy.Job[Welcome]) -> None:
+    async with new_session() as session:
+        await session.execute(INSERT)
+        await session.execute(text("commit"))
+
+
+@pytest.fixture
+def riverpy_workers():
+    return workers
 
 
 @pytest.fixture
 def riverpy_session_makers():
-    return [new_session]
+    return [new_session, new_blocking_session]
 
 
 async def test_row_left(riverpy_session, riverpy_url):
@@ -367,6 +384,29 @@ async def test_commit_in_a_session(riverpy_session):
     async with new_session() as session:
         await session.execute(INSERT)
         await session.execute(text("commit"))
+
+
+async def test_row_committed(riverpy_session, riverpy_url):
+    connection = await asyncpg.connect(riverpy_url)
+    await connection.execute("insert into users values (7)")
+    await connection.close()
+
+
+async def test_row_was_deleted(riverpy_session):
+    assert await riverpy_session.scalar(text("select count(*) from users")) == 0
+
+
+def test_blocking_overlap(riverpy_sync_session):
+    with new_blocking_session() as first, new_blocking_session() as second:
+        first.execute(INSERT)
+        second.execute(INSERT)
+        with pytest.raises(riverpy.TransactionError, match="while another one"):
+            first.commit()
+
+
+async def test_commit_in_a_job(riverpy_session, riverpy_jobs):
+    with pytest.raises(riverpy.TransactionError, match="code of the job has committed"):
+        await riverpy_jobs.work(Welcome(user_id=1))
 
 
 class TestUnittest(unittest.IsolatedAsyncioTestCase):
@@ -506,6 +546,11 @@ def test_what_tests_leave(run: Run) -> None:
         "a session was rolled back, or closed without a commit, after another session",
         "MixedSessionsError: a session has ended while another one, which began later, was open",
         "has ended the transaction of riverpy_session",
+        "ERROR test_left.py::test_row_committed - ",
+        "has committed rows on a connection of its own, in users",
+        "PASSED test_left.py::test_row_was_deleted",
+        "ERROR test_left.py::test_blocking_overlap - ",
+        "ERROR test_left.py::test_commit_in_a_job - Failed: ",
         "a test of unittest cannot have riverpy_session, because",
     ):
         assert text in output, output
