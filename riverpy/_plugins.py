@@ -102,11 +102,8 @@ class PluginLists:
             all_middleware, "insert_many"
         )
         self.work_middleware: list[WorkerMiddleware] = _select_plugins(all_middleware, "work")
-
-    @property
-    def has_insert_plugins(self) -> bool:
+        self.has_insert_plugins = bool(self.insert_begin_hooks or self.insert_middleware)
         """Whether a hook or middleware runs when jobs are inserted."""
-        return bool(self.insert_begin_hooks or self.insert_middleware)
 
 
 def read_class_plugins(args_class: object) -> PluginLists:

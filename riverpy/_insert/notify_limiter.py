@@ -96,18 +96,17 @@ class NotifyLimiter:
             for queue in selection.notified_queues:
                 if self._selected_at_by_queue.get(queue) == selection.started_at:
                     del self._selected_at_by_queue[queue]
-            self._add_owed_queues(selection.owed_queues)
+            for queue in selection.owed_queues:
+                self._add_owed_queue(queue)
         if selection.skipped_queues:
             now, sent_at = self._clock.monotonic(), self._sent_at_by_queue
-            self._add_owed_queues(
-                q
-                for q in selection.skipped_queues
-                if now - sent_at.get(q, -1e9) > NOTIFICATION_COVERAGE_SECONDS
-            )
+            for queue in selection.skipped_queues:
+                if now - sent_at.get(queue, -1e9) > NOTIFICATION_COVERAGE_SECONDS:
+                    self._add_owed_queue(queue)
 
-    def _add_owed_queues(self, queues: Iterable[str]) -> None:
+    def _add_owed_queue(self, queue: str) -> None:
         if len(self.owed_queues) < _REMEMBERED_QUEUES_MAX:  # otherwise polling finds the jobs
-            self.owed_queues.update(dict.fromkeys(queues))
+            self.owed_queues[queue] = None
 
     def _record(self, times: dict[str, float], queues: list[str], now: float) -> None:
         if len(times) > _REMEMBERED_QUEUES_MAX:

@@ -7,23 +7,27 @@ because only a program that imports OpenTelemetry has an instrumentation.
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from contextlib import AbstractContextManager
 
 _OLD_SUPPRESS_KEY = "suppress_instrumentation"
 """The context key of older versions of OpenTelemetry. Instrumentations still read it."""
+_NO_SUPPRESSION = nullcontext()
+
+
+def suppress_tracing(*, trace_internal: bool = False) -> AbstractContextManager[None]:
+    """Suppress the driver's spans in the `with` block, except if `trace_internal` is True."""
+    context: Any = None if trace_internal else sys.modules.get("opentelemetry.context")
+    return _NO_SUPPRESSION if context is None else _suppress_tracing(context)
 
 
 @contextmanager
-def suppress_tracing(*, trace_internal: bool = False) -> Generator[None]:
-    """Suppress the driver's spans in the `with` block, except if `trace_internal` is True."""
-    context: Any = None if trace_internal else sys.modules.get("opentelemetry.context")
-    if context is None:
-        yield
-        return
+def _suppress_tracing(context: Any) -> Generator[None]:
+    """Suppress the spans with this module, the context of OpenTelemetry."""
     marked = context.set_value(_OLD_SUPPRESS_KEY, True)
     if key := getattr(context, "_SUPPRESS_INSTRUMENTATION_KEY", None):
         marked = context.set_value(key, True, marked)

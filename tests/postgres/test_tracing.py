@@ -72,30 +72,43 @@ async def until_idle(client: riverpy.Client) -> None:
             await anyio.sleep(0.01)
 
 
-async def test_own_statements_make_no_spans(
-    schema: Schema, tracers: TracerProvider, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_own_statements_make_no_spans(schema: Schema, tracers: TracerProvider) -> None:
     """A worker that starts, is elected and waits makes no span. Of one job there are its insert,
     its attempt, and below this the statements of its code (FR-16). The statement of the insert has
-    no span, because calls share it. This is true in the task of the caller too."""
-    monkeypatch.setattr(shared_statement, "STATEMENTS_BEFORE_LONE_CALLS", 1)
+    no span, because calls share it."""
     exporter = InMemorySpanExporter()
     tracers.add_span_processor(SimpleSpanProcessor(exporter))
     client = make_client(schema, tracers, trace_internal=False)
     async with client, client.working(), client.subscribe(EventKind.JOB_COMPLETED) as events:
         await until_idle(client)
         assert [span.name for span in exporter.get_finished_spans()] == []
-        for _ in range(2):
-            await client.insert(Task())
-            with anyio.fail_after(PATIENCE):
-                await anext(aiter(events))
+        await client.insert(Task())
+        with anyio.fail_after(PATIENCE):
+            await anext(aiter(events))
     spans = exporter.get_finished_spans()
     roots = {span.name: span.context.span_id for span in spans if span.parent is None}
     assert sorted(roots) == ["insert default", "work default"]
-    assert len(spans) == 2 * 3
     below = [span for span in spans if span.parent is not None]
-    assert [span.attributes["db.statement"] for span in below] == ["SELECT 42"] * 2
-    assert below[1].parent.span_id == roots["work default"]
+    assert [span.attributes["db.statement"] for span in below] == ["SELECT 42"]
+    assert below[0].parent.span_id == roots["work default"]
+
+
+async def test_a_lone_insert_makes_no_span(
+    schema: Schema, tracers: TracerProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A statement of an insert that is sent in the task of its caller has no span, and the code
+    after it has its spans."""
+    monkeypatch.setattr(shared_statement, "STATEMENTS_BEFORE_LONE_CALLS", 0)
+    exporter = InMemorySpanExporter()
+    tracers.add_span_processor(SimpleSpanProcessor(exporter))
+    config = riverpy.Config(schema=schema.name)
+    async with riverpy.Client(schema.url, config=config) as client, schema.connected() as other:
+        exporter.clear()
+        for _ in range(2):
+            await client.insert(Task())
+        await other.fetchval("SELECT 43")
+    statements = [span.attributes["db.statement"] for span in exporter.get_finished_spans()]
+    assert [text for text in statements if "river_job" in text or "43" in text] == ["SELECT 43"]
 
 
 async def test_setting_shows_own_statements(schema: Schema, tracers: TracerProvider) -> None:
