@@ -1,12 +1,18 @@
 """ClaimCursor: the position in a queue from which a client claims jobs.
 
-A claim reads an index in the order of priority, time and id. A claim is slow if it has to read many
-index entries before the first available job. These entries belong to jobs that were already
-claimed, or whose kind this client does not work. When claims are slow, the next claim starts at the
-position of the last claim. There is one position per priority, because new jobs of a higher
-priority come before older jobs of a lower priority. At intervals a claim starts at the beginning of
-the index. Such a claim finds jobs that were skipped because their transaction was committed late,
-or because their row was locked.
+A claim reads an index in the order of priority, time and id. A claim has to read all index entries
+before the first available job. These entries belong to jobs that were already claimed, or whose
+kind this client does not work. So there are two cases in which the next claim starts at the
+position of the last claim:
+
+- The client works through a backlog: two claims in a row were large, and returned as many jobs as
+  requested. The first claim that returns fewer ends this case, and the index is read from its
+  beginning at once.
+- Claims are slow, because there are many such entries.
+
+There is one position per priority, because new jobs of a higher priority come before older jobs of
+a lower priority. At intervals a claim starts at the beginning of the index. Such a claim finds jobs
+that were skipped because their transaction was committed late, or because their row was locked.
 """
 
 from __future__ import annotations
@@ -25,6 +31,9 @@ SLOW_CLAIM_THRESHOLD = 0.01
 """A claim counts as slow if it takes this many seconds longer than the fastest claim so far."""
 SLOW_CLAIM_THRESHOLD_PER_ROW = 0.00004
 """Seconds that are added to `SLOW_CLAIM_THRESHOLD` for each claimed row."""
+BACKLOG_CLAIM_ROWS_MIN = 100
+"""A claim counts as a claim of a backlog if it requests at least this many jobs and returns as many
+as requested."""
 WHOLE_QUEUE_CLAIM_TIME_FRACTION_MAX = 0.02
 """The maximum fraction of the time that claims from the beginning of the index may take."""
 WHOLE_QUEUE_CLAIM_INTERVAL_MIN = 0.2
@@ -125,11 +134,16 @@ class ClaimCursor:
 
     def __init__(self) -> None:
         self._position_by_priority: dict[int, QueuePosition] = {}
-        """The position of each priority. If empty, claims are fast and start at the beginning of
-        the index."""
+        """The positions of priorities. A priority without one is read from its beginning. If empty,
+        claims start at the beginning of the index."""
         self._next_whole_queue_claim_at = 0.0
         """The time of the next claim from the beginning of the index."""
         self._is_whole_queue_claim_overdue = False
+        self._was_last_claim_of_backlog = False
+        """Whether the last claim of the whole queue was a claim of a backlog."""
+        self._is_whole_queue_read_last = False
+        """Whether a claim that found too few jobs after the positions goes on from the beginning of
+        the index. It does if claims are not slow."""
         self._timer = ClaimTimer()
         self.is_speed_check_due = False
         """Whether to measure the next claim of this queue alone, because a claim of several queues
@@ -137,11 +151,12 @@ class ClaimCursor:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether claims do not start at the index's beginning, or may not after another slow
-        claim."""
+        """Whether claims do not start at the index's beginning, or may not after another claim
+        that is slow or of a backlog."""
         return (
             bool(self._position_by_priority)
             or self._timer.was_last_claim_slow
+            or self._was_last_claim_of_backlog
             or self.is_speed_check_due
         )
 
@@ -154,14 +169,15 @@ class ClaimCursor:
         """
         if not self._position_by_priority or self._is_whole_queue_claim_overdue:
             return (WHOLE_QUEUE,)
-        parts = [
-            QueueRange(
-                self._position_by_priority.get(priority, QueuePosition(priority, -(2**63), 0)),
-                priority,
-            )
-            for priority in JOB_PRIORITIES
-        ]
-        return [*parts, WHOLE_QUEUE] if now >= self._next_whole_queue_claim_at else parts
+        ranges: list[QueueRange] = []
+        for priority in JOB_PRIORITIES:
+            if position := self._position_by_priority.get(priority):
+                ranges.append(QueueRange(position, priority))
+            else:  # the first priority always has a position
+                ranges[-1] = ranges[-1]._replace(last_priority=priority)
+        if self._is_whole_queue_read_last or now >= self._next_whole_queue_claim_at:
+            ranges.append(WHOLE_QUEUE)
+        return ranges
 
     def seconds_until_whole_queue_claim(self, now: float) -> float | None:
         """Return the seconds until the next claim from the beginning of the index; None: each claim
@@ -172,31 +188,42 @@ class ClaimCursor:
 
     def is_claiming_slow(self, claimed_range: QueueRange, row_count: int, duration: float) -> bool:
         """Record the duration of a claim in seconds. Return whether the last two claims of the
-        whole queue were slow. If they were, call `set_positions_after_slow_claim`."""
+        whole queue were slow. If they were, call `set_positions`."""
         self.is_speed_check_due = False
         if claimed_range != WHOLE_QUEUE:
             self._timer.add_fast_claim(duration)
             return False
         return self._timer.are_claims_slow(row_count, duration)
 
+    def is_claiming_backlog(self, claimed_range: QueueRange, row_count: int, limit: int) -> bool:
+        """Record how many of `limit` jobs a claim returned. Return whether the last two claims of
+        the whole queue were claims of a backlog. If they were, call `set_positions`."""
+        if claimed_range != WHOLE_QUEUE:
+            return False
+        was_backlog = self._was_last_claim_of_backlog
+        self._was_last_claim_of_backlog = row_count >= max(limit, BACKLOG_CLAIM_ROWS_MIN)
+        return was_backlog and self._was_last_claim_of_backlog
+
     def ignore_slow_claims(self) -> None:
         """Forget that the last claims were slow, because the queue is not the cause."""
         self._timer.was_last_claim_slow = False
 
-    def set_positions_after_slow_claim(
+    def set_positions(
         self,
         claimed_rows: Sequence[Any],
         *,
+        is_slow: bool,
         is_limit_reached: bool,
         server_time: int,
         duration: float,
         now: float,
     ) -> None:
-        """Set the positions after a slow claim of the whole queue. Later claims skip the jobs
-        before these positions.
+        """Set the positions after a claim of the whole queue that was slow or of a backlog. Later
+        claims skip the jobs before these positions.
 
         Args:
             claimed_rows: the claimed rows, in any order.
+            is_slow: whether claims from the beginning of the index are slow.
             is_limit_reached: whether the claim returned as many rows as requested. If so, the queue
                 may hold more jobs.
             server_time: the server's time before the claim, in microseconds since 2000. The claim
@@ -209,20 +236,17 @@ class ClaimCursor:
             WHOLE_QUEUE_CLAIM_INTERVAL_MAX,
         )
         self._next_whole_queue_claim_at, self._is_whole_queue_claim_overdue = now + pause, False
-        last = max(map(_get_claim_order_key, claimed_rows)) if is_limit_reached else None
+        self._is_whole_queue_read_last = not is_slow
+        last = _find_last_position(claimed_rows) if is_limit_reached else None
         for priority in JOB_PRIORITIES:
-            if last is not None and last[0] <= priority:
-                self._position_by_priority.setdefault(
-                    priority, QueuePosition(priority, -(2**63), 0)
-                )
-            else:
+            if last is None or priority < last.priority:
                 self._position_by_priority[priority] = QueuePosition(
                     priority, server_time - int(INSERT_COMMIT_DELAY_MAX * 1e6), 0
                 )
         if last is not None:
-            self._position_by_priority[last[0]] = QueuePosition(*last)
+            self._position_by_priority[last.priority] = last
 
-    def set_positions_after_fast_claim(
+    def update_positions(
         self,
         claimed_range: QueueRange,
         claimed_rows: Sequence[Any],
@@ -230,11 +254,16 @@ class ClaimCursor:
         is_limit_reached: bool,
         now: float,
     ) -> None:
-        """Set the positions after a fast claim."""
+        """Update the positions after any other claim: a claim of a range, or of the whole queue
+        after which the next claim may start at the beginning of the index."""
         if claimed_range == WHOLE_QUEUE:
             self._position_by_priority.clear()
             self._is_whole_queue_claim_overdue = False
         elif is_limit_reached:
-            last = QueuePosition(*max(map(_get_claim_order_key, claimed_rows)))
+            last = _find_last_position(claimed_rows)
             self._position_by_priority[last.priority] = last
             self._is_whole_queue_claim_overdue = now >= self._next_whole_queue_claim_at
+
+
+def _find_last_position(claimed_rows: Sequence[Any]) -> QueuePosition:
+    return QueuePosition(*max(map(_get_claim_order_key, claimed_rows)))

@@ -403,8 +403,11 @@ class Producer:
         self._ids_cancelled_during_claim = set()
         self._record_claim(job_count, seconds)
         self._record_successful_claim(job_count, limit, seconds)
-        if is_alone:  # after a slow claim, the next one is for this queue alone
+        if (
+            is_alone
+        ):  # after a slow claim, or one of a backlog, the next one is for this queue alone
             self._claim_cursor.is_claiming_slow(WHOLE_QUEUE, job_count, seconds)
+            self._claim_cursor.is_claiming_backlog(WHOLE_QUEUE, job_count, limit)
         return job_count == limit and not self._fetch_cooldown and not self._must_claim_alone
 
     def release_claimed_jobs(self, rows: list[Record]) -> None:
@@ -460,20 +463,20 @@ class Producer:
         claim = self._claim_rows(connection, limit, part, self.unclaimable_jobs.skipped_job_ids)
         rows, took = await self._claim_and_launch(claim)
         is_full, now = len(rows) == limit, self._last_claim_ended_at
-        if self._is_claiming_slow(part, len(rows), took):
+        is_slow, cursor = self._is_claiming_slow(part, len(rows), took), self._claim_cursor
+        if cursor.is_claiming_backlog(part, len(rows), limit) or is_slow:
             server_time = await job_get_server_time(connection, self._schema)
             seen_at = server_time - int((time.monotonic() - now + took) * 1e6)
-            self._claim_cursor.set_positions_after_slow_claim(
+            cursor.set_positions(
                 rows,
+                is_slow=is_slow,
                 is_limit_reached=is_full,
                 server_time=seen_at,
                 duration=took,
                 now=now,
             )
         else:
-            self._claim_cursor.set_positions_after_fast_claim(
-                part, rows, is_limit_reached=is_full, now=now
-            )
+            cursor.update_positions(part, rows, is_limit_reached=is_full, now=now)
         return len(rows)
 
     def _is_claiming_slow(self, part: QueueRange, row_count: int, seconds: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -13,6 +14,7 @@ from riverpy import Job
 from riverpy._postgres.driver import use_raw_timestamps
 from riverpy._postgres.jobs import job_claim
 from riverpy._work.claim_cursor import (
+    BACKLOG_CLAIM_ROWS_MIN,
     WHOLE_QUEUE,
     WHOLE_QUEUE_CLAIM_INTERVAL_MAX,
     WHOLE_QUEUE_CLAIM_INTERVAL_MIN,
@@ -48,9 +50,9 @@ def places(cursor: ClaimCursor, now: float) -> list[tuple[int, int] | None]:
     """Return the time and id after which each claim starts; None for a claim from the beginning."""
     ranges = cursor.choose_claim_ranges(now)
     parts = [part for part in ranges if part != WHOLE_QUEUE]
-    assert [(part.start_after.priority, part.last_priority) for part in parts] == [
-        (number, number) for number in range(1, len(parts) + 1)
-    ]
+    # Each range continues the one before it, and the last one ends with the lowest priority.
+    firsts = [part.start_after.priority for part in parts]
+    assert [part.last_priority + 1 for part in parts] == ([*firsts[1:], 5] if parts else [])
     return [
         None if part == WHOLE_QUEUE else (part.start_after.scheduled_at, part.start_after.job_id)
         for part in ranges
@@ -63,8 +65,8 @@ def slow_cursor(*rows: list[Any], is_full: bool) -> ClaimCursor:
     assert not cursor.is_claiming_slow(WHOLE_QUEUE, 0, FAST)
     assert not cursor.is_claiming_slow(WHOLE_QUEUE, len(rows), SLOW)
     assert cursor.is_claiming_slow(WHOLE_QUEUE, len(rows), SLOW)
-    cursor.set_positions_after_slow_claim(
-        rows, is_limit_reached=is_full, server_time=SEEN, duration=SLOW, now=0.0
+    cursor.set_positions(
+        rows, is_slow=True, is_limit_reached=is_full, server_time=SEEN, duration=SLOW, now=0.0
     )
     return cursor
 
@@ -78,9 +80,7 @@ def test_fast_claims_start_at_the_beginning() -> None:
     assert cursor.is_claiming_slow(WHOLE_QUEUE, 1, 0.32)
     assert not cursor.is_claiming_slow(WHOLE_QUEUE, 1, 0.3)
     assert not cursor.is_claiming_slow(WHOLE_QUEUE, 1, 0.32)
-    cursor.set_positions_after_fast_claim(
-        WHOLE_QUEUE, [row(1, 5, 9)], is_limit_reached=True, now=0.0
-    )
+    cursor.update_positions(WHOLE_QUEUE, [row(1, 5, 9)], is_limit_reached=True, now=0.0)
     assert places(cursor, 0.0) == [None]
     assert cursor.seconds_until_whole_queue_claim(0.0) is None
 
@@ -99,15 +99,15 @@ def test_slow_claim_that_is_full() -> None:
     any order of the rows. Lower priorities were not seen. A range that returned less keeps its
     position for jobs that commit late (PF-03)."""
     cursor = slow_cursor(row(2, 7, 1), row(1, 5, 9), is_full=True)
-    assert places(cursor, 0.5) == [(SEEN - LATE, 0), (7, 1), (FIRST, 0), (FIRST, 0)]
+    assert places(cursor, 0.5) == [(SEEN - LATE, 0), (7, 1)]
     part = QueueRange(QueuePosition(2, 7, 1), 2)
     assert not cursor.is_claiming_slow(part, 1, SLOW)
-    cursor.set_positions_after_fast_claim(part, [row(2, 8, 3)], is_limit_reached=True, now=0.6)
-    assert places(cursor, 0.7) == [(SEEN - LATE, 0), (8, 3), (FIRST, 0), (FIRST, 0)]
-    cursor.set_positions_after_fast_claim(
+    cursor.update_positions(part, [row(2, 8, 3)], is_limit_reached=True, now=0.6)
+    assert places(cursor, 0.7) == [(SEEN - LATE, 0), (8, 3)]
+    cursor.update_positions(
         QueueRange(QueuePosition(2, 8, 3), 2), [row(2, 9, 4)], is_limit_reached=False, now=0.7
     )
-    assert places(cursor, 0.7) == [(SEEN - LATE, 0), (8, 3), (FIRST, 0), (FIRST, 0)]
+    assert places(cursor, 0.7) == [(SEEN - LATE, 0), (8, 3)]
 
 
 def test_claim_from_the_beginning_again() -> None:
@@ -118,29 +118,60 @@ def test_claim_from_the_beginning_again() -> None:
     now = cursor.seconds_until_whole_queue_claim(0.0)
     assert now == SLOW / WHOLE_QUEUE_CLAIM_TIME_FRACTION_MAX
     assert places(cursor, now - 0.001)[-1] is not None
-    assert places(cursor, now) == [(SEEN - LATE, 0), (7, 1), (FIRST, 0), (FIRST, 0), None]
-    cursor.set_positions_after_fast_claim(
+    assert places(cursor, now) == [(SEEN - LATE, 0), (7, 1), None]
+    cursor.update_positions(
         QueueRange(QueuePosition(2, 7, 1), 2), [row(2, 8, 3)], is_limit_reached=True, now=now
     )
     assert places(cursor, now) == [None]
-    cursor.set_positions_after_slow_claim(
-        [row(2, 6, 1)], is_limit_reached=True, server_time=SEEN, duration=SLOW, now=now
+    cursor.set_positions(
+        [row(2, 6, 1)],
+        is_slow=True,
+        is_limit_reached=True,
+        server_time=SEEN,
+        duration=SLOW,
+        now=now,
     )
-    assert places(cursor, now) == [(SEEN - LATE, 0), (6, 1), (FIRST, 0), (FIRST, 0)]
-    cursor.set_positions_after_fast_claim(WHOLE_QUEUE, [], is_limit_reached=False, now=9.0)
+    assert places(cursor, now) == [(SEEN - LATE, 0), (6, 1)]
+    cursor.update_positions(WHOLE_QUEUE, [], is_limit_reached=False, now=9.0)
     assert places(cursor, 9.0) == [None]
+
+
+def test_backlog() -> None:
+    """After two large claims in a row that return all jobs that were requested, the next claims
+    start after the last row. A claim that is small or finds fewer jobs breaks the series. A claim
+    with room for more jobs goes on from the beginning, and then claims start there again."""
+    cursor, rows = ClaimCursor(), BACKLOG_CLAIM_ROWS_MIN
+    for count, limit in ((rows, rows), (rows - 1, rows - 1), (rows, rows), (rows, rows + 1)):
+        assert not cursor.is_claiming_backlog(WHOLE_QUEUE, count, limit)
+        assert cursor.is_in_use == (count == limit == rows)
+    assert not cursor.is_claiming_backlog(WHOLE_QUEUE, rows, rows)
+    assert cursor.is_claiming_backlog(WHOLE_QUEUE, rows, rows)
+    cursor.set_positions(
+        [row(2, 7, 1)], is_slow=False, is_limit_reached=True, server_time=SEEN, duration=1, now=0.0
+    )
+    rest = QueueRange(QueuePosition(2, 7, 1), 4)
+    first = QueueRange(QueuePosition(1, SEEN - LATE, 0), 1)
+    assert cursor.choose_claim_ranges(0.5) == [first, rest, WHOLE_QUEUE]
+    assert not cursor.is_claiming_backlog(rest, rows, rows)
+    cursor.update_positions(rest, [row(4, 1, 3)], is_limit_reached=True, now=0.5)
+    assert places(cursor, 0.5) == [(SEEN - LATE, 0), (7, 1), (1, 3), None]
+    assert cursor.is_claiming_backlog(WHOLE_QUEUE, rows, rows)
+    assert not cursor.is_claiming_backlog(WHOLE_QUEUE, rows - 1, rows)
+    cursor.update_positions(WHOLE_QUEUE, [row(2, 9, 9)], is_limit_reached=False, now=1.0)
+    assert places(cursor, 1.0) == [None]
+    assert not cursor.is_in_use
 
 
 def test_pause_is_bounded() -> None:
     """The interval between claims from the beginning is limited: a skipped job waits only seconds,
     and claims from the beginning stay few."""
     cursor = ClaimCursor()
-    cursor.set_positions_after_slow_claim(
-        [], is_limit_reached=False, server_time=SEEN, duration=60.0, now=0.0
+    cursor.set_positions(
+        [], is_slow=True, is_limit_reached=False, server_time=SEEN, duration=60.0, now=0.0
     )
     assert cursor.seconds_until_whole_queue_claim(0.0) == WHOLE_QUEUE_CLAIM_INTERVAL_MAX
-    cursor.set_positions_after_slow_claim(
-        [], is_limit_reached=False, server_time=SEEN, duration=0.0, now=0.0
+    cursor.set_positions(
+        [], is_slow=True, is_limit_reached=False, server_time=SEEN, duration=0.0, now=0.0
     )
     assert cursor.seconds_until_whole_queue_claim(0.0) == WHOLE_QUEUE_CLAIM_INTERVAL_MIN
 
@@ -275,3 +306,44 @@ async def test_claims_longer_than_the_pause(
                 " VALUES ('task', 25, '{}'::jsonb, now() - interval '1 hour')"
             )
             await rig.take(1)
+
+
+@pytest.mark.usefixtures("fast_claims")
+@pytest.mark.parametrize("interval", [0.0, math.inf], ids=["due", "not due"])
+async def test_jobs_that_a_backlog_leaves_behind(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, interval: float
+) -> None:
+    """While a client works through a backlog, a job of a higher priority runs next. Jobs with an
+    earlier time, and a job whose row was locked, run when a claim from the beginning is due. Until
+    then they wait for the jobs that came before, but not for a poll, and a pause changes nothing
+    (PF-03)."""
+    for name in ("WHOLE_QUEUE_CLAIM_INTERVAL_MIN", "WHOLE_QUEUE_CLAIM_INTERVAL_MAX"):
+        monkeypatch.setattr(riverpy._work.claim_cursor, name, interval)
+    monkeypatch.setattr(riverpy._work.claim_cursor, "BACKLOG_CLAIM_ROWS_MIN", 1)
+    runs: list[int] = []
+
+    async with rig.schema.connected() as other:
+        lock = other.transaction()
+
+        @rig.job
+        async def work(job: Job[Task]) -> None:
+            runs.append(job.id)
+            if len(runs) == 10:
+                await lock.rollback()
+                await other.execute(
+                    "INSERT INTO river_job (id, kind, max_attempts, args, priority, scheduled_at)"
+                    " VALUES (101, 'task', 25, '{}', 1, now()), (103, 'task', 25, '{}', 3, now()),"
+                    " (102, 'task', 25, '{}', 2, now() - interval '1 hour')"
+                )
+                await client.queue_pause("default")
+                await client.queue_resume("default")
+
+        await rig.insert_rows(40, priority=2)
+        await lock.start()
+        await other.execute("SELECT FROM river_job WHERE id = 5 FOR UPDATE")
+        async with rig.working(slots=1, candidate=False) as client:
+            await rig.take(45)  # 43 jobs, a pause and its end
+    others = [job for job in runs if job not in {5, 102}]
+    assert others == [*range(1, 5), *range(6, 12), 101, *range(12, 41), 103]
+    assert {5, 102} <= set(runs[-2:] if interval else runs[11:15])
+    assert runs.index(102) < runs.index(5)

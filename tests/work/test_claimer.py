@@ -232,6 +232,37 @@ async def test_busy_queues_share_each_claim(rig: Rig, claims: Claims) -> None:
     assert await rig.states() == {"completed": 120}
 
 
+@pytest.mark.usefixtures("fast_claims")
+async def test_backlog_of_one_queue(
+    rig: Rig, claims: Claims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue that works through a backlog is claimed alone, and takes turns with the shared claims
+    of other queues. At the end of the backlog it takes part in shared claims again."""
+    monkeypatch.setattr(claim_cursor, "BACKLOG_CLAIM_ROWS_MIN", 1)
+    ends: list[str] = []
+
+    @rig.job
+    async def work(job: Job[Task]) -> None:
+        ends.append(job.queue)
+        if len(ends) == 20:
+            await insert(rig, {"b": 2, "c": 2})
+            wake(client, "b", "c")
+
+    queues = {queue: QueueConfig(max_workers=2) for queue in QUEUES}
+    async with rig.working(queues=queues, candidate=False) as client:
+        await claims.until_all_are_idle(client)
+        await insert(rig, {"a": 60})
+        wake(client, "a")
+        await rig.take(64)
+        await claims.until_all_are_idle(client)
+        wake(client, *QUEUES)
+        with anyio.fail_after(PATIENCE):
+            while QUEUES not in claims.queues:
+                await asyncio.sleep(0.002)
+    assert sorted(ends[20:40]).count("b") == sorted(ends[20:40]).count("c") == 2
+    assert await rig.states() == {"completed": 64}
+
+
 def test_slow_machine_makes_no_queue_slow() -> None:
     """Claims of one queue are slow only if other queues are faster, or if all are slow because of
     their jobs. If the machine is slow, no queue is claimed alone."""
