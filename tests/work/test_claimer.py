@@ -245,6 +245,8 @@ async def test_backlog_of_one_queue(
     async def work(job: Job[Task]) -> None:
         ends.append(job.queue)
         if len(ends) == 20:
+            run: Any = client._run
+            assert run.producers["a"]._claim_cursor._position_by_priority
             await insert(rig, {"b": 2, "c": 2})
             wake(client, "b", "c")
 
