@@ -403,9 +403,7 @@ class Producer:
         self._ids_cancelled_during_claim = set()
         self._record_claim(job_count, seconds)
         self._record_successful_claim(job_count, limit, seconds)
-        if (
-            is_alone
-        ):  # after a slow claim, or one of a backlog, the next one is for this queue alone
+        if is_alone:  # after a slow or large claim, the next one is for this queue alone
             self._claim_cursor.is_claiming_slow(WHOLE_QUEUE, job_count, seconds)
             self._claim_cursor.is_claiming_backlog(WHOLE_QUEUE, job_count, limit)
         return job_count == limit and not self._fetch_cooldown and not self._must_claim_alone

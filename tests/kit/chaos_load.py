@@ -46,8 +46,9 @@ ONCE_SHARE = 20
 """One job in this many has a unique number. Each unique number is inserted several times."""
 CANCEL_DELAY_MAX = 3.0
 """Maximum seconds until a job is cancelled."""
-FAILURES = (riverpy.TransactionError, *DATABASE_ERRORS)
-"""Errors that a call raises during an outage."""
+FAILURES = (riverpy.TransactionError, riverpy.JobDamagedError, *DATABASE_ERRORS)
+"""Errors that a call raises during an outage, or while a fault makes the server refuse to write the
+row of a duplicate or of a job to cancel."""
 
 
 class Load:
@@ -87,8 +88,7 @@ class Load:
         """Cancel a job, and try again as often as that fails."""
         await anyio.sleep(delay)
         while True:
-            # A fault may make the server refuse to write the row.
-            with suppress(*FAILURES, riverpy.JobDamagedError):
+            with suppress(*FAILURES):
                 with anyio.fail_after(CALL_TIMEOUT):
                     await self._client.job_cancel(job_id)
                 self.cancels.append(Cancel(job_id, time()))
