@@ -14,15 +14,17 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        """Import all public names, and return one of them."""
+        """Import the public names, except some that most programs do not use, and return one."""
         if name.startswith("_") and name != "__all__":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from riverpy import _public_names
 
-        for public_name in ("__all__", *_public_names.__all__):
-            globals()[public_name] = getattr(_public_names, public_name)
-        if name not in globals():
+        if name != "__all__" and name not in _public_names.__all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        loaded = vars(_public_names)
+        for public_name in ("__all__", *_public_names.__all__):
+            if public_name in loaded or public_name == name:
+                globals()[public_name] = getattr(_public_names, public_name)
         return globals()[name]
 
     def __dir__():

@@ -30,6 +30,15 @@ DEFAULT_DOMAIN = "default"
 """The leader domain of clients that set no `leader_domain`. The lease of its leader is the row in
 River's `river_leader`."""
 LEASE_NAME_LENGTH_MAX = 100
+STEP_METADATA_KEY = "river:resumable_step"
+"""The metadata key of the name of the last completed step."""
+CURSORS_METADATA_KEY = "river:resumable_cursor"
+"""The metadata key of the cursors: an object from the name of a step to any JSON."""
+KEPT_RESULTS_METADATA_KEY = "riverpy:steps"
+"""The metadata key of kept results: an object from the name of a step to any JSON. River keeps no
+results."""
+STEP_METADATA_KEY_PREFIX = '"river:resumable_'
+"""A text that the metadata of each job with stored steps or cursors contains."""
 EXPIRES_AT_METADATA_KEY = "riverpy:expires_at"
 """The metadata key of the time from which no attempt of a job starts, by the server's clock. Its
 value is a text such as `2026-01-31T18:00:00.000000Z`."""

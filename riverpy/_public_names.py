@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from riverpy._current_client import current_client
 from riverpy._fleet.subscription import FleetSubscription
 from riverpy._fleet.watch import JobWatch
@@ -85,7 +87,6 @@ from riverpy.job import AttemptError, CancelFlag, Job, JobArgs, JobRow, JobState
 from riverpy.job_list import JobChanges, JobFilters, JobOrder, JobPage
 from riverpy.job_output import JobOutput
 from riverpy.job_result import JobNotCompletedError, OutputError, WaitTimeoutError, result
-from riverpy.leases import Lease, LeaseManager, MemoryLeases, MemoryTransaction
 from riverpy.middleware import (
     InsertInner,
     JobInsertMiddleware,
@@ -96,7 +97,6 @@ from riverpy.middleware import (
     WorkerMiddlewareFunc,
     WorkInner,
 )
-from riverpy.migrate import Migrator
 from riverpy.periodic import PeriodicJob, PeriodicJobs, PeriodicJobsStart, PeriodicJobState
 from riverpy.progress import JobProgress
 from riverpy.queue import Queue
@@ -113,6 +113,25 @@ from riverpy.stats import (
     SingletonStats,
 )
 from riverpy.worker import Worker, Workers
+
+if TYPE_CHECKING:
+    from riverpy.leases import Lease, LeaseManager, MemoryLeases, MemoryTransaction
+    from riverpy.migrate import Migrator
+else:
+
+    def __getattr__(name):
+        """Import a name that most programs do not use, and return its value."""
+        if name == "Migrator":
+            from riverpy.migrate import Migrator as value
+        elif name in {"Lease", "LeaseManager", "MemoryLeases", "MemoryTransaction"}:
+            from riverpy import leases
+
+            value = getattr(leases, name)
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
+
 
 __all__ = [
     "ArgsError",

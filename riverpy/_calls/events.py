@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal, overload
 from riverpy._calls.job_page import check_job_id
 from riverpy._calls.listening import LISTENER_POOL_SIZE_MIN, ListeningMethods
 from riverpy._fleet.filters import make_follow_filter
-from riverpy._fleet.follower import FleetFollower
 from riverpy._fleet.row_reader import RowReader
 from riverpy._fleet.subscription import FleetStream, FleetSubscription
 from riverpy._fleet.watch import JobWatch
@@ -21,6 +20,7 @@ from riverpy.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from riverpy._fleet.follower import FleetFollower
     from riverpy.events import EventKind, FleetEventKind, LeaseEventKind
 
 
@@ -136,6 +136,8 @@ class EventMethods(ListeningMethods):
 
     @cached_property
     def _follower(self) -> FleetFollower:
+        from riverpy._fleet.follower import FleetFollower  # most clients follow no other client
+
         return FleetFollower(
             self._get_open_pool,
             self._pool_connection,

@@ -17,13 +17,13 @@ from riverpy._calls.job_page import check_job_id
 from riverpy._calls.listening import ListeningMethods
 from riverpy._insert.recorder import refuse_in_recording
 from riverpy._lifecycle import run_despite_cancellation
-from riverpy._waiting.waiter import Waiter
 from riverpy.errors import ConfigError
 from riverpy.insert_opts import InsertOpts
 from riverpy.job_result import WaitTimeoutError
 
 if TYPE_CHECKING:
     from riverpy._waiting.listener import SharedListener
+    from riverpy._waiting.waiter import Waiter
     from riverpy.insert_opts import InsertResult
     from riverpy.job import JobArgs, JobRow, RawArgs
 
@@ -124,6 +124,8 @@ class WaitMethods(ListeningMethods):
 
     @cached_property
     def _waiter(self) -> Waiter:
+        from riverpy._waiting.waiter import Waiter  # most clients wait for no job
+
         return Waiter(
             self._pool_connection,
             self._listener,

@@ -8,15 +8,10 @@ from typing import TYPE_CHECKING, Any, cast, overload
 import msgspec
 from msgspec import UNSET
 
+from riverpy._names import CURSORS_METADATA_KEY, STEP_METADATA_KEY, STEP_METADATA_KEY_PREFIX
 from riverpy._postgres.jobs import AttemptResult, ClaimKey, StoredOutcome
 from riverpy._postgres.transactions import is_blocking_transaction, run_at_once_if_blocking
 from riverpy._work.attempt_store import encode_json_object
-from riverpy._work.steps import (
-    CURSORS_METADATA_KEY,
-    STEP_METADATA_KEY,
-    STEP_METADATA_KEY_PREFIX,
-    AttemptStepRunner,
-)
 from riverpy.events import EventKind
 from riverpy.job import (
     ERRORS_PER_JOB_MAX,
@@ -37,6 +32,7 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopCause
     from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
     from riverpy._work.attempt_store import AttemptStore
+    from riverpy._work.steps import AttemptStepRunner
     from riverpy.attempt_log import AttemptLog
     from riverpy.progress import JobProgress
     from riverpy.worker import RegisteredWorker
@@ -275,13 +271,18 @@ class Attempt(Job[Any]):
             StepError: the stored cursors are a list.
         """
         if STEP_METADATA_KEY_PREFIX in self._row[JobColumn.METADATA]:
-            self.step_runner = AttemptStepRunner(self)
+            self.step_runner = self._make_step_runner()
+
+    def _make_step_runner(self) -> AttemptStepRunner:
+        from riverpy._work.steps import AttemptStepRunner  # most jobs have no steps
+
+        return AttemptStepRunner(self)
 
     def _get_step_runner(self, method: str, *, needs_event_loop: bool = True) -> AttemptStepRunner:
         if not is_in_event_loop() and (needs_event_loop or self.step_runner is None):
             raise make_unavailable_error(method)
         if self.step_runner is None:
-            self.step_runner = AttemptStepRunner(self)
+            self.step_runner = self._make_step_runner()
         return self.step_runner
 
     def _store_progress(

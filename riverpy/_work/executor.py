@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import math
 import time
+from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,6 @@ from riverpy._names import EXPIRES_AT_METADATA_KEY
 from riverpy._plugins import PluginLists, process_plugins, read_class_plugins
 from riverpy._work import outcomes
 from riverpy._work.attempt import Attempt, Outcome
-from riverpy._work.blocking import BlockingJobRunner
 from riverpy._work.expiry import EXPIRED_ERROR_TEXT, is_job_expired
 from riverpy._work.failure import (
     find_deciding_error,
@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from msgspec import UnsetType
 
     from riverpy._work.attempt_store import AttemptStore
-    from riverpy._work.child_process import ChildProcessPool
+    from riverpy._work.blocking import BlockingJobRunner
+    from riverpy._work.child_process_pool import ChildProcessPool
     from riverpy._work.running_attempts import RunningAttempts
     from riverpy.config import Config
     from riverpy.worker import RegisteredWorker, Workers
@@ -94,11 +95,7 @@ class JobExecutor:
         self._on_error = on_error
         self._config, self._running_attempts, self._may_start_jobs = config, running, may_start_jobs
         self._attempt_store = store
-        hard_stop = config.hard_stop_timeout.total_seconds()
-        grace = min(CANCEL_GRACE_PERIOD_MAX, hard_stop * CANCEL_GRACE_SHARE_OF_HARD_STOP)
-        self._blocking_runner = BlockingJobRunner(
-            children, running, config.max_processes, grace, job_threads
-        )
+        self._child_processes, self._job_threads = children, job_threads
         self._job_context_template = contextvars.copy_context()
         """The context that is copied for each job, so that no job sees the context variables of
         another job."""
@@ -136,6 +133,19 @@ class JobExecutor:
         )
         return None if stack.is_empty else stack
 
+    @cached_property
+    def _blocking_runner(self) -> BlockingJobRunner:
+        from riverpy._work.blocking import BlockingJobRunner  # most workers have no blocking jobs
+
+        hard_stop = self._config.hard_stop_timeout.total_seconds()
+        return BlockingJobRunner(
+            self._child_processes,
+            self._running_attempts,
+            self._config.max_processes,
+            min(CANCEL_GRACE_PERIOD_MAX, hard_stop * CANCEL_GRACE_SHARE_OF_HARD_STOP),
+            self._job_threads,
+        )
+
     async def check_process_functions(self) -> None:
         """Check that a process can run the jobs of the kinds with `executor="process"`.
 
@@ -149,7 +159,10 @@ class JobExecutor:
 
     def close(self) -> None:
         """Stop the idle threads and processes that work blocking jobs."""
-        self._blocking_runner.close()
+        if "_blocking_runner" in vars(self):
+            self._blocking_runner.close()
+        else:  # a job that an earlier run abandoned may have ended since, and left its process
+            self._child_processes.end_idle_children()
 
     def launch_attempts(
         self, job_rows: Sequence[Any], release_slot: Callable[[], None], free_slot_count: int

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from riverpy._fleet.publisher import FleetPublisher
-from riverpy._leases.spreading import HEARTBEAT_AGE_MAX_SHARE_OF_DEAD_AFTER, LeaseSpreader
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.clients import ClientRegistration
 from riverpy._postgres.connection import (
@@ -31,12 +30,13 @@ if TYPE_CHECKING:
     from riverpy._leases.client_leases import ClientLeaseEngine
     from riverpy._leases.engine import LeaseEngine
     from riverpy._leases.singletons import SingletonRunner
+    from riverpy._leases.spreading import LeaseSpreader
     from riverpy._postgres.driver import Connection
     from riverpy._postgres.passwords import PasswordSource
     from riverpy._postgres.schema import SchemaState
     from riverpy._waiting.listener import SharedListener
     from riverpy._work.attempt_store import AttemptStore
-    from riverpy._work.child_process import ChildProcessPool
+    from riverpy._work.child_process_pool import ChildProcessPool
     from riverpy._work.counters import MetricEmitter, RunCounters
     from riverpy._work.subscriptions import SubscriptionManager
     from riverpy.config import Config, QueueConfig
@@ -191,6 +191,8 @@ class RunContext:
         its singletons."""
         if not self.config.spread_leases:
             return None
+        from riverpy._leases.spreading import HEARTBEAT_AGE_MAX_SHARE_OF_DEAD_AFTER, LeaseSpreader
+
         dead_after = self.config.dead_after.total_seconds()
         return LeaseSpreader(
             runners,

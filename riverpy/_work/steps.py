@@ -18,6 +18,7 @@ import msgspec
 
 from riverpy import _json
 from riverpy._json_decoder import make_decoder
+from riverpy._names import CURSORS_METADATA_KEY, KEPT_RESULTS_METADATA_KEY, STEP_METADATA_KEY
 from riverpy._postgres.driver import DATABASE_ERRORS, is_permanent_statement_error
 from riverpy._work.attempt_store import encode_json_object
 from riverpy.errors import ArgsError, StepError
@@ -27,15 +28,6 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.sessions.protocols import CallerTransaction
 
-STEP_METADATA_KEY = "river:resumable_step"
-"""The metadata key of the name of the last completed step."""
-CURSORS_METADATA_KEY = "river:resumable_cursor"
-"""The metadata key of the cursors: an object from the name of a step to any JSON."""
-KEPT_RESULTS_METADATA_KEY = "riverpy:steps"
-"""The metadata key of kept results: an object from the name of a step to any JSON. River keeps no
-results."""
-STEP_METADATA_KEY_PREFIX = '"river:resumable_'
-"""A text that the metadata of each job with stored steps or cursors contains."""
 STEP_VALUE_SIZE_MAX = 1024 * 1024
 """The maximum number of bytes of a cursor or a kept result, as JSON."""
 KEPT_RESULTS_SIZE_MAX = 8 * STEP_VALUE_SIZE_MAX

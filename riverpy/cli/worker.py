@@ -32,7 +32,6 @@ from riverpy._postgres.connection import expect_writable
 from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS, close_connection, connect
 from riverpy._postgres.passwords import make_password_source
 from riverpy._tools.bench.process_cost import reduce_garbage_collection
-from riverpy._tools.health.probes import check_liveness
 from riverpy._tools.health.systemd import SystemdNotifier
 from riverpy._version import VERSION
 from riverpy.cli import _settings
@@ -293,6 +292,8 @@ class _WorkerProcess:
         return 0
 
     def _is_alive(self) -> bool:
+        from riverpy._tools.health.probes import check_liveness  # only systemd's watchdog asks
+
         return self._client is None or check_liveness(self._client.stats()).ok
 
     def _cancel_start(self) -> None:

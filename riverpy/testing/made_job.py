@@ -21,13 +21,9 @@ from typing import (
 import msgspec
 
 from riverpy._insert.row import InsertSettings, prepare_row
+from riverpy._names import CURSORS_METADATA_KEY, KEPT_RESULTS_METADATA_KEY, STEP_METADATA_KEY
 from riverpy._work.attempt_store import encode_json_object
-from riverpy._work.steps import (
-    CURSORS_METADATA_KEY,
-    KEPT_RESULTS_METADATA_KEY,
-    STEP_METADATA_KEY,
-    AttemptStepRunner,
-)
+from riverpy._work.steps import AttemptStepRunner
 from riverpy.attempt_log import AttemptLog
 from riverpy.errors import ClientStateError, ConfigError
 from riverpy.insert_opts import MAX_ATTEMPTS_DEFAULT, InsertOpts

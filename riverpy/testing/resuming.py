@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from riverpy import _json
-from riverpy._work.steps import CURSORS_METADATA_KEY, STEP_METADATA_KEY
+from riverpy._names import CURSORS_METADATA_KEY, STEP_METADATA_KEY
 from riverpy.insert_opts import InsertOpts
 
 
