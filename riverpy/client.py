@@ -43,7 +43,7 @@ from riverpy._plugins import PluginLists
 from riverpy._postgres.driver import close_pool, create_pool, is_pool
 from riverpy._postgres.passwords import make_password_source
 from riverpy._work.attempt_store import AttemptStore
-from riverpy._work.child_process_pool import ChildProcessPool
+from riverpy._work.child_pool import ChildProcessPool
 from riverpy._work.release import release_claims
 from riverpy._work.run import ClientRun
 from riverpy._work.run_context import ClientParts

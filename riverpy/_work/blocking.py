@@ -12,6 +12,7 @@ import anyio
 
 from riverpy._main_import import describe_main_module
 from riverpy._plugins import process_plugins, surround_blocking_job
+from riverpy._work.child_pool import IDLE_CHILD_TIMEOUT
 from riverpy._work.child_process import (
     PROCESS_START_TIMEOUT,
     JobInChild,
@@ -19,7 +20,6 @@ from riverpy._work.child_process import (
     pickle_function,
     pickle_job,
 )
-from riverpy._work.child_process_pool import IDLE_CHILD_TIMEOUT
 from riverpy._work.returned_value import record_returned_value
 from riverpy.errors import ConfigError
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from riverpy._work.attempt import Attempt
+    from riverpy._work.child_pool import ChildProcessPool
     from riverpy._work.child_process import ChildProcess
-    from riverpy._work.child_process_pool import ChildProcessPool
     from riverpy._work.running_attempts import RunningAttempts
     from riverpy.job import Job
     from riverpy.worker import RegisteredWorker

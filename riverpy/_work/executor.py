@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from riverpy._work.attempt_store import AttemptStore
     from riverpy._work.blocking import BlockingJobRunner
-    from riverpy._work.child_process_pool import ChildProcessPool
+    from riverpy._work.child_pool import ChildProcessPool
     from riverpy._work.running_attempts import RunningAttempts
     from riverpy.config import Config
     from riverpy.worker import RegisteredWorker, Workers

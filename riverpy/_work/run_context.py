@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.schema import SchemaState
     from riverpy._waiting.listener import SharedListener
     from riverpy._work.attempt_store import AttemptStore
-    from riverpy._work.child_process_pool import ChildProcessPool
+    from riverpy._work.child_pool import ChildProcessPool
     from riverpy._work.counters import MetricEmitter, RunCounters
     from riverpy._work.subscriptions import SubscriptionManager
     from riverpy.config import Config, QueueConfig

@@ -32,6 +32,14 @@ RARELY_USED = (
     *("psycopg", "sqlalchemy", "riverpy._postgres.sessions.psycopg"),
     "riverpy._postgres.sessions.sqlalchemy",
     *("pickle", "riverpy._tools.health.server", "riverpy._tools.health.worker_health"),
+    *(
+        "riverpy._tools.health.probes",
+        "riverpy.migrate",
+        "riverpy.leases",
+        "riverpy._leases.memory",
+    ),
+    *("riverpy._leases.spreading", "riverpy._waiting.waiter", "riverpy._fleet.follower"),
+    *("riverpy._work.blocking", "riverpy._work.child_process", "riverpy._work.steps"),
 )
 """Modules that only some programs use."""
 LIBRARY = ("riverpy._tools", "riverpy.cli.", "click", *RARELY_USED)

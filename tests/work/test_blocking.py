@@ -29,7 +29,7 @@ import riverpy
 from riverpy import EventKind, Job, JobCancel, JobSnooze, Workers
 from riverpy._log_events import JOB_WROTE_OUTPUT
 from riverpy._postgres.jobs import ClaimKey
-from riverpy._work import child_process, child_process_pool, child_start
+from riverpy._work import child_pool, child_process, child_start
 from tests.work.rig import PATIENCE, Task, errors_of, metadata_of
 
 if TYPE_CHECKING:
@@ -377,7 +377,7 @@ def test_child_is_out_of_reach_of_the_terminal() -> None:
 def test_reuse_of_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle child takes the next job, unless its last job was cancelled or is long ago. Then the
     child is ended."""
-    children = child_process_pool.ChildProcessPool()
+    children = child_pool.ChildProcessPool()
     one, two = ClaimKey(1, 1, 1), ClaimKey(2, 1, 1)
     try:
         first = children.assign_child(one)
@@ -388,7 +388,7 @@ def test_reuse_of_children(monkeypatch: pytest.MonkeyPatch) -> None:
         assert first.has_exited
         second = children.assign_child(one)
         children.release_child(one)
-        monkeypatch.setattr(child_process_pool, "IDLE_CHILD_TIMEOUT", -1.0)
+        monkeypatch.setattr(child_pool, "IDLE_CHILD_TIMEOUT", -1.0)
         assert children.assign_child(two) is not second
         assert second.has_exited
         children.release_child(two)

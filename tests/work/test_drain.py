@@ -60,7 +60,7 @@ async def test_available_and_far_from_due(rig: Rig) -> None:
 
 @pytest.mark.timeout(180)
 async def test_pending_retry(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drain returns only after a job has completed that fails once and is due again at once, 50
+    """A drain returns only after a job has completed that fails once and is due again at once, 12
     times (LD-16)."""
     monkeypatch.setattr(riverpy._work.run, "DRAIN_POLL_INTERVAL", 0.0)
 
@@ -70,7 +70,7 @@ async def test_pending_retry(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
             raise ValueError("once")
 
     async with rig.client() as client:
-        for n in range(50):
+        for n in range(12):
             await client.insert(Task(n=n))
             await client.run(drain=True)
             assert await rig.states() == {"completed": n + 1}

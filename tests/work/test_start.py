@@ -105,7 +105,7 @@ async def test_stop_before_the_start(rig: Rig) -> None:
 async def test_stop_right_after_the_start(rig: Rig) -> None:
     """A stop a few turns of the loop after the start ends the run, and no row is left running."""
     await rig.insert_rows(100)
-    for turns in range(0, 60, 4):
+    for turns in range(0, 60, 6):
         client = rig.client(slots=5)
         async with client, anyio.create_task_group() as tasks:
             await tasks.start(client.run)

@@ -30,7 +30,7 @@ def ended(kind: str, error: str | None = None) -> Any:
     outcome = None if error is None else SimpleNamespace(error_entry=json.dumps({"error": error}))
     return SimpleNamespace(
         kind=kind,
-        columns=lambda: row,
+        claimed_row=row,
         outcome=outcome,
         event_kind=EventKind.JOB_FAILED if outcome else EventKind.JOB_COMPLETED,
         stored_state=JobState.DISCARDED,
