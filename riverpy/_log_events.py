@@ -22,6 +22,11 @@ HEALTH_CONNECTION_FAILED = "health connection failed"
 HEALTH_REQUEST_FAILED = "health request failed"
 LOG_LINES_DROPPED = "log lines dropped"
 
+# The dashboard
+DASHBOARD_CHANGED_JOBS = "dashboard changed jobs"
+DASHBOARD_MASK_FAILED = "dashboard mask failed"
+DASHBOARD_REQUEST_FAILED = "dashboard request failed"
+
 # Working jobs
 JOBS_WORKED = "jobs worked"
 JOBS_FAILED = "jobs failed"

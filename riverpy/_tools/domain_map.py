@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from riverpy._postgres.domains import DomainLeader, DomainMember, QueueOwner
-    from riverpy._postgres.driver import Connection, Transaction
+    from riverpy._postgres.driver import Transaction
 
 _ORPHANED_AFTER = timedelta(seconds=DOMAIN_ORPHANED_AFTER_SECONDS)
 PRIVILEGE_MISSING = "42501"
@@ -115,7 +115,9 @@ async def read_domains(connection: Transaction, schema: str | None) -> DomainMap
     )
 
 
-async def read_domains_if_permitted(connection: Connection, schema: str | None) -> DomainMap | None:
+async def read_domains_if_permitted(
+    connection: Transaction, schema: str | None
+) -> DomainMap | None:
     """Read all domains; None: the role may not read their tables. A role does not need this
     privilege if all clients are in domain `default`. A savepoint keeps an open transaction usable
     after the error."""

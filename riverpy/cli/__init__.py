@@ -37,6 +37,7 @@ _COMMANDS = {
     "periodic": "List periodic jobs, show their next times, run, pause and resume them.",
     "queue": "List, pause and resume queues.",
     "top": "Watch queues, workers, rates, waiting times and the leader.",
+    "web": "Serve the dashboard: pages about jobs, queues and workers.",
     "worker": "Work jobs until the process is stopped.",
 }
 

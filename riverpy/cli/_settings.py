@@ -60,7 +60,9 @@ CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
 
 PROCESSES_MAX = 128
 """The maximum number of worker processes of one `riverpy worker`."""
-NON_OPTION_VARIABLES = ("RIVERPY_EMBEDDED_DIR", "RIVERPY_PG_BIN")
+WEB_PASSWORD_VARIABLE = "RIVERPY_WEB_PASSWORD"  # noqa: S105 (the name of a variable)
+"""The environment variable with the password of `riverpy web`."""
+NON_OPTION_VARIABLES = ("RIVERPY_EMBEDDED_DIR", "RIVERPY_PG_BIN", WEB_PASSWORD_VARIABLE)
 """The environment variables of riverpy that set no option of a command."""
 TEST_VARIABLE_PREFIX = "RIVERPY_TEST_"
 """The prefix of the environment variables of riverpy's own tests."""

@@ -1,5 +1,5 @@
-"""A client in a web application: its lifespan, streams of events, and dependencies for FastAPI and
-Litestar.
+"""A client in a web application: its lifespan, streams of events, dependencies for FastAPI and
+Litestar, and the dashboard.
 
 `import riverpy.web` imports no framework. A function that needs a framework imports it when called.
 """
@@ -12,11 +12,21 @@ from riverpy.web._event_stream import event_stream
 from riverpy.web._lifespan import lifespan
 
 if TYPE_CHECKING:
+    from riverpy._dashboard.access import Access
+    from riverpy.web._dashboard import dashboard
     from riverpy.web._event_endpoint import events
     from riverpy.web._litestar import litestar_client
     from riverpy.web._starlette import client
 
-__all__ = ["client", "event_stream", "events", "lifespan", "litestar_client"]
+__all__ = [
+    "Access",
+    "client",
+    "dashboard",
+    "event_stream",
+    "events",
+    "lifespan",
+    "litestar_client",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -24,6 +34,14 @@ def __getattr__(name: str) -> object:
         from riverpy.web._starlette import client
 
         return client
+    if name == "Access":
+        from riverpy.web._dashboard import Access
+
+        return Access
+    if name == "dashboard":
+        from riverpy.web._dashboard import dashboard
+
+        return dashboard
     if name == "events":
         from riverpy.web._event_endpoint import events
 

@@ -301,6 +301,7 @@ def test_unknown_variable(tmp_path: Path, variable: str, message: str) -> None:
     [
         "RIVERPY_PG_BIN",
         "RIVERPY_EMBEDDED_DIR",
+        "RIVERPY_WEB_PASSWORD",
         "RIVERPY_DEBUG",
         "RIVERPY_TEST_DATABASE_URL",
         "RIVERPY_TEST_GO",

@@ -15,7 +15,7 @@ from riverpy._tools.top.statements import read_leases
 from riverpy.stats import LeaseLag
 
 if TYPE_CHECKING:
-    from riverpy._postgres.driver import Connection
+    from riverpy._postgres.driver import Transaction
     from riverpy._tools.top.statements import TopLeaseRow
 
 SHOWN_LEASES_MAX = 20
@@ -55,7 +55,7 @@ class ShownLeases(NamedTuple):
 
 
 async def read_lease_statuses(
-    connection: Connection, schema: str | None, *, has_reports: bool
+    connection: Transaction, schema: str | None, *, has_reports: bool
 ) -> ShownLeases:
     """Read the leases of user code. First come expired leases, and those without standbys before
     the others. Then come the leases with the oldest items. If the role may not read the table, the

@@ -42,7 +42,7 @@ from riverpy._tools.top.statements import (
 )
 
 if TYPE_CHECKING:
-    from riverpy._postgres.driver import Connection
+    from riverpy._postgres.driver import Connection, Transaction
     from riverpy._tools.domain_map import DomainMap
     from riverpy._tools.reads import ClientRow
 
@@ -186,18 +186,16 @@ class FleetStatus(msgspec.Struct, frozen=True):
 
 
 class StatusReader:
-    """Reads the status of one schema. After an error, the next read connects again.
+    """Reads the status of one schema on a connection of its own. After an error, the next read
+    connects again.
 
     Each read is one read-only transaction and changes no setting of the session, so the reader
     works through a pooler."""
 
     def __init__(self, url: str, schema: str | None) -> None:
-        self._url, self._schema = url, schema
+        self._url = url
+        self._statements = StatusStatements(schema)
         self._connection: Connection | None = None
-        self._has_client_table = self._has_domains = False
-        self._has_leases = self._has_lease_reports = False
-        self._damaged_job_errors: dict[int, str] = {}
-        """The ids of the jobs that the server cannot read, each with the server's error."""
 
     async def read(self) -> FleetStatus:
         """Read the status within `STATUS_READ_TIMEOUT`. An error closes the connection.
@@ -210,9 +208,7 @@ class StatusReader:
         try:
             with anyio.fail_after(STATUS_READ_TIMEOUT, reason=reason):
                 connection = await self._open_connection()
-                async with connection.transaction(isolation="repeatable_read", readonly=True):
-                    await set_statement_timeout(connection, STATEMENT_TIMEOUT)
-                    return await self._read_status(connection, began)
+                return await self._statements.read(connection, began)
         except BaseException:
             if self._connection is not None:
                 self._connection.terminate()
@@ -228,16 +224,43 @@ class StatusReader:
     async def _open_connection(self) -> Connection:
         if self._connection is None or self._connection.is_closed():
             self._connection = await connect(self._url, through_pooler=True)
-            await expect_primary(self._connection)
-            state = await check_schema(self._connection, self._schema, url=self._url)
-            versions = state.applied_versions(RIVERPY_MIGRATION_LINE)
-            self._has_client_table = CLIENTS_MIGRATION in versions
-            self._has_domains = DOMAINS_MIGRATION in versions
-            self._has_leases = LEASES_MIGRATION in versions
-            self._has_lease_reports = LEASE_REPORTS_MIGRATION in versions
+            await self._statements.check_tables(self._connection, self._url)
         return self._connection
 
-    async def _read_status(self, connection: Connection, started_at: float) -> FleetStatus:
+
+class StatusStatements:
+    """The statements that read the status of one schema, on any connection."""
+
+    def __init__(self, schema: str | None) -> None:
+        self._schema = schema
+        self._has_client_table = self._has_domains = False
+        self._has_leases = self._has_lease_reports = False
+        self._damaged_job_errors: dict[int, str] = {}
+        """The ids of the jobs that the server cannot read, each with the server's error."""
+
+    async def check_tables(self, connection: Transaction, url: str | None) -> None:
+        """Check that the server is the primary and has River's tables. Find out which of riverpy's
+        own tables it has. Call this before the first `read`.
+
+        Raises:
+            ConfigError, DatabaseError, or one of DATABASE_ERRORS: the server cannot be used.
+        """
+        await expect_primary(connection)
+        state = await check_schema(connection, self._schema, url=url)
+        versions = state.applied_versions(RIVERPY_MIGRATION_LINE)
+        self._has_client_table = CLIENTS_MIGRATION in versions
+        self._has_domains = DOMAINS_MIGRATION in versions
+        self._has_leases = LEASES_MIGRATION in versions
+        self._has_lease_reports = LEASE_REPORTS_MIGRATION in versions
+
+    async def read(self, connection: Transaction, started_at: float) -> FleetStatus:
+        """Read the status in one read-only transaction. `started_at` is the monotonic time at which
+        the caller began. The caller sets a timeout."""
+        async with connection.transaction(isolation="repeatable_read", readonly=True):
+            await set_statement_timeout(connection, STATEMENT_TIMEOUT)
+            return await self._read_status(connection, started_at)
+
+    async def _read_status(self, connection: Transaction, started_at: float) -> FleetStatus:
         schema = self._schema
         moment = await read_time_and_job_count(connection, schema)
         clients = None
@@ -277,7 +300,7 @@ class StatusReader:
         )
 
     async def _read_job_counts(
-        self, connection: Connection, queue_names: Sequence[str], count_limit: int
+        self, connection: Transaction, queue_names: Sequence[str], count_limit: int
     ) -> tuple[list[EndedJobsRow], list[QueueCountsRow], dict[str, RunningJobsRow]]:
         schema = self._schema
         errors = await find_damaged_jobs(connection, schema, list(self._damaged_job_errors))
@@ -308,7 +331,7 @@ class StatusReader:
         return ended, rows, running
 
     async def _read_queue_names(
-        self, connection: Connection, clients: Sequence[ClientRow]
+        self, connection: Transaction, clients: Sequence[ClientRow]
     ) -> Sequence[str]:
         """Return the queues that have a row or jobs, or that a live client works."""
         names = await read_queue_names(connection, self._schema, limit=QUEUES_MAX)
@@ -316,7 +339,7 @@ class StatusReader:
         return sorted({*names, *worked})[:QUEUES_MAX]
 
     async def _read_kinds_without_worker(
-        self, connection: Connection, queue_names: Sequence[str]
+        self, connection: Transaction, queue_names: Sequence[str]
     ) -> list[KindWithoutWorker]:
         if not self._has_client_table or not queue_names:
             return []
@@ -328,7 +351,7 @@ class StatusReader:
             kinds_max=KINDS_WITHOUT_WORKER_MAX,
         )
 
-    async def _read_leader_status(self, connection: Connection) -> LeaderStatus | None:
+    async def _read_leader_status(self, connection: Transaction) -> LeaderStatus | None:
         leader = await read_leader(
             connection, self._schema, has_client_table=self._has_client_table
         )

@@ -1,0 +1,167 @@
+"""Who may see and change what: the function `authorize`, and the checks of each change."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from inspect import isawaitable
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
+from urllib.parse import urlsplit
+
+from riverpy._dashboard.errors import PageError
+from riverpy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.datastructures import Headers
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+AccessLevel: TypeAlias = Literal["read", "write"]
+TOKEN_COOKIE = "riverpy_token"  # noqa: S105 (the name of a cookie)
+TOKEN_FIELD = "token"  # noqa: S105 (the name of a field)
+TOKEN_LENGTH_MAX = 100
+_FORWARDING_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+"""Headers that proxies add. Behind a proxy, each request comes from the proxy's address."""
+_NO_AUTHORIZE_ADVICE = (
+    "Give the dashboard a function that decides who may use it: "
+    "riverpy.web.dashboard(client, authorize=…). Without it, only a browser on the machine of the "
+    "server may use it, at an address such as http://127.0.0.1:8080/."
+)
+
+
+class Access(NamedTuple):
+    """What a user may do in the dashboard."""
+
+    level: AccessLevel
+    """`read`: see all pages. `write`: also change jobs."""
+    user: str | None = None
+    """The name of the user, for the log of changes."""
+
+
+AuthorizeResult: TypeAlias = AccessLevel | Access | None
+AuthorizeFunction: TypeAlias = "Callable[[Request], AuthorizeResult | Awaitable[AuthorizeResult]]"
+
+
+async def find_access(
+    request: Request, authorize: AuthorizeFunction | None, *, read_only: bool
+) -> Access:
+    """Return what the sender of a request may do.
+
+    Raises:
+        PageError: nothing.
+        ConfigError: `authorize` returned a wrong value.
+    """
+    if authorize is None:
+        _expect_local_request(request)
+        found: AuthorizeResult = "write"
+    else:
+        result = authorize(request)
+        found = await result if isawaitable(result) else result
+    if found is None:
+        raise PageError(
+            403,
+            "You may not use this dashboard.",
+            "Sign in to the application with another account, or ask its operator for access.",
+        )
+    access = found if isinstance(found, Access) else Access(found)
+    if access.level not in get_args(AccessLevel):
+        raise ConfigError(
+            f"authorize returned {access.level!r}: return 'read', 'write', riverpy.web.Access or "
+            "None"
+        )
+    return access._replace(level="read") if read_only else access
+
+
+def _expect_local_request(request: Request) -> None:
+    """Raise PageError unless both the connection and the address in the browser are local. Another
+    site could otherwise let its own name point to this machine."""
+    peer = request.client.host if request.client is not None else ""
+    if not _is_loopback(peer):
+        raise PageError(
+            403, "This dashboard answers only on its own machine.", _NO_AUTHORIZE_ADVICE
+        )
+    forwarded = [name for name in _FORWARDING_HEADERS if name in request.headers]
+    if forwarded:
+        raise PageError(
+            403,
+            f"This request came through a proxy (header {forwarded[0]}).",
+            _NO_AUTHORIZE_ADVICE,
+        )
+    host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    if host != "localhost" and not _is_loopback(host):
+        raise PageError(
+            403,
+            "The address of this page does not name this machine: it is not localhost.",
+            _NO_AUTHORIZE_ADVICE,
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def get_token(request: Request) -> str:
+    """Return the token of the browser, or a new one. A form has to send it back."""
+    return _read_token_cookie(request) or secrets.token_urlsafe(32)
+
+
+def set_token_cookie(request: Request, response: Response, token: str) -> None:
+    """Store the token in the browser, unless it is there."""
+    if _read_token_cookie(request) != token:
+        response.set_cookie(
+            TOKEN_COOKIE,
+            token,
+            path=request.scope.get("root_path") or "/",
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+
+
+def _read_token_cookie(request: Request) -> str | None:
+    token = request.cookies.get(TOKEN_COOKIE, "")
+    return token if 20 <= len(token) <= TOKEN_LENGTH_MAX and token.isascii() else None
+
+
+def expect_change_allowed(request: Request, access: Access, sent_token: str) -> None:
+    """Check a request that changes something: the user's rights, that a page of this dashboard sent
+    it, and its token.
+
+    Raises:
+        PageError: the request is refused. Nothing was changed.
+    """
+    if access.level != "write":
+        raise PageError(
+            403,
+            "You may only read here, so nothing was changed.",
+            "Ask the operator of the application for the right to change jobs.",
+        )
+    if not _is_from_same_site(request.headers):
+        raise PageError(
+            403,
+            "Another site sent this request, so nothing was changed.",
+            "Open the dashboard itself, and use its buttons.",
+        )
+    token = _read_token_cookie(request)
+    if token is None or not hmac.compare_digest(token.encode(), sent_token.encode()):
+        raise PageError(
+            403,
+            "The page was too old, so nothing was changed.",
+            "Go back, load the page again, and repeat the change. The browser must accept cookies.",
+        )
+
+
+def _is_from_same_site(headers: Headers) -> bool:
+    """Whether a page with the address of this dashboard sent a request. Browsers that do not send
+    `Sec-Fetch-Site` send `Origin`."""
+    fetch_site = headers.get("sec-fetch-site")
+    if fetch_site is not None:
+        return fetch_site == "same-origin"
+    origin = headers.get("origin", "")
+    return bool(origin) and urlsplit(origin).netloc == headers.get("host")

@@ -1,0 +1,192 @@
+"""The ASGI application of the dashboard: its pages, its changes, and its error pages.
+
+A new page is a module with a `Page`, a template, and an entry in `PAGES`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from riverpy._dashboard import home_page, job_list_page, job_page
+from riverpy._dashboard.access import (
+    TOKEN_FIELD,
+    expect_change_allowed,
+    find_access,
+    get_token,
+    set_token_cookie,
+)
+from riverpy._dashboard.errors import PageError
+from riverpy._dashboard.headers import SecureHeaders
+from riverpy._dashboard.job_changes import change_jobs, read_change_form
+from riverpy._dashboard.messages import forget_message, read_message, set_message
+from riverpy._dashboard.page import Frame, PageView, make_page_values
+from riverpy._dashboard.rendering import load_static_files
+from riverpy._dashboard.site import Site, SiteOptions
+from riverpy._log import get_logger
+from riverpy._log_events import DASHBOARD_REQUEST_FAILED
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
+from riverpy.errors import ClientStateError, RiverError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from riverpy._dashboard.page import Page
+    from riverpy.client import Client
+
+PAGES = (home_page.PAGE, job_list_page.PAGE, job_page.PAGE)
+"""All pages, in the order of the menu."""
+FORM_FIELDS_MAX = 1_100
+"""The maximum number of fields of a form: the ids of many jobs, and a few others."""
+FORM_BYTES_MAX = 256 * 1024
+
+
+def make_app(client: Client, options: SiteOptions) -> Starlette:
+    """Return the application."""
+    return _DashboardApp(Site(client, options)).make_starlette()
+
+
+class _DashboardApp:
+    """The endpoints of the dashboard."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._log = get_logger()
+
+    def make_starlette(self) -> Starlette:
+        routes = [
+            Route(page.path, partial(self._send_page, page), name=page.name) for page in PAGES
+        ]
+        routes += [
+            Route("/jobs/change", self._change_jobs, methods=["POST"]),
+            Route("/jobs/{job_id:int}/args", self._send_args),
+            Route("/static/{name}", _send_static_file),
+        ]
+        handlers: dict[Any, Any] = {HTTPException: self._send_http_error}
+        handlers |= dict.fromkeys((RiverError, *DATABASE_ERRORS), self._send_failure)
+        return Starlette(
+            routes=routes, exception_handlers=handlers, middleware=[Middleware(SecureHeaders)]
+        )
+
+    async def _make_view(self, request: Request) -> PageView:
+        options = self._site.options
+        access = await find_access(request, options.authorize, read_only=options.read_only)
+        root_path = request.scope.get("root_path", "").rstrip("/")
+        return PageView(self._site, request.path_params, request.query_params, access, root_path)
+
+    async def _send_page(self, page: Page, request: Request) -> Response:
+        view = await self._make_view(request)
+        values = await page.load(view)
+        return self._render(request, view, page, page.template, values)
+
+    def _render(
+        self,
+        request: Request,
+        view: PageView,
+        page: Page | None,
+        template: str,
+        values: Any,
+    ) -> Response:
+        token, message = get_token(request), read_message(request)
+        content = self._site.templates.render(
+            template,
+            {
+                **make_page_values(view, PAGES, page),
+                **values,
+                "frame": Frame(token, message, None),
+                "user": view.access.user,
+                "here": _get_path_and_query(request, view.root_path),
+            },
+        )
+        response = HTMLResponse(content)
+        set_token_cookie(request, response, token)
+        forget_message(request, response)
+        return response
+
+    async def _change_jobs(self, request: Request) -> Response:
+        view = await self._make_view(request)
+        fields = await _read_form(request)
+        expect_change_allowed(request, view.access, fields.get(TOKEN_FIELD, ""))
+        form = read_change_form(fields)
+        if form.needs_question:
+            return self._render(request, view, None, "question.html", {"form": form})
+        message = await change_jobs(self._site.client, form, view.access)
+        self._site.statuses.forget()
+        response = RedirectResponse(f"{view.root_path}{form.back}", 303)
+        set_message(request, response, message)
+        return response
+
+    async def _send_args(self, request: Request) -> Response:
+        """Send the whole args of a job as text, which browsers do not interpret."""
+        await self._make_view(request)
+        job, _ = await job_page.read_job(self._site.client, request.path_params["job_id"])
+        shown = self._site.show_args(job)
+        return PlainTextResponse(shown.note if shown.json_text is None else shown.json_text)
+
+    async def _send_http_error(self, request: Request, error: HTTPException) -> Response:
+        problem, advice = str(error.detail), "Go back, or open the first page of the dashboard."
+        if isinstance(error, PageError):
+            problem, advice = error.problem, error.advice
+        elif error.status_code == 404:
+            problem = "There is no such page."
+        response = self._render_problem(request, error.status_code, problem, advice)
+        response.headers.update(error.headers or {})
+        return response
+
+    async def _send_failure(self, request: Request, error: Exception) -> Response:
+        """Answer a request that failed because of the database or the client."""
+        text = describe_error(error)
+        self._log.warning(DASHBOARD_REQUEST_FAILED, path=request.url.path, error=text)
+        advice = "Load the page again. If this stays so, run `riverpy doctor` on the server."
+        if isinstance(error, ClientStateError):
+            advice = (
+                "The application has to open the client, for example by "
+                "lifespan=riverpy.web.lifespan(client)."
+            )
+        return self._render_problem(request, 503, f"The database could not be read: {text}", advice)
+
+    def _render_problem(self, request: Request, status: int, problem: str, advice: str) -> Response:
+        root = request.scope.get("root_path", "").rstrip("/")
+        values = {"root": root, "status": status, "problem": problem, "advice": advice}
+        return HTMLResponse(self._site.templates.render("problem.html", values), status)
+
+
+async def _read_form(request: Request) -> QueryParams:
+    """Return the fields of a form.
+
+    Raises:
+        PageError: the form is too large, or not in the form that browsers send.
+    """
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > FORM_BYTES_MAX:
+            raise PageError(413, "The form is too large.", "Go back, and choose fewer jobs.")
+    try:
+        fields = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=FORM_FIELDS_MAX)
+    except ValueError:
+        raise PageError(
+            400, "The form cannot be read.", "Go back, and choose fewer jobs."
+        ) from None
+    return QueryParams(fields)
+
+
+def _get_path_and_query(request: Request, root_path: str) -> str:
+    """Return the path below the dashboard's own path, with the query."""
+    path = request.scope["path"].removeprefix(root_path) or "/"
+    return f"{path}?{request.url.query}" if request.url.query else path
+
+
+async def _send_static_file(request: Request) -> Response:
+    file = load_static_files().get(request.path_params["name"])
+    if file is None:
+        raise HTTPException(404)
+    headers = {"Cache-Control": "public, max-age=31536000, immutable"}
+    return Response(file.content, media_type=file.media_type, headers=headers)

@@ -1,0 +1,208 @@
+"""The page of one job: its timeline, attempts, args, metadata, log, steps and output."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from riverpy._attempt_errors import GO_ZERO_TIME
+from riverpy._dashboard.database import open_read
+from riverpy._dashboard.errors import PageError
+from riverpy._dashboard.page import Page
+from riverpy._dsn import mask_passwords
+from riverpy._postgres.damaged_jobs import DAMAGED_JOB_REMEDY
+from riverpy._postgres.transactions import read_server_time
+from riverpy._work.attempt import SNOOZE_COUNT_METADATA_KEY
+from riverpy._work.steps import (
+    CURSORS_METADATA_KEY,
+    KEPT_RESULTS_METADATA_KEY,
+    STEP_METADATA_KEY,
+)
+from riverpy.errors import ConfigError, JobDamagedError, NotFoundError
+from riverpy.job import OUTPUT_METADATA_KEY, JobColumn, JobState
+from riverpy.joblog import LOG_METADATA_KEY, decode_log_entries
+from riverpy.progress import PROGRESS_METADATA_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from datetime import datetime
+
+    from riverpy._attempt_errors import AttemptError
+    from riverpy._dashboard.page import PageView
+    from riverpy.client import Client
+    from riverpy.job import JobRow
+
+_SHOWN_APART = {OUTPUT_METADATA_KEY, LOG_METADATA_KEY, PROGRESS_METADATA_KEY}
+"""Metadata keys that have a section of their own."""
+_FINAL_STATES = (JobState.COMPLETED, JobState.CANCELLED, JobState.DISCARDED)
+
+
+class TimelineEntry(NamedTuple):
+    """One moment of a job."""
+
+    title: str
+    at: datetime | None
+    text: str = ""
+
+
+class LogEntry(msgspec.Struct):
+    """The log of one attempt, as River stores it."""
+
+    attempt: int
+    log: str
+
+
+class ShownError(NamedTuple):
+    """The error of one attempt."""
+
+    attempt: int
+    at: datetime | None
+    client_id: str | None
+    error: str
+    trace: str
+
+
+async def read_job(client: Client, job_id: int) -> tuple[JobRow, datetime]:
+    """Return a job, and the server's time.
+
+    Raises:
+        PageError: there is no such job.
+        JobDamagedError: the server cannot read the job.
+    """
+    try:
+        async with open_read(client) as tx:
+            return await client.job_get(job_id, tx=tx), await read_server_time(tx)
+    except (NotFoundError, ConfigError):
+        raise PageError(
+            404,
+            f"There is no job {job_id}.",
+            "The leader deletes old jobs that have ended, or somebody has deleted it.",
+        ) from None
+
+
+async def load_job(view: PageView) -> Mapping[str, object]:
+    """Read one job."""
+    job_id: int = view.path_params["job_id"]
+    try:
+        job, now = await read_job(view.site.client, job_id)
+    except JobDamagedError as error:
+        remedy = DAMAGED_JOB_REMEDY
+        return {"job_id": job_id, "job": None, "damage": str(error), "remedy": remedy}
+    return {
+        **_describe_job(job),
+        "job_id": job_id,
+        "now": now,
+        "args": view.site.show_args(job),
+    }
+
+
+PAGE = Page("job", "/jobs/{job_id:int}", "job.html", load_job)
+
+
+def _describe_job(job: JobRow) -> dict[str, object]:
+    metadata = _decode_members(job.columns()[JobColumn.METADATA])
+    shown = {key: value for key, value in metadata.items() if key not in _SHOWN_APART}
+    return {
+        "job": job,
+        "timeline": list(_make_timeline(job)),
+        "errors": [_show_error(job, error) for error in reversed(job.errors)],
+        "errors_left_out": job.error_count - len(job.errors),
+        "metadata_json": msgspec.json.encode(shown).decode(),
+        "output_json": _get_text(metadata, OUTPUT_METADATA_KEY),
+        "steps": _describe_steps(metadata),
+        "log": list(_read_log(job)),
+        "unique_key": job.unique_key.hex() if job.unique_key else None,
+        "actions": list_actions(job.state),
+    }
+
+
+def list_actions(state: JobState) -> list[str]:
+    """Return the changes that are possible for a job in this state."""
+    if state is JobState.RUNNING:
+        return ["cancel"]
+    actions = [] if state is JobState.AVAILABLE else ["retry"]
+    return [*actions, *([] if state in _FINAL_STATES else ["cancel"]), "delete"]
+
+
+def _make_timeline(job: JobRow) -> Iterator[TimelineEntry]:
+    yield TimelineEntry("Inserted", job.created_at)
+    for error in job.errors:
+        name = f"Attempt {error.attempt}" if error.attempt else "An attempt"
+        client_id = _find_client(job, error.attempt)
+        first_line = mask_passwords(error.error).strip().partition("\n")[0]
+        where = f" in {client_id}" if client_id else ""
+        at = None if error.at == GO_ZERO_TIME else error.at
+        yield TimelineEntry(f"{name} failed{where}", at, first_line[:200])
+    match job.state:
+        case JobState.RUNNING:
+            name = f"Attempt {job.attempt} of {job.max_attempts} runs in {_last_client(job)}"
+            yield TimelineEntry(name, job.attempted_at)
+        case JobState.COMPLETED | JobState.CANCELLED | JobState.DISCARDED:
+            if job.state is JobState.COMPLETED:
+                name = f"Attempt {job.attempt} started in {_last_client(job)}"
+                yield TimelineEntry(name, job.attempted_at)
+            yield TimelineEntry(job.state.value.capitalize(), job.finalized_at)
+        case JobState.RETRYABLE:
+            yield TimelineEntry(f"Attempt {job.attempt + 1} is due", job.scheduled_at)
+        case _:
+            yield TimelineEntry("Due", job.scheduled_at)
+
+
+def _last_client(job: JobRow) -> str:
+    return job.attempted_by[-1] if job.attempted_by else "an unknown client"
+
+
+def _find_client(job: JobRow, attempt: int) -> str | None:
+    """Return the client that ran an attempt. None: it is not known, because a snoozed attempt also
+    adds its client, but does not count."""
+    clients = job.attempted_by
+    if len(clients) == job.attempt and 1 <= attempt <= len(clients):
+        return clients[attempt - 1]
+    return None
+
+
+def _show_error(job: JobRow, error: AttemptError) -> ShownError:
+    return ShownError(
+        error.attempt,
+        None if error.at == GO_ZERO_TIME else error.at,
+        _find_client(job, error.attempt),
+        mask_passwords(error.error),
+        mask_passwords(error.trace),
+    )
+
+
+def _decode_members(json_text: str) -> dict[str, msgspec.Raw]:
+    """Return the members of an object as JSON texts, so that numbers stay exact."""
+    try:
+        return msgspec.json.decode(json_text, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        return {"(not an object)": msgspec.Raw(json_text.encode())}
+
+
+def _get_text(members: Mapping[str, msgspec.Raw], key: str) -> str | None:
+    raw = members.get(key)
+    return None if raw is None else bytes(raw).decode()
+
+
+def _describe_steps(metadata: Mapping[str, msgspec.Raw]) -> list[tuple[str, str]]:
+    """Return what is stored about the job's steps: names of values, and the values as JSON."""
+    names = {
+        STEP_METADATA_KEY: "Last completed step",
+        CURSORS_METADATA_KEY: "Cursors",
+        KEPT_RESULTS_METADATA_KEY: "Kept results",
+        SNOOZE_COUNT_METADATA_KEY: "Snoozes",
+    }
+    return [
+        (name, text)
+        for key, name in names.items()
+        if (text := _get_text(metadata, key)) is not None
+    ]
+
+
+def _read_log(job: JobRow) -> Iterator[LogEntry]:
+    for raw in decode_log_entries(job.columns()[JobColumn.METADATA]):
+        try:
+            yield msgspec.json.decode(raw, type=LogEntry)
+        except (msgspec.DecodeError, RecursionError):
+            yield LogEntry(0, raw.decode("utf-8", "replace"))

@@ -1,0 +1,61 @@
+"""Messages: the result of a change, which the next page shows."""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+MESSAGE_COOKIE = "riverpy_message"
+MESSAGE_LENGTH_MAX = 1_000
+"""The maximum number of characters of a message. A browser stores at most 4 kB in a cookie."""
+_MESSAGE_AGE_MAX = 60
+"""Seconds after which a browser forgets a message that no page has shown."""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A text for the user."""
+
+    text: str
+    state: Literal["ok", "look", "act"] = "ok"
+    """`ok`: all was done. `look`: a part was not done. `act`: nothing was done."""
+
+
+def set_message(request: Request, response: Response, message: Message) -> None:
+    """Let the next page show a message."""
+    text = message.text
+    if len(text) > MESSAGE_LENGTH_MAX:
+        text = text[: MESSAGE_LENGTH_MAX - 1] + "…"
+    encoded = msgspec.json.encode(msgspec.structs.replace(message, text=text))
+    response.set_cookie(
+        MESSAGE_COOKIE,
+        urlsafe_b64encode(encoded).decode().rstrip("="),
+        max_age=_MESSAGE_AGE_MAX,
+        path=request.scope.get("root_path") or "/",
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+
+
+def read_message(request: Request) -> Message | None:
+    """Return the message that this page has to show; None: there is none."""
+    value = request.cookies.get(MESSAGE_COOKIE)
+    if not value:
+        return None
+    try:
+        encoded = urlsafe_b64decode(value + "=" * (-len(value) % 4))
+        return msgspec.json.decode(encoded, type=Message)
+    except (ValueError, msgspec.MsgspecError):
+        return None
+
+
+def forget_message(request: Request, response: Response) -> None:
+    """Let no further page show the message."""
+    if MESSAGE_COOKIE in request.cookies:
+        response.delete_cookie(MESSAGE_COOKIE, path=request.scope.get("root_path") or "/")

@@ -1,0 +1,64 @@
+"""Page: one page of the dashboard, as its module describes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from riverpy._dashboard.access import TOKEN_FIELD
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from starlette.datastructures import QueryParams
+
+    from riverpy._dashboard.access import Access
+    from riverpy._dashboard.messages import Message
+    from riverpy._dashboard.site import Site
+
+
+class PageView(NamedTuple):
+    """One page as one group of users sees it: the values that decide what it shows."""
+
+    site: Site
+    path_params: Mapping[str, Any]
+    query: QueryParams
+    access: Access
+    root_path: str
+    """The path at which the dashboard is mounted, without a slash at its end."""
+
+
+class Page(NamedTuple):
+    """A page. `load` reads what the template shows."""
+
+    name: str
+    path: str
+    """The path below the dashboard's own, in the form of Starlette's routes."""
+    template: str
+    """The template. It extends `base.html`. Its block `live` is shown again when something changes,
+    so it must not contain the token or the user: forms stand outside of it, and their buttons and
+    checkboxes name them with the attribute `form`."""
+    load: Callable[[PageView], Awaitable[Mapping[str, object]]]
+    menu_title: str | None = None
+    """The title in the menu. None: the page is not in the menu."""
+
+
+class Frame(NamedTuple):
+    """What a page shows around its own content, for one user."""
+
+    token: str
+    message: Message | None
+    live_path: str | None
+    """The path of the stream of changes. None: the page does not change."""
+
+
+def make_page_values(
+    view: PageView, pages: tuple[Page, ...], current: Page | None
+) -> dict[str, object]:
+    """Return the values that all templates need, also those of a live block."""
+    return {
+        "root": view.root_path,
+        "can_write": view.access.level == "write",
+        "menu": [page for page in pages if page.menu_title is not None],
+        "current_page": "" if current is None else current.name,
+        "token_field": TOKEN_FIELD,
+    }

@@ -1,0 +1,163 @@
+"""Templates: Jinja2 with escaping, and the forms in which the pages show values."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from riverpy._tools.text import format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+LIVE_BLOCK = "live"
+"""The block of a template that changes while a page is open."""
+SHOWN_TEXT_LENGTH_MAX = 20_000
+"""The maximum number of characters of a text, such as args, that a page shows."""
+_DIRECTORY = Path(__file__).parent
+_HIDDEN_CHARACTERS = re.compile(
+    "[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+    "\ud800-\udfff]"
+)
+"""Characters that are not seen, or that change the direction of the text. They could hide what a
+value is."""
+_STATIC_TYPES = {"dashboard.css": "text/css", "dashboard.js": "text/javascript"}
+
+
+class CutText(NamedTuple):
+    """The start of a text."""
+
+    text: str
+    is_cut: bool
+    length: int
+    """The number of characters of the whole text."""
+
+
+def show_hidden_characters(text: str) -> str:
+    """Return a text in which characters that are not seen are shown as escapes."""
+    return _HIDDEN_CHARACTERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def show_value(value: object) -> str:
+    """Return a value as text, in which characters that are not seen are shown as escapes."""
+    return show_hidden_characters(str(value))
+
+
+def cut_text(text: str, length: int = SHOWN_TEXT_LENGTH_MAX) -> CutText:
+    """Return the start of a text."""
+    return CutText(show_hidden_characters(text[:length]), len(text) > length, len(text))
+
+
+def format_json(json_text: str) -> str:
+    """Return JSON text with one value a line. Numbers stay as they are, also large ones."""
+    try:
+        return msgspec.json.format(json_text, indent=2)
+    except (msgspec.DecodeError, RecursionError):
+        return json_text
+
+
+def format_count(count: int | None, cap: int | None = None) -> str:
+    """Return a count, such as `1,234`, or `10k+` if counting ended at `cap`. None: `?`."""
+    if count is None:
+        return "?"
+    if cap is None or count < cap:
+        return f"{count:,}"
+    return f"{count // 1000}k+" if count >= 10_000 or count % 1000 == 0 else f"{count:,}+"
+
+
+def format_duration(seconds: float | None) -> str:
+    """Return a duration, such as `1h5m`. None: `–`."""
+    if seconds is None:
+        return "–"
+    return f"{max(seconds, 0) * 1000:.0f}ms" if seconds < 1 else format_seconds(seconds)
+
+
+def format_rate(rate: float) -> str:
+    """Return a number of jobs per second."""
+    if not rate:
+        return "0"
+    return "<0.1" if rate < 0.1 else f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
+
+
+def show_time(moment: datetime | None, now: datetime) -> Markup:
+    """Return an element with the age of a time. Its title has the time in UTC."""
+    if moment is None:
+        return Markup("–")
+    seconds = (now - moment).total_seconds()
+    age = format_seconds(abs(round(seconds)))
+    text = f"{age} ago" if seconds >= 0 else f"in {age}"
+    full = format_time(moment)
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(
+        moment.astimezone(UTC).isoformat(), full, text
+    )
+
+
+def format_time(moment: datetime) -> str:
+    """Return a time in UTC, such as `2026-01-31 12:00:00.123 UTC`."""
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03} UTC"
+
+
+class StaticFile(NamedTuple):
+    """A file that browsers load beside the pages."""
+
+    content: bytes
+    media_type: str
+    version: str
+    """A text that changes with the content."""
+
+
+@cache
+def load_static_files() -> Mapping[str, StaticFile]:
+    """Return the static files by name."""
+    files: dict[str, StaticFile] = {}
+    for name, media_type in _STATIC_TYPES.items():
+        content = (_DIRECTORY / "static" / name).read_bytes()
+        files[name] = StaticFile(content, media_type, sha256(content).hexdigest()[:12])
+    return files
+
+
+class Templates:
+    """The templates of the dashboard."""
+
+    def __init__(self) -> None:
+        self._environment = Environment(
+            loader=FileSystemLoader(_DIRECTORY / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        filters: dict[str, Callable[..., object]] = {
+            "age": show_time,
+            "count": format_count,
+            "cut": cut_text,
+            "duration": format_duration,
+            "json": format_json,
+            "rate": format_rate,
+            "visible": show_value,
+        }
+        self._environment.filters.update(filters)  # pyright: ignore[reportCallIssue, reportArgumentType] (its type lists the default filters only)
+        self._static_versions = {name: file.version for name, file in load_static_files().items()}
+
+    def render(self, name: str, values: Mapping[str, object]) -> bytes:
+        """Return a page."""
+        template = self._environment.get_template(name)
+        return _encode(template.render(values, static_versions=self._static_versions))
+
+    def render_live_block(self, name: str, values: Mapping[str, object]) -> bytes:
+        """Return the block of a page that changes while the page is open."""
+        template = self._environment.get_template(name)
+        block = template.blocks[LIVE_BLOCK]
+        return _encode("".join(block(template.new_context(dict(values)))))
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "replace")  # lone surrogates become `?`

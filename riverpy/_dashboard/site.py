@@ -1,0 +1,69 @@
+"""Site: what all pages of one dashboard share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from riverpy._dashboard.rendering import Templates
+from riverpy._dashboard.status_cache import StatusCache
+from riverpy._error_text import error_text
+from riverpy._log import get_logger
+from riverpy._log_events import DASHBOARD_MASK_FAILED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from riverpy._dashboard.access import AuthorizeFunction
+    from riverpy.client import Client
+    from riverpy.job import JobRow
+
+MaskFunction: TypeAlias = "Callable[[str, Any], object]"
+
+
+class SiteOptions(NamedTuple):
+    """The arguments of `riverpy.web.dashboard`."""
+
+    authorize: AuthorizeFunction | None
+    read_only: bool
+    hide_args: bool
+    mask: MaskFunction | None
+
+
+class ShownArgs(NamedTuple):
+    """The args of a job as users may see them."""
+
+    json_text: str | None
+    """None: users may not see them."""
+    note: str = ""
+    """Why they are hidden or changed."""
+
+
+class Site:
+    """What all pages of one dashboard share: the client, the options, the templates, the status."""
+
+    def __init__(self, client: Client, options: SiteOptions) -> None:
+        self.client = client
+        self.options = options
+        self.templates = Templates()
+        self.statuses = StatusCache(client)
+        self._log = get_logger()
+
+    def show_args(self, job: JobRow) -> ShownArgs:
+        """Return the args of a job as users may see them."""
+        if self.options.hide_args:
+            return ShownArgs(None, "The args are hidden here (hide_args).")
+        if self.options.mask is None:
+            return ShownArgs(job.encoded_args)
+        try:
+            args = msgspec.json.decode(job.encoded_args)
+            masked = self.options.mask(job.kind, args)
+            return ShownArgs(
+                msgspec.json.encode(masked).decode(), "The function `mask` has changed these args."
+            )
+        except Exception as error:  # code of the user, which must not show args by an error
+            self._log.warning(
+                DASHBOARD_MASK_FAILED, kind=job.kind, job_id=job.id, error=error_text(error)
+            )
+            return ShownArgs(None, "The args are hidden, because the function `mask` failed.")

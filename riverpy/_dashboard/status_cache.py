@@ -1,0 +1,74 @@
+"""StatusCache: the status of the schema, which all pages and viewers share."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+
+from riverpy._dashboard.database import open_connection
+from riverpy._tools.top.status import StatusStatements
+
+if TYPE_CHECKING:
+    from riverpy._tools.top.status import FleetStatus
+    from riverpy.client import Client
+
+STATUS_AGE_MAX = 1.5
+"""Seconds for which a status, or the error of a read, is used again."""
+STATUS_AGE_FACTOR = 9.0
+"""After a slow read, the status is used for this multiple of the read's duration. So reads use at
+most a tenth of the time."""
+
+
+class StatusCache:
+    """Reads the status of a schema. Requests that arrive during a read wait for its result."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._lock = anyio.Lock()
+        self._statements: StatusStatements | None = None
+        self._status: FleetStatus | None = None
+        self._error: Exception | None = None
+        """The error of the last read. Requests that wait get it too: otherwise each of them would
+        wait for a database that does not answer."""
+        self._expires_at = 0.0
+
+    async def read(self) -> FleetStatus:
+        """Return a status that is at most a few seconds old.
+
+        Raises:
+            ClientStateError: the client is not open.
+            ConfigError, DatabaseError, or one of DATABASE_ERRORS: the read failed.
+        """
+        async with self._lock:
+            if time.monotonic() < self._expires_at and self._error is not None:
+                raise self._error
+            if self._status is None or time.monotonic() >= self._expires_at:
+                return await self._renew()
+            return self._status
+
+    def forget(self) -> None:
+        """Let the next call read the status again: something was changed."""
+        self._expires_at = 0.0
+
+    async def _renew(self) -> FleetStatus:
+        try:
+            self._status = await self._read_new_status()
+        except Exception as error:
+            self._error = error
+            self._expires_at = time.monotonic() + STATUS_AGE_MAX
+            raise
+        self._error = None
+        pause = max(STATUS_AGE_MAX, self._status.took * STATUS_AGE_FACTOR)
+        self._expires_at = time.monotonic() + pause
+        return self._status
+
+    async def _read_new_status(self) -> FleetStatus:
+        began = time.monotonic()
+        async with open_connection(self._client) as connection:
+            if self._statements is None:
+                statements = StatusStatements(self._client.config.schema)
+                await statements.check_tables(connection, self._client.database_url)
+                self._statements = statements
+            return await self._statements.read(connection, began)

@@ -1,0 +1,226 @@
+"""`riverpy web`: the dashboard in a process of its own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+from base64 import b64decode
+from contextlib import AsyncExitStack, ExitStack
+from hmac import compare_digest
+from typing import TYPE_CHECKING
+
+import click
+from msgspec import UNSET
+
+from riverpy._tools.health.http import Address
+from riverpy.cli import _settings
+from riverpy.cli._options import HOW_TO_GIVE_A_DATABASE, database_options
+from riverpy.cli._output import print_note
+from riverpy.cli._run import EXIT_USAGE_ERROR, CommandError, run_async
+from riverpy.cli._target import load_client_target, open_client
+from riverpy.cli._types import NAME, IntegerType
+from riverpy.client import Client
+from riverpy.config import Config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+
+    from riverpy._dashboard.access import Access
+    from riverpy.cli._options import DatabaseSettings
+    from riverpy.cli._target import ClientTarget
+
+PORT_DEFAULT = 8080
+PASSWORD_LENGTH_MIN = 8
+STOP_TIMEOUT = 5
+"""Seconds that open requests may take after a signal."""
+_CLIENT_POOL_SIZE = 4
+
+_EPILOG = f"""\b
+Exit codes:
+  0  stopped by Ctrl-C or SIGTERM
+  1  a failure: no database, or the port is in use
+  2  wrong usage or a wrong setting
+
+Without MODULE:ATTR the command needs only the URL of the database. It starts no workers. With
+MODULE:ATTR it uses that client, with its password function and its settings.
+
+On an address such as 127.0.0.1, everybody on this machine can use the dashboard, unless
+{_settings.WEB_PASSWORD_VARIABLE} is set. Then browsers ask for a user and this password. Every user
+name is accepted, and is logged with each change. Any other address needs --allow-network and the
+password, and should be behind a proxy with TLS, which hides the password on its way.
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("target", metavar="[MODULE:ATTR]", required=False)
+@click.option(
+    "--host", type=NAME, default="127.0.0.1", show_default=True, help="Address to listen on."
+)
+@click.option(
+    "--port",
+    type=IntegerType(0, 65535),
+    default=PORT_DEFAULT,
+    show_default=True,
+    help="Port to listen on; 0: any free port.",
+)
+@click.option(
+    "--allow-network", is_flag=True, help="Allow a --host that other machines can connect to."
+)
+@click.option("--read-only", is_flag=True, help="Allow no changes.")
+@click.option("--hide-args", is_flag=True, help="Hide the args of jobs.")
+@database_options
+def web(
+    *,
+    target: str | None,
+    host: str,
+    port: int,
+    allow_network: bool,
+    read_only: bool,
+    hide_args: bool,
+    database: DatabaseSettings,
+) -> None:
+    """Serve the dashboard: pages about jobs, queues and workers.
+
+    \b
+    riverpy web
+    riverpy web jobs:client --port 9000 --read-only
+    """
+    password = os.environ.get(_settings.WEB_PASSWORD_VARIABLE) or None
+    _check_address(Address(host, port), password, allow_network=allow_network)
+    try:
+        import uvicorn  # noqa: F401  # pyright: ignore[reportUnusedImport] (a check)
+
+        from riverpy.web import dashboard
+    except ImportError as error:
+        raise CommandError(
+            f"riverpy web needs more packages: pip install 'riverpy-queue[web]' ({error})",
+            exit_code=EXIT_USAGE_ERROR,
+        ) from error
+    loaded = None if target is None else load_client_target(target)
+    if loaded is None:
+        database.require_url()
+
+    def make_app(client: Client) -> Starlette:
+        authorize = None if password is None else _PasswordCheck(password).authorize
+        return dashboard(client, authorize=authorize, read_only=read_only, hide_args=hide_args)
+
+    run_async(_DashboardServer(Address(host, port), make_app).serve, loaded, database)
+
+
+def _check_address(address: Address, password: str | None, *, allow_network: bool) -> None:
+    if password is not None and len(password) < PASSWORD_LENGTH_MIN:
+        raise CommandError(
+            f"{_settings.WEB_PASSWORD_VARIABLE} must have {PASSWORD_LENGTH_MIN} characters or more",
+            exit_code=EXIT_USAGE_ERROR,
+        )
+    if address.is_loopback:
+        return
+    if not allow_network:
+        raise click.UsageError(
+            f"other machines can connect to --host {address.host}, and could see and change all "
+            f"jobs: add --allow-network, and set {_settings.WEB_PASSWORD_VARIABLE}"
+        )
+    if password is None:
+        raise click.UsageError(
+            f"--allow-network needs a password: set {_settings.WEB_PASSWORD_VARIABLE}"
+        )
+
+
+class _PasswordCheck:
+    """Lets a user in who knows the password (HTTP basic authentication)."""
+
+    def __init__(self, password: str) -> None:
+        self._password = password.encode()
+
+    def authorize(self, request: Request) -> Access:
+        """Return the access of a user. Without the password, ask the browser for it."""
+        from starlette.exceptions import HTTPException
+
+        from riverpy.web import Access
+
+        scheme, _, encoded = request.headers.get("authorization", "").partition(" ")
+        try:
+            user, _, given = b64decode(encoded, validate=True).partition(b":")
+        except ValueError:
+            user, given = b"", b""
+        if scheme.lower() != "basic" or not compare_digest(given, self._password):
+            header = {"WWW-Authenticate": 'Basic realm="riverpy", charset="UTF-8"'}
+            raise HTTPException(401, "This dashboard needs a user and its password.", header)
+        return Access("write", user.decode("utf-8", "replace") or None)
+
+
+class _DashboardServer:
+    """Serves the dashboard until a signal arrives."""
+
+    def __init__(self, address: Address, make_app: Callable[[Client], Starlette]) -> None:
+        self._address, self._make_app = address, make_app
+        self._is_serving = False
+        """Whether uvicorn handles the signals."""
+
+    async def serve(self, target: ClientTarget | None, database: DatabaseSettings) -> None:
+        """Open the client, and serve until SIGINT or SIGTERM."""
+        import uvicorn
+
+        with ExitStack() as sockets:
+            listener = sockets.enter_context(self._listen())
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self._handle_signal)
+            async with AsyncExitStack() as stack:
+                client = await _open_client(stack, target, database)
+                config = uvicorn.Config(
+                    self._make_app(client),
+                    log_config=None,
+                    access_log=False,
+                    server_header=False,
+                    timeout_graceful_shutdown=STOP_TIMEOUT,
+                )
+                port = listener.getsockname()[1]
+                address = self._address._replace(port=port)
+                print_note(f"riverpy web: http://{address}/ (Ctrl-C stops it)")
+                self._is_serving = True
+                await uvicorn.Server(config).serve(sockets=[listener])
+
+    def _listen(self) -> socket.socket:
+        host, port = self._address
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            return socket.create_server((host, port), family=family)
+        except OSError as error:
+            hint = (
+                "another process uses the port: choose another one with --port"
+                if error.errno == errno.EADDRINUSE
+                else error.strerror or str(error)
+            )
+            raise CommandError(f"cannot listen on {self._address}: {hint}") from error
+
+    def _handle_signal(self, _number: int, _frame: FrameType | None) -> None:
+        """Stop the start of the server. uvicorn handles signals while it serves, and repeats them
+        at its end: then there is nothing left to stop."""
+        if not self._is_serving:
+            raise SystemExit(0)
+
+
+async def _open_client(
+    stack: AsyncExitStack, target: ClientTarget | None, database: DatabaseSettings
+) -> Client:
+    if target is None:
+        config = Config(schema=database.schema, pool_size=_CLIENT_POOL_SIZE)
+        client = Client(database.require_url(), config=config)
+    else:
+        client = await stack.enter_async_context(open_client(target))
+    if client.is_open:
+        return client
+    if target is not None:
+        client.configure(database=database.url or UNSET, schema=database.schema or UNSET)
+    if client.database_url is None and target is not None:
+        raise CommandError(
+            f"{target.import_path} has no database: {HOW_TO_GIVE_A_DATABASE}",
+            exit_code=EXIT_USAGE_ERROR,
+        )
+    return await stack.enter_async_context(client)

@@ -1,0 +1,3 @@
+"""Tests of the dashboard."""
+
+from __future__ import annotations

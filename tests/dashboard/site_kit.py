@@ -1,0 +1,49 @@
+"""What the tests of the dashboard share: a browser without JavaScript, and jobs to look at."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from tests._database import Schema
+
+LOCAL = "http://localhost:8080"
+SAME_SITE = {"Sec-Fetch-Site": "same-origin"}
+
+
+class Browser(httpx.AsyncClient):
+    """Sends requests to an application, and keeps cookies, as a browser without JavaScript."""
+
+    def __init__(self, app: ASGIApp, *, base_url: str = LOCAL, peer: str = "127.0.0.1") -> None:
+        transport = httpx.ASGITransport(app=app, client=(peer, 1234), raise_app_exceptions=False)
+        super().__init__(transport=transport, base_url=base_url)
+
+    async def see(self, path: str, *, status: int = 200) -> str:
+        """Return the text of a page."""
+        answer = await self.get(path)
+        assert answer.status_code == status, answer.text
+        return answer.text
+
+    async def submit(self, page: str, path: str, **fields: Any) -> httpx.Response:
+        """Send the form of a page, with its token, and follow a redirection."""
+        found = re.search(r'name="token" value="([^"]*)"', page)
+        token = unescape(found[1]) if found else ""
+        data = {"token": token, **fields}
+        return await self.post(path, data=data, headers=SAME_SITE, follow_redirects=True)
+
+
+async def insert_job(schema: Schema, state: str = "available", **columns: str) -> int:
+    """Insert a job. The values of the columns are SQL. Return its id."""
+    values = {"kind": "'k'", "args": "'{}'", "max_attempts": "25", **columns}
+    if state in {"completed", "cancelled", "discarded"}:
+        values.setdefault("finalized_at", "now()")
+    return await schema.fetchval(
+        f"INSERT INTO river_job (state, {', '.join(values)})"
+        f" VALUES ('{state}', {', '.join(values.values())}) RETURNING id"
+    )

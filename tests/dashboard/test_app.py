@@ -1,0 +1,285 @@
+"""The pages of the dashboard, and its changes, without a browser."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+
+from riverpy import Client, Config, ConfigError
+from riverpy._log_events import DASHBOARD_CHANGED_JOBS, DASHBOARD_MASK_FAILED
+from riverpy.web import Access, dashboard
+from tests.dashboard.site_kit import LOCAL, SAME_SITE, Browser, insert_job
+from tests.kit.damaged_rows import damage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from starlette.requests import Request
+
+    from tests._database import Schema
+
+
+@pytest.fixture
+async def client(schema: Schema) -> AsyncGenerator[Client]:
+    """An open client."""
+    async with Client(schema.url, config=Config(schema=schema.name, pool_size=2)) as client:
+        yield client
+
+
+async def test_pages(schema: Schema, client: Client) -> None:
+    """Home says what is wrong, first what needs action. The list has tabs of states and pages of
+    jobs. The page of a job has its timeline, errors, args with exact numbers, log, steps and
+    output. Text that could be code, or that could turn the direction of text, is shown as text."""
+    error = (
+        "jsonb_build_object('at', '2026-01-02T03:04:05Z', 'attempt', 1,"
+        " 'error', '<img src=x onerror=alert(1)>', 'trace', 'File \"a.py\", line 3')"
+    )
+    metadata = (
+        '\'{"river:log": [{"attempt": 1, "log": "read 3 rows"}, 7], "output": {"n": 0.10},'
+        ' "riverpy:progress": {"done": 1, "total": 4, "text": "half"}, "riverpy:steps": {"a": 1}}\''
+    )
+    job_id = await insert_job(
+        schema,
+        "discarded",
+        kind="'<b>k</b>'",
+        args="jsonb_build_object('n', 12345678901234567890123, 'r', E'a\\u202eb', 's', '</pre>')",
+        attempt="1",
+        attempted_by="array['worker-1']",
+        attempted_at="now()",
+        errors=f"array[{error}]",
+        metadata=metadata,
+        tags="array['tag_1']",
+    )
+    waiting_id = await insert_job(schema, queue="'slow'", scheduled_at="now() - interval '2 min'")
+    async with Browser(dashboard(client)) as browser:
+        home = await browser.see("/")
+        assert "Something needs action now" in home
+        assert "1 job waits in slow, the oldest for 2m" in home
+        assert home.index("1 job waits") < home.index("No attempt failed")
+        listed = await browser.see("/jobs")
+        assert f'/jobs/{job_id}"' in listed
+        assert f'/jobs/{waiting_id}"' in listed
+        only = await browser.see("/jobs?state=discarded")
+        assert f'/jobs/{job_id}"' in only
+        assert f'/jobs/{waiting_id}"' not in only
+        page = await browser.see(f"/jobs/{job_id}")
+        for text in (
+            *("12345678901234567890123", "a\\u202eb", "0.10", "read 3 rows", "in worker-1"),
+            *("&lt;img src=x onerror=alert(1)&gt;", "&lt;/pre&gt;", "tag_1", "1 of 4 (25 %): half"),
+        ):
+            assert text in page
+        assert "<img" not in page
+        assert "<b>k</b>" not in page
+        args = await browser.get(f"/jobs/{job_id}/args")
+        assert args.headers["content-type"] == "text/plain; charset=utf-8"
+        for path, status in (("/jobs/99", 404), ("/jobs?state=x", 400), ("/jobs?after=x", 400)):
+            assert "<h1>" in await browser.see(path, status=status)
+        for path in ("/", "/jobs", "/jobs/99", "/none", "/static/dashboard.css"):
+            headers = (await browser.get(path)).headers
+            assert "default-src 'none'" in headers["content-security-policy"]
+            assert "unsafe" not in headers["content-security-policy"]
+            assert headers["x-content-type-options"] == "nosniff"
+        assert "no-store" in (await browser.get("/")).headers["cache-control"]
+
+
+async def test_many_jobs(schema: Schema, client: Client) -> None:
+    """A list is read page by page: no job is left out or shown twice. A large value is cut, and the
+    page links to the whole."""
+    await schema.execute(
+        "INSERT INTO river_job (kind, args, max_attempts)"
+        " SELECT 'k', jsonb_build_object('x', repeat('y', 100 * i)), 25"
+        " FROM generate_series(1, 230) AS i"
+    )
+    async with Browser(dashboard(client)) as browser:
+        for state in ("", "available"):
+            path: str | None = f"/jobs?state={state}"
+            seen: list[int] = []
+            while path is not None:
+                page = await browser.see(path)
+                seen += [int(one) for one in re.findall(r'id="job-(\d+)"', page)]
+                found = re.search(r'href="([^"]*)">Next page', page)
+                path = None if found is None else unescape(found[1])
+            assert sorted(seen) == list(range(1, 231))
+        page = await browser.see("/jobs/230")
+        assert len(page) < 30_000
+        assert "Show the whole text" in page
+        assert len(await browser.see("/jobs/230/args")) > 23_000
+
+
+async def test_changes(schema: Schema, client: Client, log: list[dict[str, Any]]) -> None:
+    """Jobs are retried, cancelled and deleted. A question comes before each change that is hard to
+    undo. The next page says what was done, once. Each change is logged with its user."""
+
+    async def authorize(request: Request) -> Access:
+        return Access("write", user="ann")
+
+    ended = await insert_job(schema, "discarded")
+    taken = await insert_job(schema, "discarded", unique_key="'x'", unique_states="b'11111111'")
+    running = await insert_job(schema, "running", attempted_by="array['c']", attempted_at="now()")
+    async with Browser(dashboard(client, authorize=authorize)) as browser:
+        page = await browser.see(f"/jobs/{ended}")
+        change = {"id": ended, "back": f"/jobs/{ended}"}
+        answer = await browser.submit(page, "/jobs/change", action="retry", **change)
+        assert f"Job {ended} was retried." in answer.text
+        assert answer.url.path == f"/jobs/{ended}"
+        assert "was retried" not in await browser.see(f"/jobs/{ended}")
+        question = await browser.submit(page, "/jobs/change", action="cancel", **change)
+        assert f"Cancel job {ended}?" in question.text
+        change |= {"confirmed": "yes"}
+        answer = await browser.submit(question.text, "/jobs/change", action="cancel", **change)
+        assert f"Job {ended} was cancelled." in answer.text
+        several = {"id": [ended, taken, running, 99], "back": "/jobs"}
+        question = await browser.submit(page, "/jobs/change", action="delete", **several)
+        assert "Delete these 4 jobs?" in question.text
+        several |= {"confirmed": "yes"}
+        answer = await browser.submit(page, "/jobs/change", action="delete", **several)
+        for text in ("2 jobs deleted.", "1 needed no change (1 of them run)", "1 do not exist"):
+            assert text in answer.text
+        several |= {"back": "//example.org"}
+        answer = await browser.submit(page, "/jobs/change", action="cancel", **several)
+        assert answer.url.path == "/jobs"
+        for wrong in ({}, {"id": "x"}, {"id": [1] * 1001}, {"id": 1, "action": "drop"}):
+            fields = {"action": "retry", **wrong}
+            assert (await browser.submit(page, "/jobs/change", **fields)).status_code == 400
+    events = [one for one in log if one["event"] == DASHBOARD_CHANGED_JOBS]
+    assert [(one["action"], one["user"], one["changed"]) for one in events] == [
+        *[("retry", "ann", 1), ("cancel", "ann", 1), ("delete", "ann", 2), ("cancel", "ann", 1)],
+    ]
+
+
+async def test_access(schema: Schema, client: Client) -> None:
+    """`authorize` decides who may see and change jobs. A change needs the right to it, a request of
+    the same site, and the token of the page. Without `authorize`, only the own machine is
+    answered: no other peer, no other name, and no proxy."""
+    job_id = await insert_job(schema, "discarded")
+    change = {"id": job_id, "action": "retry", "back": "/jobs"}
+
+    def choose(request: Request) -> Any:
+        match request.query_params.get("as", "write"):
+            case "nobody":
+                return None
+            case "stranger":
+                raise HTTPException(303, headers={"Location": "/login"})
+            case other:
+                return other
+
+    async with Browser(dashboard(client, authorize=choose), base_url="https://x.org") as browser:
+        assert "You may not use" in await browser.see("/?as=nobody", status=403)
+        answer = await browser.get("/?as=stranger")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+        page = await browser.see(f"/jobs/{job_id}")
+        assert ">Retry<" in page
+        assert ">Retry<" not in await browser.see(f"/jobs/{job_id}?as=read")
+        cookie = browser.cookies["riverpy_token"]
+        for headers, fields in (
+            ({"Sec-Fetch-Site": "cross-site"}, {"token": cookie}),
+            ({"Sec-Fetch-Site": "same-site", "Origin": "https://x.org"}, {"token": cookie}),
+            ({"Origin": "https://evil.org"}, {"token": cookie}),
+            ({"Origin": "null"}, {"token": cookie}),
+            ({}, {"token": cookie}),
+            (SAME_SITE, {"token": cookie[:-1] + "é"}),
+            (SAME_SITE, {}),
+        ):
+            data = change | fields
+            assert (
+                await browser.post("/jobs/change", data=data, headers=headers)
+            ).status_code == 403
+        answer = await browser.submit(page, "/jobs/change?as=read", **change)
+        assert answer.status_code == 403
+        browser.cookies.clear()
+        assert (await browser.submit(page, "/jobs/change", **change)).status_code == 403
+        assert await schema.fetchval("SELECT state FROM river_job") == "discarded"
+        data = {**change, "token": cookie}
+        browser.cookies["riverpy_token"] = cookie
+        headers = {"Origin": "https://x.org"}
+        assert (await browser.post("/jobs/change", data=data, headers=headers)).status_code == 303
+        assert await schema.fetchval("SELECT state FROM river_job") == "available"
+        answer = await browser.post("/jobs/change", content=b"x" * 300_000, headers=headers)
+        assert answer.status_code == 413
+    async with Browser(dashboard(client, authorize=choose, read_only=True)) as browser:
+        assert ">Retry<" not in await browser.see(f"/jobs/{job_id}")
+    for peer, base_url, headers in (
+        ("10.0.0.1", LOCAL, {}),
+        ("127.0.0.1", "http://evil.org", {}),
+        ("127.0.0.1", LOCAL, {"X-Forwarded-For": "10.0.0.1"}),
+    ):
+        async with Browser(dashboard(client), base_url=base_url, peer=peer) as browser:
+            answer = await browser.get("/", headers=headers)
+            assert answer.status_code == 403
+            assert "authorize=" in answer.text
+    async with Browser(dashboard(client), base_url="http://[::1]:80", peer="::1") as browser:
+        await browser.see("/")
+
+
+async def test_hidden_args(schema: Schema, client: Client, log: list[dict[str, Any]]) -> None:
+    """Args are hidden, or changed by a function. If the function fails, they are hidden."""
+    job_id = await insert_job(schema, args='\'{"card": "4242", "n": 1}\'')
+
+    def mask(kind: str, args: Any) -> object:
+        return {**args, "card": "***"}
+
+    def fail(kind: str, args: Any) -> object:
+        raise ValueError(args["card"])
+
+    for options, shown in (
+        ({"hide_args": True}, ["hide_args"]),
+        ({"mask": mask}, ["***"]),
+        ({"mask": fail}, ["function `mask` failed"]),
+    ):
+        async with Browser(dashboard(client, **options)) as browser:
+            for path in (f"/jobs/{job_id}", f"/jobs/{job_id}/args"):
+                page = await browser.see(path)
+                assert "4242" not in page
+                assert all(text in page for text in shown)
+    assert DASHBOARD_MASK_FAILED in {one["event"] for one in log}
+
+
+async def test_damaged_job(schema: Schema, client: Client) -> None:
+    """A job that the server cannot read breaks no page. Home, the list and its page say so."""
+    job_id, other_id = await insert_job(schema), await insert_job(schema)
+    await damage(schema, job_id, "metadata")
+    async with Browser(dashboard(client)) as browser:
+        listed = await browser.see("/jobs")
+        assert "The server cannot read this job" in listed
+        assert f'/jobs/{other_id}"' in listed
+        assert "the server cannot read job" in await browser.see(f"/jobs/{job_id}")
+
+
+async def test_mounted(schema: Schema, client: Client) -> None:
+    """In an application the dashboard has a path of its own. A client that is not open, and a
+    database that does not answer, give a page that says what to do."""
+    await insert_job(schema)
+    app = Starlette()
+    app.mount("/admin/jobs", dashboard(client))
+    async with Browser(app) as browser:
+        page = await browser.see("/admin/jobs/")
+        for path in set(re.findall(r'(?:href|src|action)="(/[^"]*)"', page)):
+            assert path.startswith("/admin/jobs/")
+            assert (await browser.get(unescape(path))).status_code == 200
+        assert browser.cookies.jar is not None
+        assert {one.path for one in browser.cookies.jar} == {"/admin/jobs"}
+    async with Browser(dashboard(Client(schema.url))) as browser:
+        assert "lifespan=riverpy.web.lifespan(client)" in await browser.see("/", status=503)
+    await schema.execute("ALTER TABLE river_job RENAME TO moved")
+    try:
+        async with Browser(dashboard(client)) as browser:
+            assert "riverpy doctor" in await browser.see("/jobs", status=503)
+    finally:
+        await schema.execute("ALTER TABLE moved RENAME TO river_job")
+
+
+def test_wrong_arguments() -> None:
+    """Wrong arguments are refused when the application starts."""
+    client = Client("postgres://x")
+    for values in (
+        {"client": "x"},
+        {"client": client, "authorize": "x"},
+        {"client": client, "mask": 1},
+    ):
+        with pytest.raises(ConfigError):
+            dashboard(**values)  # type: ignore[arg-type]
