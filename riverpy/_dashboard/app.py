@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from starlette.applications import Starlette
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from riverpy._dashboard import home_page, job_list_page, job_page
 from riverpy._dashboard.access import (
@@ -26,6 +26,7 @@ from riverpy._dashboard.access import (
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.headers import SecureHeaders
 from riverpy._dashboard.job_changes import change_jobs, read_change_form
+from riverpy._dashboard.live import RegionKey
 from riverpy._dashboard.messages import forget_message, read_message, set_message
 from riverpy._dashboard.page import Frame, PageView, make_page_values
 from riverpy._dashboard.rendering import load_static_files
@@ -59,12 +60,15 @@ class _DashboardApp:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._log = get_logger()
+        self._page_routes = [
+            (page, Route(page.path, partial(self._send_page, page), name=page.name))
+            for page in PAGES
+        ]
 
     def make_starlette(self) -> Starlette:
-        routes = [
-            Route(page.path, partial(self._send_page, page), name=page.name) for page in PAGES
-        ]
+        routes = [route for _, route in self._page_routes]
         routes += [
+            Route("/live", self._send_changes),
             Route("/jobs/change", self._change_jobs, methods=["POST"]),
             Route("/jobs/{job_id:int}/args", self._send_args),
             Route("/static/{name}", _send_static_file),
@@ -95,20 +99,44 @@ class _DashboardApp:
         values: Any,
     ) -> Response:
         token, message = get_token(request), read_message(request)
+        here = _get_path_and_query(request, view.root_path)
+        live_path = None if page is None else f"{view.root_path}/live?path={quote(here, safe='')}"
         content = self._site.templates.render(
             template,
             {
                 **make_page_values(view, PAGES, page),
                 **values,
-                "frame": Frame(token, message, None),
+                "frame": Frame(token, message, live_path),
                 "user": view.access.user,
-                "here": _get_path_and_query(request, view.root_path),
+                "here": here,
             },
         )
         response = HTMLResponse(content)
         set_token_cookie(request, response, token)
         forget_message(request, response)
         return response
+
+    async def _send_changes(self, request: Request) -> Response:
+        """Send the changes of the page that `path` names."""
+        view = await self._make_view(request)
+        place = urlsplit(request.query_params.get("path", ""))
+        scope = {"type": "http", "method": "GET", "path": place.path, "root_path": ""}
+        matches = [(page, *route.matches(scope)) for page, route in self._page_routes]
+        fitting = [(page, found) for page, match, found in matches if match is Match.FULL]
+        if not fitting:
+            raise HTTPException(404)
+        page, found = fitting[0]
+        followed = view._replace(
+            path_params=found["path_params"],
+            query=QueryParams(place.query),
+            access=view.access._replace(user=None),  # all users with these rights see the same
+        )
+        key = RegionKey(f"{place.path}?{followed.query}", followed.access.level, followed.root_path)
+        return self._site.regions.open_stream(key, partial(self._render_live_block, page, followed))
+
+    async def _render_live_block(self, page: Page, view: PageView) -> bytes:
+        values = {**make_page_values(view, PAGES, page), **await page.load(view)}
+        return self._site.templates.render_live_block(page.template, values)
 
     async def _change_jobs(self, request: Request) -> Response:
         view = await self._make_view(request)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from riverpy._dashboard.database import open_read
-from riverpy._dashboard.errors import PageError
+from riverpy._dashboard.job_search import find_jobs, read_search
 from riverpy._dashboard.page import Page
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.transactions import read_server_time
-from riverpy.errors import ConfigError, RiverError
+from riverpy.errors import RiverError
 from riverpy.job import JobState
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from riverpy._dashboard.page import PageView
     from riverpy._tools.top.status import FleetStatus
-    from riverpy.job_list import JobFilters
 
 JOBS_PER_PAGE = 50
 SHOWN_STATES = (
@@ -35,36 +34,17 @@ SHOWN_STATES = (
 
 async def load_jobs(view: PageView) -> Mapping[str, object]:
     """Read one page of jobs."""
-    filters: JobFilters = {}
-    state = view.query.get("state", "")
-    if state:
-        filters["states"] = [state]
-    after = view.query.get("after")
-    descending = state in {"", "completed", "cancelled", "discarded"}
-    try:
-        async with open_read(view.site.client) as tx:
-            now = await read_server_time(tx)
-            page = await view.site.client.job_list(
-                order_by="time" if state else "id",
-                descending=descending,
-                limit=JOBS_PER_PAGE,
-                after=after,
-                tx=tx,
-                **filters,
-            )
-    except ConfigError as error:
-        raise PageError(
-            400, f"This list cannot be shown: {error}", "Go back to all jobs."
-        ) from None
-    is_full = len(page.jobs) + len(page.damaged) == JOBS_PER_PAGE
+    search = read_search(view.query)
+    async with open_read(view.site.client) as tx:
+        now = await read_server_time(tx)
+        schema = view.site.client.config.schema
+        found = await find_jobs(tx, schema, search, limit=JOBS_PER_PAGE)
     return {
         "now": now,
-        "state": state,
+        "search": search,
         "states": SHOWN_STATES,
-        "jobs": page.jobs,
-        "damaged": page.damaged,
-        "next_cursor": page.cursor if is_full else None,
-        "is_first": after is None,
+        "found": found,
+        "is_ticked": view.query.get("tick") == "all",
         "status": await _read_status(view),
     }
 

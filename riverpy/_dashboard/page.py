@@ -48,7 +48,7 @@ class Frame(NamedTuple):
     token: str
     message: Message | None
     live_path: str | None
-    """The path of the stream of changes. None: the page does not change."""
+    """The address of the stream of changes. None: the page does not change."""
 
 
 def make_page_values(

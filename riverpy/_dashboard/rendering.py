@@ -95,8 +95,8 @@ def show_time(moment: datetime | None, now: datetime) -> Markup:
     age = format_seconds(abs(round(seconds)))
     text = f"{age} ago" if seconds >= 0 else f"in {age}"
     full = format_time(moment)
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(
-        moment.astimezone(UTC).isoformat(), full, text
+    return Markup('<time datetime="{}" title="{}" data-age="{}">{}</time>').format(
+        moment.astimezone(UTC).isoformat(), full, round(seconds, 1), text
     )
 
 

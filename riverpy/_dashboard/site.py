@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from riverpy._dashboard.live import LiveRegions
 from riverpy._dashboard.rendering import Templates
 from riverpy._dashboard.status_cache import StatusCache
 from riverpy._error_text import error_text
@@ -48,6 +49,7 @@ class Site:
         self.options = options
         self.templates = Templates()
         self.statuses = StatusCache(client)
+        self.regions = LiveRegions()
         self._log = get_logger()
 
     def show_args(self, job: JobRow) -> ShownArgs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Collection
 from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
@@ -18,6 +17,7 @@ from riverpy._fleet.row_reader import WatchClosedError
 from riverpy._fleet.subscription import take_waiting_events
 from riverpy._fleet.watch import get_row_reader
 from riverpy._postgres.jobs import FINAL_STATES
+from riverpy._server_events import encode_event, is_server_stopping
 from riverpy.errors import ConfigError, NotFoundError
 from riverpy.events import EventKind, FleetEventKind, LeaseEventKind
 
@@ -224,28 +224,3 @@ class _StreamReader:
                     raise _StreamEndedError from None
                 self._heartbeat_at = anyio.current_time() + HEARTBEAT_INTERVAL
                 return item
-
-
-def encode_event(name: str, data: bytes, event_id: str | None = None) -> bytes:
-    """Return one server-sent event. Line ends in the arguments cannot end the event early."""
-    text = data.decode()
-    lines = [f"event: {_join_lines(name)}"]
-    if event_id:
-        lines.append(f"id: {_join_lines(event_id)}")
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    lines += [f"data: {line}" for line in text.split("\n")]
-    return ("\n".join(lines) + "\n\n").encode()
-
-
-def _join_lines(text: str) -> str:
-    return text.replace("\r", " ").replace("\n", " ").replace("\0", " ")
-
-
-def is_server_stopping() -> bool:
-    """Return whether uvicorn runs this process and stops. uvicorn waits for open streams, so they
-    must end by themselves. Its server object owns the signal handler."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        server = getattr(signal.getsignal(number), "__self__", None)
-        if getattr(server, "should_exit", False) is True:
-            return True
-    return False

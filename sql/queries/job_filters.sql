@@ -5,6 +5,7 @@
 -- The conditions of the filters that are given. The text of an error is searched in the last error. Tags, priorities
 -- and errors have no index. The states are literals: the planner cannot estimate how many rows the states of a
 -- parameter have, and would not use the index for a rare state.
+-- when candidates: and id = any(array(select id from candidate))
 -- when ids: and id = any(@ids::bigint[])
 -- when kinds: and kind = any(@kinds::text[])
 -- when queues: and queue = any(@queues::text[])

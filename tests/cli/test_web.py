@@ -60,14 +60,26 @@ async def stop(process: asyncio.subprocess.Process, number: signal.Signals) -> i
 
 async def test_serve(schema: Schema, tmp_path: Path) -> None:
     """The command needs only the URL of a database, or a client of a module. It shows the pages,
-    and ends cleanly by a signal. With a password, browsers have to send it."""
+    and sends their changes. It ends cleanly by a signal, also while a stream is open. With a
+    password, browsers have to send it."""
     job_id = await insert_job(schema)
     database = ("--database-url", schema.url, "--schema", schema.name)
     async with serving(*database) as (process, url), httpx.AsyncClient(base_url=url) as http:
         assert "is alive" in (await http.get("/")).text
         assert f'/jobs/{job_id}"' in (await http.get("/jobs")).text
         assert (await http.get("/", headers={"Host": "evil.org"})).status_code == 403
-        assert await stop(process, signal.SIGTERM) == 0
+        assert (await http.get("/live?path=/none")).status_code == 404
+        async with asyncio.timeout(PATIENCE), http.stream("GET", "/live?path=/jobs") as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            lines = answer.aiter_lines()
+            async for line in lines:
+                if f'/jobs/{job_id}"' in line:
+                    break
+            other_id = await insert_job(schema, "discarded")
+            async for line in lines:
+                if f'/jobs/{other_id}"' in line:
+                    break
+            assert await stop(process, signal.SIGTERM) == 0
     (tmp_path / "shop.py").write_text(
         "import riverpy\n"
         f"client = riverpy.Client({schema.url!r}, config=riverpy.Config(schema={schema.name!r}))\n"

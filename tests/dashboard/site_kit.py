@@ -21,7 +21,7 @@ class Browser(httpx.AsyncClient):
     """Sends requests to an application, and keeps cookies, as a browser without JavaScript."""
 
     def __init__(self, app: ASGIApp, *, base_url: str = LOCAL, peer: str = "127.0.0.1") -> None:
-        transport = httpx.ASGITransport(app=app, client=(peer, 1234), raise_app_exceptions=False)
+        transport = httpx.ASGITransport(app=app, client=(peer, 1234), raise_app_exceptions=True)
         super().__init__(transport=transport, base_url=base_url)
 
     async def see(self, path: str, *, status: int = 200) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from html import unescape
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import pytest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
 from riverpy import Client, Config, ConfigError
+from riverpy._dashboard import job_search
 from riverpy._log_events import DASHBOARD_CHANGED_JOBS, DASHBOARD_MASK_FAILED
 from riverpy.web import Access, dashboard
 from tests.dashboard.site_kit import LOCAL, SAME_SITE, Browser, insert_job
@@ -109,6 +111,51 @@ async def test_many_jobs(schema: Schema, client: Client) -> None:
         assert len(page) < 30_000
         assert "Show the whole text" in page
         assert len(await browser.see("/jobs/230/args")) > 23_000
+
+
+async def test_filters(schema: Schema, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list has filters, alone and together. It searches a limited number of jobs, and says so
+    if there may be more. A wrong filter gives a page with advice."""
+    error = "array[jsonb_build_object('error', 'no answer from x', 'attempt', 1)]"
+    tagged = await insert_job(
+        schema, "discarded", kind="'mail'", tags="array['a','b']", errors=error, priority="2"
+    )
+    tenant = await insert_job(schema, queue="'slow'", metadata="'{\"tenant\": 7}'", priority="3")
+    running = await insert_job(schema, "running", kind="'mail'", attempted_at="now()")
+    cases: list[tuple[dict[str, object], set[int]]] = [
+        ({}, {tagged, tenant, running}),
+        ({"kind": "mail"}, {tagged, running}),
+        ({"kind": "mail", "state": "running"}, {running}),
+        ({"kind": "none"}, set()),
+        ({"state": "discarded", "tag": "a", "error": "no answer", "priority": 2}, {tagged}),
+        ({"tag": "b"}, {tagged}),
+        ({"queue": "slow"}, {tenant}),
+        ({"queue": "slow", "state": "available"}, {tenant}),
+        ({"queue": "slow", "state": "running"}, set()),
+        ({"metadata": '{"tenant": 7}'}, {tenant}),
+        ({"metadata": '{"tenant": 8}', "state": "available"}, set()),
+        ({"error": "answer from x"}, {tagged}),
+        ({"id": f"{tagged}, {running} 99"}, {tagged, running}),
+        ({"id": tagged, "state": "available"}, set()),
+    ]
+    async with Browser(dashboard(client)) as browser:
+        for filters, expected in cases:
+            page = await browser.see(f"/jobs?{urlencode(filters)}")
+            assert {int(one) for one in re.findall(r'id="job-(\d+)"', page)} == expected, filters
+            assert "This list searched" not in page
+        assert "checked" in await browser.see("/jobs?tick=all")
+        for wrong in (
+            "id=x",
+            "priority=9",
+            "metadata=7",
+            "metadata={",
+            "state=x",
+            f"tag={'x' * 2000}",
+        ):
+            assert "correct the filters" in await browser.see(f"/jobs?{wrong}", status=400)
+        monkeypatch.setattr(job_search, "SEARCHED_JOBS_MAX", 1)
+        for filters in ("kind=mail", "state=available", "state=running&queue=default", "tag=a"):
+            assert "This list searched" in await browser.see(f"/jobs?{filters}")
 
 
 async def test_changes(schema: Schema, client: Client, log: list[dict[str, Any]]) -> None:

@@ -1,0 +1,164 @@
+"""Live updates: streams of server-sent events with the part of a page that changes.
+
+All followers of a page with the same rights share one region. A region has no task of its own: the
+first follower that finds it old renders it, and the others wait for the result."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+from starlette.exceptions import HTTPException
+from starlette.responses import StreamingResponse
+
+from riverpy._dashboard.errors import PageError
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
+from riverpy._server_events import encode_event, is_server_stopping
+from riverpy.errors import RiverError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+
+    from starlette.types import Receive, Scope, Send
+
+RENDER_INTERVAL = 2.0
+"""Seconds between two renderings of a region, if rendering is fast."""
+RENDER_PAUSE_FACTOR = 9.0
+"""The minimum pause after a rendering, as a multiple of the time that it took. So the renderings of
+a region use at most a tenth of the time."""
+FOLLOWERS_MAX = 200
+"""The maximum number of open streams of a dashboard. Further requests get the status 503. The page
+says so, and its browser tries again later."""
+REGIONS_MAX = 50
+"""The maximum number of different pages that are followed. Then the same applies."""
+STREAM_SECONDS_MAX = 300.0
+"""The length of a stream. Then the browser connects again, which checks its rights again."""
+STOP_CHECK_INTERVAL = 0.5
+"""Seconds between two checks whether the web server stops."""
+RETRY_SECONDS = 30
+_AGE = re.compile(rb'(<time datetime="[^"]*")[^>]*>[^<]*')
+_HEADERS = {"X-Accel-Buffering": "no"}  # nginx must pass each event on at once
+
+
+class RegionKey(NamedTuple):
+    """What a region shows, and to whom."""
+
+    path_and_query: str
+    access_level: str
+    root_path: str
+
+
+class LiveRegion:
+    """The part of a page that changes, as its followers with the same rights see it."""
+
+    def __init__(self, render: Callable[[], Awaitable[bytes]]) -> None:
+        self._render = render
+        self._lock = anyio.Lock()
+        self._fingerprint: bytes | None = None
+        self.due_at = 0.0
+        """The time of the event loop at which the region is rendered again."""
+        self.version = 0
+        """The number of the content. It changes when more than the ages in the content change."""
+        self.content = b""
+        self.problem: str | None = None
+        """Why the last rendering failed. None: it did not fail."""
+        self.follower_count = 0
+
+    async def refresh(self) -> None:
+        """Render the region if it is due."""
+        async with self._lock:
+            began = anyio.current_time()
+            if began < self.due_at:
+                return
+            try:
+                content = await self._render()
+            except (RiverError, HTTPException, *DATABASE_ERRORS) as error:
+                is_page_error = isinstance(error, PageError)
+                self.problem = error.problem if is_page_error else describe_error(error)
+            else:
+                self.problem = None
+                fingerprint = _AGE.sub(rb"\1", content)
+                if fingerprint != self._fingerprint:
+                    self.version += 1
+                    self.content, self._fingerprint = content, fingerprint
+            ended = anyio.current_time()
+            self.due_at = ended + max(RENDER_INTERVAL, RENDER_PAUSE_FACTOR * (ended - began))
+
+
+class LiveRegions:
+    """The regions that are followed."""
+
+    def __init__(self) -> None:
+        self._region_by_key: dict[RegionKey, LiveRegion] = {}
+        self._follower_count = 0
+
+    def open_stream(
+        self, key: RegionKey, render: Callable[[], Awaitable[bytes]]
+    ) -> StreamingResponse:
+        """Return the response with the changes of a region.
+
+        Raises:
+            PageError: there are too many streams or regions.
+        """
+        is_full = len(self._region_by_key) >= REGIONS_MAX and key not in self._region_by_key
+        if is_full or self._follower_count >= FOLLOWERS_MAX:
+            raise PageError(
+                503,
+                "Too many pages are open.",
+                "Load this page again to see the newest state.",
+                {"Retry-After": str(RETRY_SECONDS)},
+            )
+        return _LiveResponse(self, key, render)
+
+    @contextmanager
+    def follow(
+        self, key: RegionKey, render: Callable[[], Awaitable[bytes]]
+    ) -> Generator[LiveRegion]:
+        """Count a follower during the block."""
+        region = self._region_by_key.setdefault(key, LiveRegion(render))
+        region.follower_count += 1
+        self._follower_count += 1
+        try:
+            yield region
+        finally:
+            region.follower_count -= 1
+            self._follower_count -= 1
+            if not region.follower_count:
+                self._region_by_key.pop(key, None)
+
+
+class _LiveResponse(StreamingResponse):
+    """A stream of the changes of a region."""
+
+    def __init__(
+        self, regions: LiveRegions, key: RegionKey, render: Callable[[], Awaitable[bytes]]
+    ) -> None:
+        super().__init__((), media_type="text/event-stream", headers=_HEADERS)
+        self._regions, self._key, self._render_region = regions, key, render
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._regions.follow(self._key, self._render_region) as region:
+            self.body_iterator = _stream_region(region)
+            await super().__call__(scope, receive, send)
+
+
+async def _stream_region(region: LiveRegion) -> AsyncGenerator[bytes, None]:
+    """Yield an event after each rendering: `region` with the new content, `fresh` if it has not
+    changed, `problem` if the rendering failed."""
+    sent_version = 0
+    ends_at = anyio.current_time() + STREAM_SECONDS_MAX
+    yield b": riverpy\n\n"
+    while anyio.current_time() < ends_at and not is_server_stopping():
+        await region.refresh()
+        if region.problem is not None:
+            yield encode_event("problem", region.problem.encode("utf-8", "replace"))
+        elif region.version != sent_version:
+            sent_version = region.version
+            yield encode_event("region", region.content)
+        else:
+            yield encode_event("fresh", b"-")
+        while anyio.current_time() < min(region.due_at, ends_at) and not is_server_stopping():
+            left = region.due_at - anyio.current_time()
+            await anyio.sleep(max(0.0, min(STOP_CHECK_INTERVAL, left)))

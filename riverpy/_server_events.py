@@ -1,0 +1,30 @@
+"""Server-sent events: the text of one event, and whether the web server stops."""
+
+from __future__ import annotations
+
+import signal
+
+
+def encode_event(name: str, data: bytes, event_id: str | None = None) -> bytes:
+    """Return one server-sent event. Line ends in the arguments cannot end the event early."""
+    text = data.decode()
+    lines = [f"event: {_join_lines(name)}"]
+    if event_id:
+        lines.append(f"id: {_join_lines(event_id)}")
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    lines += [f"data: {line}" for line in text.split("\n")]
+    return ("\n".join(lines) + "\n\n").encode()
+
+
+def _join_lines(text: str) -> str:
+    return text.replace("\r", " ").replace("\n", " ").replace("\0", " ")
+
+
+def is_server_stopping() -> bool:
+    """Return whether uvicorn runs this process and stops. uvicorn waits for open streams, so they
+    must end by themselves. Its server object owns the signal handler."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        server = getattr(signal.getsignal(number), "__self__", None)
+        if getattr(server, "should_exit", False) is True:
+            return True
+    return False
