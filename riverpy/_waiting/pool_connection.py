@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from riverpy._insert.errors import make_insert_error
-from riverpy._postgres.driver import InsufficientPrivilegeError, describe_error
+from riverpy._postgres.driver import InsufficientPrivilegeError
 from riverpy.errors import DatabaseError, SchemaMissingError
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def explain_read_error(error: Exception) -> Exception:
         translated = make_insert_error(error)
         return translated if isinstance(translated, SchemaMissingError) else error
     explained = DatabaseError(
-        f"the role of the client may not read jobs: {describe_error(error)}. Execute GRANT SELECT "
-        "ON river_job TO this role, as the owner of the table (docs/grants.md)"
+        f"the role of the client may not read jobs: {error}. Execute GRANT SELECT ON river_job TO "
+        "this role, as the owner of the table (docs/grants.md)"
     )
     explained.__cause__ = error
     return explained

@@ -11,7 +11,7 @@ import pytest
 from riverpy import InsertManyParams, Job, JobCancel, PeriodicJob, PeriodicJobs, every
 from riverpy._lifecycle import StopScope
 from riverpy._maintenance.services import make_domain_services
-from riverpy._postgres.driver import close_connection, connect
+from riverpy._postgres.driver import close_connection, connect, describe_error
 from tests.leading.term_context import held_term
 from tests.periodic.enqueuing import enqueuing
 from tests.work.rig import Task
@@ -106,3 +106,18 @@ async def test_what_is_not_known(database_url: str, asked: list[set[int]]) -> No
     assert await connection.fetchval("SELECT '{1.2.3.4}'::inet[]")
     assert len(asked) == 1
     await close_connection(connection)
+
+
+@pytest.mark.parametrize(
+    ("denied", "grant"),
+    [
+        ("table river_migration", "GRANT SELECT ON river_migration TO"),
+        ("table river_job", "GRANT SELECT, INSERT, UPDATE (kind) ON river_job TO"),
+        ("sequence river_job_id_seq", "GRANT USAGE ON SEQUENCE river_job_id_seq TO"),
+        ("database app", "denied for database app"),
+    ],
+)
+def test_denied_statement_names_its_grant(denied: str, grant: str) -> None:
+    """The description of a refused statement says which GRANT the role lacks."""
+    error = asyncpg.InsufficientPrivilegeError(f"permission denied for {denied}")
+    assert grant in describe_error(error)
