@@ -21,8 +21,9 @@ NAMED_JOBS_MAX = 10
 _REASON_BY_LAST_STATE: Mapping[JobState | None, str] = {
     None: "; its state was not read: the database did not answer, or the client's pool had no free "
     "connection",
-    JobState.AVAILABLE: "; no client has claimed it: no running client works its queue and its "
-    "kind, or all that do have no free slot. A job that waits for another job keeps its slot",
+    JobState.AVAILABLE: "; it waits for a client that works its queue and its kind and has a free "
+    "slot, or for the next attempt after a failed one. A job that waits for another job keeps its "
+    "slot",
     JobState.PENDING: "; it is pending: another program has to make it available",
     JobState.RETRYABLE: "; its last attempt has failed, and its next attempt is not due yet",
     JobState.SCHEDULED: "; it is not due yet",

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from riverpy._without_loop import get_current_task
-from riverpy.errors import TransactionError
+from riverpy._without_loop import get_current_task, get_running_loop
+from riverpy.errors import ConfigError, TransactionError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -81,8 +81,23 @@ class SessionTurns:
         self._turns: list[_Turn] = []
         self._turn_by_session: weakref.WeakKeyDictionary[Any, _Turn] = weakref.WeakKeyDictionary()
         self._ended = asyncio.Event()
+        self._loop = get_running_loop()
         self.error: MixedSessionsError | None = None
         """Why the test has other results than production, if sessions have been mixed."""
+
+    def expect_loop(self) -> None:
+        """Check that the caller runs in the event loop of the test.
+
+        Raises:
+            ConfigError: it runs in another one, where it cannot use the connection.
+        """
+        if get_running_loop() is not self._loop:
+            raise ConfigError(
+                "a session of riverpy_session_makers is used in another event loop than the test, "
+                "whose connection it would share: give fixtures and tests the same loop. With "
+                "pytest-asyncio, set asyncio_default_fixture_loop_scope and "
+                "asyncio_default_test_loop_scope to the same scope"
+            )
 
     def has_open_turns(self) -> bool:
         """Whether a session has an open turn."""

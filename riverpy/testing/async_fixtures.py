@@ -330,6 +330,8 @@ def _make_class_of_turns(
             """Return the connection of the test, after the wait for a turn. SQLAlchemy calls this
             method before each statement."""
             bind: Any = super().get_bind(*args, **options)
+            if can_wait:
+                turns.expect_loop()
             if not turns.has_turn(self):
                 if not turns.is_free() and can_wait:
                     # the wait runs in the event loop, as statements do

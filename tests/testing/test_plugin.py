@@ -299,6 +299,7 @@ import unittest
 
 import asyncpg
 import pytest
+import pytest_asyncio
 import riverpy
 from conftest import Welcome
 from sqlalchemy import create_engine, text
@@ -402,6 +403,15 @@ def test_blocking_overlap(riverpy_sync_session):
         second.execute(INSERT)
         with pytest.raises(riverpy.TransactionError, match="while another one"):
             first.commit()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def in_another_loop():
+    async with new_session.begin() as session:
+        await session.execute(INSERT)
+
+
+async def test_two_loops(riverpy_session, in_another_loop): ...
 
 
 async def test_commit_in_a_job(riverpy_session, riverpy_jobs):
@@ -551,6 +561,7 @@ def test_what_tests_leave(run: Run) -> None:
         "PASSED test_left.py::test_row_was_deleted",
         "ERROR test_left.py::test_blocking_overlap - ",
         "ERROR test_left.py::test_commit_in_a_job - Failed: ",
+        "ConfigError: a session of riverpy_session_makers is used in another event loop",
         "a test of unittest cannot have riverpy_session, because",
     ):
         assert text in output, output
