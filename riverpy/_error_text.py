@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
@@ -13,6 +14,16 @@ ERRORS_IN_GROUP_TEXT_MAX = 20
 ERROR_TEXT_LENGTH_MAX = 16 * 1024
 """The maximum number of characters of the text of an exception."""
 _TRUNCATION_MARK = " … [truncated]"
+_DENIED_OBJECT_PATTERN = re.compile(r"permission denied for (table|sequence|schema) (\S+)$")
+_RIGHTS_BY_OBJECT_NAME = {
+    "river_job": "SELECT, INSERT, UPDATE (kind)",  # to insert
+    "river_migration": "SELECT",
+}
+_RIGHTS_BY_OBJECT_TYPE = {
+    "table": "SELECT, INSERT, UPDATE, DELETE",
+    "sequence": "USAGE",
+    "schema": "USAGE",
+}
 
 
 def error_text(error: BaseException) -> str:
@@ -65,3 +76,18 @@ def flatten_exception_group(error: BaseException) -> Iterator[BaseException]:
             pending.extend(reversed(group.exceptions))
         else:
             yield current
+
+
+def describe_missing_grant(refusal: str) -> str:
+    """Return the GRANT that a role lacks, as the end of an error text. `refusal` is the text of the
+    server's error. Return "" if it names no table, sequence or schema."""
+    found = _DENIED_OBJECT_PATTERN.search(refusal)
+    if found is None:
+        return ""
+    object_type, name = found.groups()
+    rights = _RIGHTS_BY_OBJECT_NAME.get(name, _RIGHTS_BY_OBJECT_TYPE[object_type])
+    place = name if object_type == "table" else f"{object_type.upper()} {name}"
+    workers = "; a worker also needs UPDATE and DELETE" if name == "river_job" else ""
+    return (
+        f". Execute GRANT {rights} ON {place} TO this role, as the owner{workers} (docs/grants.md)"
+    )

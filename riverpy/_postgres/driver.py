@@ -29,7 +29,7 @@ from riverpy._dsn import (
     server_from_url,
     validate_url,
 )
-from riverpy._error_text import error_text
+from riverpy._error_text import describe_missing_grant, error_text
 from riverpy._log import get_logger
 from riverpy._log_events import DATABASE_URL_PARAMETERS_IGNORED, DATABASE_VARIABLES_IGNORED
 from riverpy._postgres.array_types import ARRAY_TYPES
@@ -207,34 +207,8 @@ def describe_error(error: BaseException) -> str:
         return "the connection ended while it was used"
     is_plain = isinstance(error, (RiverError, *DATABASE_ERRORS)) and bool(str(error).strip())
     text = str(error) if is_plain else error_text(error)
-    return mask_passwords(" ".join(text.split())) + _describe_missing_grant(error)
-
-
-_DENIED_OBJECT_PATTERN = re.compile(r"permission denied for (table|sequence|schema) (\S+)$")
-_RIGHTS_BY_OBJECT_NAME = {
-    "river_job": "SELECT, INSERT, UPDATE (kind)",  # to insert
-    "river_migration": "SELECT",
-}
-_RIGHTS_BY_OBJECT_TYPE = {
-    "table": "SELECT, INSERT, UPDATE, DELETE",
-    "sequence": "USAGE",
-    "schema": "USAGE",
-}
-
-
-def _describe_missing_grant(error: BaseException) -> str:
-    """Return the GRANT that a refused statement lacks, as the end of an error text. Return "" after
-    another error."""
-    found = _DENIED_OBJECT_PATTERN.search(str(error))
-    if found is None or not isinstance(error, InsufficientPrivilegeError):
-        return ""
-    object_type, name = found.groups()
-    rights = _RIGHTS_BY_OBJECT_NAME.get(name, _RIGHTS_BY_OBJECT_TYPE[object_type])
-    place = name if object_type == "table" else f"{object_type.upper()} {name}"
-    workers = "; a worker also needs UPDATE and DELETE" if name == "river_job" else ""
-    return (
-        f". Execute GRANT {rights} ON {place} TO this role, as the owner{workers} (docs/grants.md)"
-    )
+    grant = describe_missing_grant(text) if isinstance(error, InsufficientPrivilegeError) else ""
+    return mask_passwords(" ".join(text.split())) + grant
 
 
 class ArrayTypeConnection(asyncpg.Connection):
