@@ -72,6 +72,24 @@ class PreparedJob(NamedTuple):
     row: InsertRow
 
 
+class _UniqueRule(NamedTuple):
+    """What decides the unique key of a job, besides the args, the class and the queue."""
+
+    opts: UniqueOpts
+    due_at: datetime
+
+    def compute_key(self, args_class: type, row: InsertRow) -> str:
+        """Return the unique key of a job in hexadecimal digits."""
+        return compute_unique_key(
+            self.opts,
+            kind=row.kind,
+            args_class=args_class,
+            args_json=row.args,
+            queue=row.queue,
+            due_at=self.due_at,
+        ).hex()
+
+
 class RowTemplates:
     """Keeps one row for each args class whose jobs have no options of their own. The next job of
     the class has the same row, except for the args."""
@@ -119,7 +137,7 @@ def prepare_rows(
     `templates` keeps these values for later batches too.
     """
     rows: list[InsertRow] = []
-    firsts: dict[tuple[type, int], tuple[InsertOpts | None, InsertRow]] = {}
+    firsts: dict[tuple[type, int], tuple[InsertOpts | None, InsertRow, _UniqueRule | None]] = {}
     for job in jobs:
         args, opts = job.args, job.opts
         if opts is None and (row := templates.make_row(args)) is not None:
@@ -128,13 +146,16 @@ def prepare_rows(
         key = (type(args), id(opts))  # `firsts` keeps the options alive, so their id is not reused
         is_single = _has_options_of_its_own(args)
         if not is_single and (first := firsts.get(key)) is not None:
-            row = InsertRow(encode_args(args), *first[1][1:])
+            _, first_row, rule = first
+            row = InsertRow(encode_args(args), *first_row[1:])
+            if rule is not None:
+                row = row._replace(unique_key=rule.compute_key(type(args), row))
         else:
-            row = prepare_row(args, opts, settings=settings, now=now)
+            row, rule = _prepare_row(args, opts, settings=settings, now=now)
             if opts is None:
                 templates.add(args, row)
-            if not is_single and row.unique_states is None:
-                firsts[key] = (opts, row)
+            if not is_single:
+                firsts[key] = (opts, row, rule)
         rows.append(row)
     return rows
 
@@ -154,6 +175,13 @@ def prepare_row(
         ArgsError: the args or the metadata cannot be stored as a JSON object.
         InsertError: another option is not allowed.
     """
+    return _prepare_row(args, opts, settings=settings, now=now)[0]
+
+
+def _prepare_row(
+    args: JobArgs | RawArgs, opts: InsertOpts | None, *, settings: InsertSettings, now: datetime
+) -> tuple[InsertRow, _UniqueRule | None]:
+    """Return the row of a job, and the rule for its unique key; see `prepare_row`."""
     kind = _check_kind(_get_kind(args), settings)
     text = encode_args(args)
     call_opts = _EMPTY_INSERT_OPTS if opts is None else _expect_type("opts", opts, InsertOpts)
@@ -182,19 +210,11 @@ def prepare_row(
     warn_of_ignored_fields(unique, kind=kind, args_class=type(args))
     if unique is None:
         check_replacing_row(row)
-        return row
-    states = make_unique_state_bits(unique)
-    key = compute_unique_key(
-        unique,
-        kind=kind,
-        args_class=type(args),
-        args_json=text,
-        queue=row.queue,
-        due_at=scheduled_at or now,
-    )
-    row = row._replace(unique_key=key.hex(), unique_states=f"{states:08b}")
+        return row, None
+    states, rule = make_unique_state_bits(unique), _UniqueRule(unique, scheduled_at or now)
+    row = row._replace(unique_key=rule.compute_key(type(args), row), unique_states=f"{states:08b}")
     check_replacing_row(row)
-    return row
+    return row, rule
 
 
 def _encode_metadata(call_opts: InsertOpts, class_opts: InsertOpts) -> str:

@@ -219,9 +219,11 @@ class SharedStatementSender:
         finally:
             self._is_closed = True
             with anyio.CancelScope(shield=True):
-                if self._lone_call is not None:
-                    self._cut_connection()  # ends its statement; its caller's task is not cancelled
-                    await asyncio.wait([self._lone_call.result], timeout=CANCEL_TIMEOUT)
+                if (lone_call := self._lone_call) is not None:
+                    # The task of the caller is not cancelled. Its statement is, on the server.
+                    if self._connection is not None:
+                        await close_connection(self._connection)
+                    await asyncio.wait([lone_call.result], timeout=CANCEL_TIMEOUT)
                 task = self._task
                 if task is not None and not task.done():
                     task.cancel()
@@ -356,6 +358,8 @@ class SharedStatementSender:
             try:
                 await self._send_statement(calls)
             except (*DATABASE_ERRORS, JobLeftOutError) as error:
+                if self._is_closed:
+                    raise ClientStateError(_CLOSED_TEXT) from error
                 if len(calls) == 1:
                     calls[0].fail(make_insert_error(error))
                 else:
