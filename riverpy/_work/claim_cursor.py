@@ -32,8 +32,8 @@ SLOW_CLAIM_THRESHOLD = 0.01
 SLOW_CLAIM_THRESHOLD_PER_ROW = 0.00004
 """Seconds that are added to `SLOW_CLAIM_THRESHOLD` for each claimed row."""
 BACKLOG_CLAIM_ROWS_MIN = 100
-"""A claim counts as a claim of a backlog if it requests at least this many jobs and returns as many
-as requested."""
+"""A claim counts as a claim of a backlog if it returns as many jobs as requested, and at least this
+many times the lowest priority in it. The claims after it need one statement for each priority."""
 WHOLE_QUEUE_CLAIM_TIME_FRACTION_MAX = 0.02
 """The maximum fraction of the time that claims from the beginning of the index may take."""
 WHOLE_QUEUE_CLAIM_INTERVAL_MIN = 0.2
@@ -195,13 +195,19 @@ class ClaimCursor:
             return False
         return self._timer.are_claims_slow(row_count, duration)
 
-    def is_claiming_backlog(self, claimed_range: QueueRange, row_count: int, limit: int) -> bool:
-        """Record how many of `limit` jobs a claim returned. Return whether the last two claims of
+    def is_claiming_backlog(
+        self, claimed_range: QueueRange, claimed_rows: Sequence[Any], limit: int
+    ) -> bool:
+        """Record which of `limit` jobs a claim returned. Return whether the last two claims of
         the whole queue were claims of a backlog. If they were, call `set_positions`."""
         if claimed_range != WHOLE_QUEUE:
             return False
         was_backlog = self._was_last_claim_of_backlog
-        self._was_last_claim_of_backlog = row_count >= max(limit, BACKLOG_CLAIM_ROWS_MIN)
+        row_count = len(claimed_rows)
+        self._was_last_claim_of_backlog = row_count >= limit and (
+            row_count
+            >= BACKLOG_CLAIM_ROWS_MIN * max(row[JobColumn.PRIORITY] for row in claimed_rows)
+        )
         return was_backlog and self._was_last_claim_of_backlog
 
     def ignore_slow_claims(self) -> None:

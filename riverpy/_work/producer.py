@@ -405,7 +405,7 @@ class Producer:
         self._record_successful_claim(job_count, limit, seconds)
         if is_alone:  # after a slow or large claim, the next one is for this queue alone
             self._claim_cursor.is_claiming_slow(WHOLE_QUEUE, job_count, seconds)
-            self._claim_cursor.is_claiming_backlog(WHOLE_QUEUE, job_count, limit)
+            self._claim_cursor.is_claiming_backlog(WHOLE_QUEUE, rows, limit)
         return job_count == limit and not self._fetch_cooldown and not self._must_claim_alone
 
     def release_claimed_jobs(self, rows: list[Record]) -> None:
@@ -462,7 +462,7 @@ class Producer:
         rows, took = await self._claim_and_launch(claim)
         is_full, now = len(rows) == limit, self._last_claim_ended_at
         is_slow, cursor = self._is_claiming_slow(part, len(rows), took), self._claim_cursor
-        if cursor.is_claiming_backlog(part, len(rows), limit) or is_slow:
+        if cursor.is_claiming_backlog(part, rows, limit) or is_slow:
             server_time = await job_get_server_time(connection, self._schema)
             seen_at = server_time - int((time.monotonic() - now + took) * 1e6)
             cursor.set_positions(

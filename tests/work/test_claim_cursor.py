@@ -141,22 +141,23 @@ def test_backlog() -> None:
     start after the last row. A claim that is small or finds fewer jobs breaks the series. A claim
     with room for more jobs goes on from the beginning, and then claims start there again."""
     cursor, rows = ClaimCursor(), BACKLOG_CLAIM_ROWS_MIN
+    large = [row(1, 5, 9)] * rows
     for count, limit in ((rows, rows), (rows - 1, rows - 1), (rows, rows), (rows, rows + 1)):
-        assert not cursor.is_claiming_backlog(WHOLE_QUEUE, count, limit)
+        assert not cursor.is_claiming_backlog(WHOLE_QUEUE, [row(1, 5, 9)] * count, limit)
         assert cursor.is_in_use == (count == limit == rows)
-    assert not cursor.is_claiming_backlog(WHOLE_QUEUE, rows, rows)
-    assert cursor.is_claiming_backlog(WHOLE_QUEUE, rows, rows)
+    assert not cursor.is_claiming_backlog(WHOLE_QUEUE, large, rows)
+    assert cursor.is_claiming_backlog(WHOLE_QUEUE, large, rows)
     cursor.set_positions(
         [row(2, 7, 1)], is_slow=False, is_limit_reached=True, server_time=SEEN, duration=1, now=0.0
     )
     rest = QueueRange(QueuePosition(2, 7, 1), 4)
     first = QueueRange(QueuePosition(1, SEEN - LATE, 0), 1)
     assert cursor.choose_claim_ranges(0.5) == [first, rest, WHOLE_QUEUE]
-    assert not cursor.is_claiming_backlog(rest, rows, rows)
+    assert not cursor.is_claiming_backlog(rest, large, rows)
     cursor.update_positions(rest, [row(4, 1, 3)], is_limit_reached=True, now=0.5)
     assert places(cursor, 0.5) == [(SEEN - LATE, 0), (7, 1), (1, 3), None]
-    assert cursor.is_claiming_backlog(WHOLE_QUEUE, rows, rows)
-    assert not cursor.is_claiming_backlog(WHOLE_QUEUE, rows - 1, rows)
+    assert cursor.is_claiming_backlog(WHOLE_QUEUE, large, rows)
+    assert not cursor.is_claiming_backlog(WHOLE_QUEUE, [*large[1:], row(2, 7, 1)], rows)
     cursor.update_positions(WHOLE_QUEUE, [row(2, 9, 9)], is_limit_reached=False, now=1.0)
     assert places(cursor, 1.0) == [None]
     assert not cursor.is_in_use
@@ -319,7 +320,7 @@ async def test_jobs_that_a_backlog_leaves_behind(
     (PF-03)."""
     for name in ("WHOLE_QUEUE_CLAIM_INTERVAL_MIN", "WHOLE_QUEUE_CLAIM_INTERVAL_MAX"):
         monkeypatch.setattr(riverpy._work.claim_cursor, name, interval)
-    monkeypatch.setattr(riverpy._work.claim_cursor, "BACKLOG_CLAIM_ROWS_MIN", 1)
+    monkeypatch.setattr(riverpy._work.claim_cursor, "BACKLOG_CLAIM_ROWS_MIN", 0.1)
     runs: list[int] = []
 
     async with rig.schema.connected() as other:
