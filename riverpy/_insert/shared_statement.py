@@ -219,11 +219,6 @@ class SharedStatementSender:
         finally:
             self._is_closed = True
             with anyio.CancelScope(shield=True):
-                if (lone_call := self._lone_call) is not None:
-                    # The task of the caller is not cancelled. Its statement is, on the server.
-                    if self._connection is not None:
-                        await close_connection(self._connection)
-                    await asyncio.wait([lone_call.result], timeout=CANCEL_TIMEOUT)
                 task = self._task
                 if task is not None and not task.done():
                     task.cancel()
@@ -237,6 +232,8 @@ class SharedStatementSender:
                     if connection is not None:
                         await close_connection(connection)
                 self._connection = self._cancelled_connection = None
+                if self._lone_call is not None:  # asyncpg has cancelled its statement on the server
+                    await asyncio.wait([self._lone_call.result], timeout=CANCEL_TIMEOUT)
 
     # -- the task
 
