@@ -25,11 +25,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_wheel_holds_the_sql(wheel: Path) -> None:
-    """The wheel contains every SQL file below the package, and no tests or scripts."""
+    """The wheel contains every SQL file below the package, the templates, style and script of the
+    dashboard, and no tests or scripts."""
     names = zipfile.ZipFile(wheel).namelist()
     ours = {f"riverpy/{path.relative_to(ROOT)}" for path in (ROOT / "sql").rglob("*.sql")}
     assert ours
     assert ours <= set(names)
+    pages = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "riverpy" / "_dashboard").rglob("*")
+        if path.suffix in {".html", ".css", ".js"}
+    }
+    assert len(pages) > 5
+    assert pages <= set(names)
     assert "riverpy/py.typed" in names
     assert {name.split("/")[0] for name in names} == {
         "riverpy",
