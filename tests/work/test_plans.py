@@ -6,13 +6,17 @@ All tests here share one table of 200,000 finished jobs, so they run in one work
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from starlette.datastructures import QueryParams
 
 from riverpy._calls.job_filters import check_filters
 from riverpy._calls.job_page import plan_page
-from riverpy._postgres.sql_files import get_query, get_query_with_parts
+from riverpy._dashboard import job_search
+from riverpy._postgres.sql_files import Query, get_query, get_query_with_parts
+from riverpy._tools.top.statements import set_statement_timeout
 from tests._database import connected
 from tests.kit.large import PLAN_MODES, filling, large_database
 
@@ -22,7 +26,6 @@ if TYPE_CHECKING:
     import asyncpg
 
     from riverpy import JobFilters, JobOrder
-    from riverpy._postgres.sql_files import Query
 
 
 pytestmark = pytest.mark.timeout(180)  # filling the table takes long on a busy machine
@@ -436,3 +439,31 @@ async def test_choice_of_many(
     scans = scans_of(await plan_of_query(large, statement, literals))
     assert index in scans
     assert "Seq Scan" not in scans
+
+
+@pytest.mark.parametrize(
+    "filters",
+    ["", "state=completed&tag=x", "state=available", "state=available&queue=q1", "kind=k1&tag=x"],
+)
+async def test_dashboard_search(
+    large: asyncpg.Connection[Any], filters: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of the dashboard reads no more jobs than its limit, through indexes."""
+    types: set[str] = set()
+    fetch = Query.fetch
+
+    async def explain(statement: Query, connection: Any, **values: Any) -> Any:
+        if "candidate as" in statement.text:
+            arguments = [values[name] for name in statement.parameters]
+            lines = await connection.fetch(f"EXPLAIN (ANALYZE) {statement.text}", *arguments)
+            types.update(line[0].strip() for line in lines if " on river_job" in line[0])
+        return await fetch(statement, connection, **values)
+
+    monkeypatch.setattr(Query, "fetch", explain)
+    monkeypatch.setattr(job_search, "SEARCHED_JOBS_MAX", 1_000)
+    async with large.transaction():
+        await set_statement_timeout(large, timedelta(seconds=60))
+        search = job_search.read_search(QueryParams(filters))
+        await job_search.find_jobs(large, None, search, limit=50)
+    assert types
+    assert not [line for line in types if "Seq Scan" in line or "Bitmap" in line]
