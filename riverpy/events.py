@@ -153,7 +153,8 @@ class JobChange(msgspec.Struct, frozen=True):
     progress: JobProgress | None
     """The last progress of the job, whatever the kind of change is; None: it has reported none."""
     output: Any
-    """The output of the job so far, as decoded JSON, with each kind of change; None: no output."""
+    """The output of the job so far, as decoded JSON; None: no output. Every change has it, whatever
+    its kind."""
 
 
 class LeadershipChange(msgspec.Struct, frozen=True):

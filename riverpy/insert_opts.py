@@ -143,7 +143,8 @@ class JobInsertParams(msgspec.Struct, kw_only=True):
     """The state in which the job is inserted: available, pending or scheduled."""
     tags: list[str]
     unique_key: bytes | None
-    """The unique key, 32 bytes; None: the job is not unique, and a key cannot be added."""
+    """The unique key, 32 bytes; None: the job is not unique. Hooks can change a key, but not add
+    one."""
 
 
 class InsertResult(msgspec.Struct, frozen=True):

@@ -187,6 +187,6 @@ async def _read_committed_transaction(connection: Connection) -> AsyncGenerator[
             anyio.move_on_after(ROLLBACK_TIMEOUT, shield=True) as scope,
         ):
             await transaction.rollback()
-        if scope.cancelled_caught:  # the rollback timed out; otherwise the session stays usable
+        if scope.cancelled_caught:  # the rollback timed out, so the connection cannot be used again
             connection.terminate()
         raise

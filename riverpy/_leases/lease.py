@@ -277,8 +277,8 @@ class Lease:
         return self.name in held
 
     def extend(self, *, attempted_at: float) -> None:
-        """Extend the local deadline after a renewal that started at `attempted_at` by
-        `Timer.seconds_since_boot`."""
+        """Extend the local deadline after a renewal. The renewal started at `attempted_at`, a time
+        of `Timer.seconds_since_boot`."""
         if self.cause is None:
             self._valid_until = attempted_at + self._timing.validity_seconds
 

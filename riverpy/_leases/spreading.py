@@ -198,8 +198,9 @@ class LeaseSpreader:
         return {client_id: waits for client_id, waits in standby_by_client.items() if waits}
 
     def _is_last_hand_over_settled(self, terms: Sequence[HeldTerm]) -> bool:
-        """Whether another client has acquired the lease that was handed over last. If this client
-        has acquired it again, check less often, because each hand-over interrupts a function."""
+        """Return whether another client has acquired the lease that was handed over last. If this
+        client has acquired it again, the next check comes later, because each hand-over interrupts
+        a function."""
         if self._open_hand_over is None:
             return True
         (name, client_id), epoch = self._open_hand_over

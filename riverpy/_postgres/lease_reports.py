@@ -48,7 +48,8 @@ class LeaseReport(msgspec.Struct, frozen=True):
     lags: dict[str, ReportedLag] = {}
     """The lags of leases that the client holds, by the name of the lease."""
     left_out: int = 0
-    """The number of standby leases that were left out because of the limit."""
+    """How many standby leases the report leaves out, because there are more than a report may
+    have."""
 
     @classmethod
     def make(cls, standby: Iterable[str], lags: Mapping[str, ReportedLag]) -> LeaseReport:

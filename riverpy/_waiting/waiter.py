@@ -160,8 +160,8 @@ class Waiter:
 
     @contextmanager
     def _reading_before_timeout(self, wait: JobWait, timeout: float) -> Generator[None]:
-        """Read the jobs of a wait shortly before its timeout, to find ends that were not
-        notified."""
+        """Read the awaited jobs shortly before the timeout. This finds jobs that have ended without
+        a notification."""
         if timeout == math.inf:
             yield
             return

@@ -137,7 +137,7 @@ class _AttemptRun:
         self.running_attempts.set_deadline(self.attempt, self.attempt.timeout)
 
     def start_hook_timeout(self) -> None:
-        """Start the timeout of a hook that is called after the timeout of the attempt."""
+        """Limit the time of a hook that is called after the attempt has timed out."""
         attempt = self.attempt
         if attempt.deadline == math.inf and attempt.timeout < math.inf:
             self.running_attempts.set_deadline(attempt, WORK_END_HOOK_TIMEOUT)

@@ -421,7 +421,7 @@ class Producer:
     # -- claims of this queue alone
 
     def _count_failed_claim(self, error: Exception) -> None:
-        """Count a failed claim. Call `handle_failed_claim` if the server may have claimed jobs."""
+        """Count a failed claim. If the server may have claimed jobs, they are looked for later."""
         if not is_permanent_statement_error(error) and not is_statement_timeout(error):
             self._handle_failed_claim()
         self._counters.claim_failure_count += 1

@@ -1,5 +1,5 @@
-"""ResultNotifier: notifies other clients of stored results: that jobs are available again, and that
-jobs for which clients wait have ended."""
+"""ResultNotifier: notifies other clients after results were stored. It tells them that jobs are
+available again, and that jobs have ended for which clients wait."""
 
 from __future__ import annotations
 

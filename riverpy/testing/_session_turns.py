@@ -61,7 +61,7 @@ class _Turn:
 
     @property
     def is_of_session(self) -> bool:
-        """Whether a session has the turn, not a call of a client."""
+        """Whether the turn belongs to a session. Otherwise it belongs to a call of a client."""
         return self._session is not None
 
     def may_continue(self) -> bool:

@@ -299,7 +299,8 @@ def _describe_unknown_column(name: str, args: object) -> str:
 
 
 def _check_column(name: str, value: object) -> None:
-    """Raise TypeError if a column that an insert does not set has a value of the wrong type."""
+    """Raise TypeError if a column has a value of the wrong type. Inserts do not set these
+    columns."""
     expected, is_expected = _COLUMN_CHECK_BY_NAME[name]
     if not is_expected(value):
         raise TypeError(f"make_job: {name} takes {expected}, got {value!r}")
