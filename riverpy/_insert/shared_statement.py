@@ -143,6 +143,7 @@ class SharedStatementSender:
         Raises:
             Exception: see `Inserter.insert_many`.
         """
+        self._is_closed = False  # the caller has checked that the client is open, perhaps again
         loop = asyncio.get_running_loop()
         backlog = self._backlog
         if backlog.is_full:
