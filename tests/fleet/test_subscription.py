@@ -152,7 +152,9 @@ async def test_jobs_that_the_leader_ends(
         rig.working() as client,
         follower.subscribe(*ALL, fleet=True, job_kinds=["late"]) as events,
     ):
-        assert client._subscriptions.is_followed
+        async with asyncio.timeout(PATIENCE):
+            while not client._subscriptions.is_followed:
+                await asyncio.sleep(0.01)
         await rig.schema.execute(
             "INSERT INTO river_job (args, kind, max_attempts, queue, metadata) SELECT '{}', 'late',"
             " 1, 'other', '{\"riverpy:expires_at\": \"2026-01-01T00:00:00.000000Z\"}'"
