@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
     from riverpy._work.run_context import RunContext
 
-RESULTS_PER_STATEMENT_MAX = 2_000
+RESULTS_PER_STATEMENT_MAX = 1_000
 """The maximum number of results in one statement."""
 RESULT_BACKLOG_MAX = 2_000
 """The client claims no jobs while more results than this wait to be stored. With many slots, the
