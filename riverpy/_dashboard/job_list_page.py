@@ -10,7 +10,6 @@ from riverpy._dashboard.page import Page
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.transactions import read_server_time
 from riverpy.errors import RiverError
-from riverpy.job import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,17 +18,6 @@ if TYPE_CHECKING:
     from riverpy._tools.top.status import FleetStatus
 
 JOBS_PER_PAGE = 50
-SHOWN_STATES = (
-    JobState.AVAILABLE,
-    JobState.RUNNING,
-    JobState.SCHEDULED,
-    JobState.RETRYABLE,
-    JobState.PENDING,
-    JobState.COMPLETED,
-    JobState.CANCELLED,
-    JobState.DISCARDED,
-)
-"""The states, in the order of the tabs."""
 
 
 async def load_jobs(view: PageView) -> Mapping[str, object]:
@@ -42,7 +30,6 @@ async def load_jobs(view: PageView) -> Mapping[str, object]:
     return {
         "now": now,
         "search": search,
-        "states": SHOWN_STATES,
         "found": found,
         "is_ticked": view.query.get("tick") == "all",
         "status": await _read_status(view),

@@ -12,6 +12,7 @@ from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.page import Page
 from riverpy._dsn import mask_passwords
 from riverpy._postgres.damaged_jobs import DAMAGED_JOB_REMEDY
+from riverpy._postgres.jobs import FINAL_STATES
 from riverpy._postgres.transactions import read_server_time
 from riverpy._work.attempt import SNOOZE_COUNT_METADATA_KEY
 from riverpy._work.steps import (
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 _SHOWN_APART = {OUTPUT_METADATA_KEY, LOG_METADATA_KEY, PROGRESS_METADATA_KEY}
 """Metadata keys that have a section of their own."""
-_FINAL_STATES = (JobState.COMPLETED, JobState.CANCELLED, JobState.DISCARDED)
 
 
 class TimelineEntry(NamedTuple):
@@ -77,7 +77,7 @@ async def read_job(client: Client, job_id: int) -> tuple[JobRow, datetime]:
         raise PageError(
             404,
             f"There is no job {job_id}.",
-            "The leader deletes old jobs that have ended, or somebody has deleted it.",
+            "The leader deletes old jobs that have ended. Users can delete jobs too.",
         ) from None
 
 
@@ -122,7 +122,7 @@ def list_actions(state: JobState) -> list[str]:
     if state is JobState.RUNNING:
         return ["cancel"]
     actions = [] if state is JobState.AVAILABLE else ["retry"]
-    return [*actions, *([] if state in _FINAL_STATES else ["cancel"]), "delete"]
+    return [*actions, *([] if state in FINAL_STATES else ["cancel"]), "delete"]
 
 
 def _make_timeline(job: JobRow) -> Iterator[TimelineEntry]:

@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from riverpy._tools.text import format_seconds
+from riverpy.job import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,6 +23,17 @@ LIVE_BLOCK = "live"
 """The block of a template that changes while a page is open."""
 SHOWN_TEXT_LENGTH_MAX = 20_000
 """The maximum number of characters of a text, such as args, that a page shows."""
+SHOWN_STATES = (
+    JobState.AVAILABLE,
+    JobState.RUNNING,
+    JobState.SCHEDULED,
+    JobState.RETRYABLE,
+    JobState.PENDING,
+    JobState.COMPLETED,
+    JobState.CANCELLED,
+    JobState.DISCARDED,
+)
+"""The states, in the order in which the pages show them."""
 _DIRECTORY = Path(__file__).parent
 _HIDDEN_CHARACTERS = re.compile(
     "[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
@@ -145,6 +157,7 @@ class Templates:
             "visible": show_value,
         }
         self._environment.filters.update(filters)  # pyright: ignore[reportCallIssue, reportArgumentType] (its type lists the default filters only)
+        self._environment.globals["states"] = SHOWN_STATES
         self._static_versions = {name: file.version for name, file in load_static_files().items()}
 
     def render(self, name: str, values: Mapping[str, object]) -> bytes:

@@ -179,8 +179,8 @@ class SharedStatementSender:
         )
 
     async def _send_lone_call(self, call: InsertCall) -> list[InsertResult]:
-        """Send a call in its caller's task. Calls that arrive meanwhile wait for the task of this
-        object."""
+        """Send a call in its caller's task. Calls that arrive before its end wait for the task of
+        this object."""
         self._lone_call = call
         try:
             with suppress_tracing(trace_internal=self._trace_internal):

@@ -142,8 +142,8 @@ class ClaimCursor:
         self._was_last_claim_of_backlog = False
         """Whether the last claim of the whole queue was a claim of a backlog."""
         self._is_whole_queue_read_last = False
-        """Whether a claim that found too few jobs after the positions goes on from the beginning of
-        the index. It does if claims are not slow."""
+        """Whether a claim that found too few jobs after the positions then reads from the beginning
+        of the index. It does if claims are not slow."""
         self._timer = ClaimTimer()
         self.is_speed_check_due = False
         """Whether to measure the next claim of this queue alone, because a claim of several queues

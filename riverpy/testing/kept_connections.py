@@ -1,9 +1,9 @@
 """Connections that the tests of one event loop use one after the other.
 
-A new connection costs a process of the server, which reads its catalogs anew, and one more round
-trip for each statement. So a connection that a test gives back waits for the next test of its event
-loop. The settings, locks and temporary tables of its session are reset. The pytest plugin says when
-a loop begins and ends.
+For a new connection the server starts a process, which reads the catalogs again, and each statement
+costs one more round trip. So a connection that a test has released waits for the next test of its
+event loop. The settings, locks and temporary tables of its session are reset. The pytest plugin
+says when a loop begins and ends.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class LoopPool(NullPool):
 
 
 def _can_be_kept(entry: ConnectionPoolEntry) -> bool:
-    """Reset the session of a connection that is given back, for the next user of it. Return False
+    """Reset the session of a released connection, for its next user. Return False
     if it must be closed: it is lost, or its event loop is not one of tests."""
     adapter: Any = entry.dbapi_connection
     if adapter is None or not open_loops.has(asyncio.get_running_loop()):

@@ -50,7 +50,7 @@ def dashboard(
             It may raise Starlette's HTTPException, for example to send the user to a login page.
             Default None: only a browser on the machine of the server may use the dashboard, at an
             address such as http://localhost:8000.
-        read_only: whether nobody may change anything. Default False.
+        read_only: whether all users may only read. Default False.
         hide_args: whether the args of jobs are hidden. Default False.
         mask: a function that gets the kind and the decoded args of a job, and returns what the page
             shows in their place. If it raises, the args are hidden. Default None: all args are

@@ -139,7 +139,7 @@ def test_claim_from_the_beginning_again() -> None:
 def test_backlog() -> None:
     """After two large claims in a row that return all jobs that were requested, the next claims
     start after the last row. A claim that is small or finds fewer jobs breaks the series. A claim
-    with room for more jobs goes on from the beginning, and then claims start there again."""
+    with room for more jobs then reads from the beginning, and claims start there again."""
     cursor, rows = ClaimCursor(), BACKLOG_CLAIM_ROWS_MIN
     large = [row(1, 5, 9)] * rows
     for count, limit in ((rows, rows), (rows - 1, rows - 1), (rows, rows), (rows, rows + 1)):
