@@ -157,17 +157,16 @@ class Templates:
             "visible": show_value,
         }
         self._environment.filters.update(filters)  # pyright: ignore[reportCallIssue, reportArgumentType] (its type lists the default filters only)
-        self._environment.globals["states"] = SHOWN_STATES
         self._static_versions = {name: file.version for name, file in load_static_files().items()}
 
     def render(self, name: str, values: Mapping[str, object]) -> bytes:
         """Return a page."""
-        template = self._environment.get_template(name)
+        template = self._environment.get_template(name, globals={"states": SHOWN_STATES})
         return _encode(template.render(values, static_versions=self._static_versions))
 
     def render_live_block(self, name: str, values: Mapping[str, object]) -> bytes:
         """Return the block of a page that changes while the page is open."""
-        template = self._environment.get_template(name)
+        template = self._environment.get_template(name, globals={"states": SHOWN_STATES})
         block = template.blocks[LIVE_BLOCK]
         return _encode("".join(block(template.new_context(dict(values)))))
 
