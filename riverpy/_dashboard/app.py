@@ -1,6 +1,7 @@
 """The ASGI application of the dashboard: its pages, its changes, and its error pages.
 
-A new page is a module with a `Page`, a template, and an entry in `PAGES`."""
+A new page is a module with a `Page`, a template, and an entry in `PAGES`. A new change is a `Change`
+and an entry in `CHANGES`."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from starlette.middleware import Middleware
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Match, Route
 
-from riverpy._dashboard import home_page, job_list_page, job_page
+from riverpy._dashboard import home_page, job_changes, job_list_page, job_page
 from riverpy._dashboard.access import (
     TOKEN_FIELD,
     expect_change_allowed,
@@ -23,9 +24,9 @@ from riverpy._dashboard.access import (
     get_token,
     set_token_cookie,
 )
+from riverpy._dashboard.change import CONFIRMED_FIELD
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.headers import SecureHeaders
-from riverpy._dashboard.job_changes import change_jobs, read_change_form
 from riverpy._dashboard.live import RegionKey
 from riverpy._dashboard.messages import forget_message, read_message, set_message
 from riverpy._dashboard.page import Frame, PageView, make_page_values
@@ -39,14 +40,19 @@ from riverpy.errors import ClientStateError, RiverError
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from riverpy._dashboard.change import Change
     from riverpy._dashboard.page import Page
     from riverpy.client import Client
 
 PAGES = (home_page.PAGE, job_list_page.PAGE, job_page.PAGE)
 """All pages, in the order of the menu."""
+CHANGES = (job_changes.CHANGE,)
+"""All changes that forms of the pages ask for."""
 FORM_FIELDS_MAX = 1_100
 """The maximum number of fields of a form: the ids of many jobs, and a few others."""
 FORM_BYTES_MAX = 256 * 1024
+_OWN_FIELDS = (TOKEN_FIELD, CONFIRMED_FIELD)
+"""The fields of a form that a question fills itself."""
 
 
 def make_app(client: Client, options: SiteOptions) -> Starlette:
@@ -68,8 +74,11 @@ class _DashboardApp:
     def make_starlette(self) -> Starlette:
         routes = [route for _, route in self._page_routes]
         routes += [
+            Route(change.path, partial(self._apply_change, change), methods=["POST"])
+            for change in CHANGES
+        ]
+        routes += [
             Route("/live", self._send_changes),
-            Route("/jobs/change", self._change_jobs, methods=["POST"]),
             Route("/jobs/{job_id:int}/args", self._send_args),
             Route("/static/{name}", _send_static_file),
         ]
@@ -138,16 +147,24 @@ class _DashboardApp:
         values = {**make_page_values(view, PAGES, page), **await page.load(view)}
         return self._site.templates.render_live_block(page.template, values)
 
-    async def _change_jobs(self, request: Request) -> Response:
+    async def _apply_change(self, change: Change, request: Request) -> Response:
+        """Make the change of a form, or ask before."""
         view = await self._make_view(request)
         fields = await _read_form(request)
         expect_change_allowed(request, view.access, fields.get(TOKEN_FIELD, ""))
-        form = read_change_form(fields)
-        if form.needs_question:
-            return self._render(request, view, None, "question.html", {"form": form})
-        message = await change_jobs(self._site.client, form, view.access)
+        requested = change.read(view.path_params, fields)
+        back = change.get_back_path(fields)
+        if requested.question is not None and fields.get(CONFIRMED_FIELD) != "yes":
+            values = {
+                "question": requested.question,
+                "change_path": request.scope["path"].removeprefix(view.root_path),
+                "fields": [one for one in fields.multi_items() if one[0] not in _OWN_FIELDS],
+                "back": back,
+            }
+            return self._render(request, view, None, "question.html", values)
+        message = await requested.apply(self._site, view.access)
         self._site.statuses.forget()
-        response = RedirectResponse(f"{view.root_path}{form.back}", 303)
+        response = RedirectResponse(f"{view.root_path}{back}", 303)
         set_message(request, response, message)
         return response
 

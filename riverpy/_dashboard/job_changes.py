@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
+from riverpy._dashboard.change import Change, Question, RequestedChange
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.messages import Message
 from riverpy._log import get_logger
 from riverpy._log_events import DASHBOARD_CHANGED_JOBS
-from riverpy._tools.text import format_count
+from riverpy._tools.text import format_count, format_job_ids
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from starlette.datastructures import QueryParams
 
     from riverpy._dashboard.access import Access
-    from riverpy.client import Client
+    from riverpy._dashboard.site import Site
     from riverpy.job_list import JobChanges
 
 JobAction: TypeAlias = Literal["retry", "cancel", "delete"]
@@ -46,38 +48,32 @@ class JobChangeForm(NamedTuple):
 
     action: JobAction
     ids: Sequence[int]
-    is_confirmed: bool
-    """Whether the user has answered the question."""
-    back: str
-    """The path to return to, below the dashboard's own."""
 
-    @property
-    def needs_question(self) -> bool:
-        """Whether the user has to be asked first."""
-        return not self.is_confirmed and (self.action != "retry" or len(self.ids) > 1)
-
-    @property
-    def question(self) -> str:
-        """The question to the user."""
-        which = f"job {self.ids[0]}" if len(self.ids) == 1 else f"these {len(self.ids):,} jobs"
-        return f"{self.action.capitalize()} {which}?"
-
-    @property
-    def effect(self) -> str:
-        """What the change does."""
-        return _EFFECTS[self.action]
+    def make_question(self) -> Question | None:
+        """Return the question to the user. None: the change can be made at once."""
+        if self.action == "retry" and len(self.ids) == 1:
+            return None
+        is_one = len(self.ids) == 1
+        which = f"job {self.ids[0]}" if is_one else f"these {len(self.ids):,} jobs"
+        return Question(
+            f"{self.action.capitalize()} {which}?",
+            _EFFECTS[self.action],
+            "" if is_one else f"These are {format_job_ids(self.ids)}.",
+            "Keep it as it is" if is_one else "Keep them as they are",
+            is_dangerous=self.action == "delete",
+        )
 
 
-def read_change_form(form: QueryParams) -> JobChangeForm:
-    """Return the change that a form asks for.
+def read_job_change(_path_params: Mapping[str, Any], fields: QueryParams) -> RequestedChange:
+    """Return the change of jobs that a form asks for.
 
     Raises:
         PageError: the form is not one of this dashboard, or no job is chosen.
     """
-    action = form.get("action")
+    action = fields.get("action")
     if action not in get_args(JobAction):
         raise PageError(400, "The form names no change.", "Go back, and use one of the buttons.")
-    texts = form.getlist("id")
+    texts = fields.getlist("id")
     if not texts:
         raise PageError(400, "No job is chosen.", "Go back, and tick the jobs to change.")
     if len(texts) > IDS_PER_CHANGE_MAX:
@@ -86,15 +82,10 @@ def read_change_form(form: QueryParams) -> JobChangeForm:
             f"A form can name {IDS_PER_CHANGE_MAX:,} jobs at most.",
             "Go back, and choose fewer jobs.",
         )
-    ids = sorted({_parse_job_id(text) for text in texts})
-    back = form.get("back", "")
-    is_own_path = back.startswith("/") and not back.startswith("//") and "\\" not in back
-    return JobChangeForm(
-        cast("JobAction", action),
-        ids,
-        form.get("confirmed") == "yes",
-        back if is_own_path else "/jobs",
+    form = JobChangeForm(
+        cast("JobAction", action), sorted({_parse_job_id(text) for text in texts})
     )
+    return RequestedChange(partial(change_jobs, form), form.make_question())
 
 
 def _parse_job_id(text: str) -> int:
@@ -103,8 +94,9 @@ def _parse_job_id(text: str) -> int:
     return int(text)
 
 
-async def change_jobs(client: Client, form: JobChangeForm, access: Access) -> Message:
+async def change_jobs(form: JobChangeForm, site: Site, access: Access) -> Message:
     """Change the jobs of a form, log it, and return the message for the user."""
+    client = site.client
     methods: dict[JobAction, Callable[..., Awaitable[JobChanges]]] = {
         "retry": client.job_retry_many,
         "cancel": client.job_cancel_many,
@@ -163,3 +155,6 @@ def _describe_numbers(form: JobChangeForm, changes: JobChanges) -> list[str]:
         more = "" if changes.refused <= len(shown) else "; …"
         parts.append(f"{changes.refused:,} were refused ({reasons}{more}).")
     return parts
+
+
+CHANGE = Change("/jobs/change", read_job_change, "/jobs")

@@ -1,0 +1,61 @@
+"""Change: a form of the dashboard that changes something, with a question before it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from starlette.datastructures import QueryParams
+
+    from riverpy._dashboard.access import Access
+    from riverpy._dashboard.messages import Message
+    from riverpy._dashboard.site import Site
+
+CONFIRMED_FIELD = "confirmed"
+"""The field of a form whose question the user has answered, with the value `yes`."""
+BACK_FIELD = "back"
+"""The field with the path to return to, below the dashboard's own."""
+
+
+class Question(NamedTuple):
+    """What a page asks before a change that is hard to undo."""
+
+    text: str
+    """The question, such as `Delete job 5?`."""
+    effect: str
+    """What the change does."""
+    details: str = ""
+    """What is changed, such as the ids of jobs."""
+    keep_text: str = "Keep it as it is"
+    """The text of the link that changes nothing."""
+    is_dangerous: bool = False
+    """Whether the change cannot be undone."""
+
+
+class RequestedChange(NamedTuple):
+    """A change that a form asks for."""
+
+    apply: Callable[[Site, Access], Awaitable[Message]]
+    """Make the change, log it with its user, and return the message for the user."""
+    question: Question | None = None
+    """What to ask before. None: the change is made at once."""
+
+
+class Change(NamedTuple):
+    """An address to which forms are sent."""
+
+    path: str
+    """The path below the dashboard's own, in the form of Starlette's routes."""
+    read: Callable[[Mapping[str, Any], QueryParams], RequestedChange]
+    """Return the change that a form asks for, from the parameters of the path and the fields. Raise
+    PageError for a form that is not one of this dashboard."""
+    back: str
+    """The path to return to if the form names none."""
+
+    def get_back_path(self, fields: QueryParams) -> str:
+        """Return the path to return to. It never leads to another site."""
+        path = fields.get(BACK_FIELD, "")
+        is_own_path = path.startswith("/") and not path.startswith("//") and "\\" not in path
+        return path if is_own_path else self.back
