@@ -24,6 +24,7 @@ LOG_LINES_DROPPED = "log lines dropped"
 
 # The dashboard
 DASHBOARD_CHANGED_JOBS = "dashboard changed jobs"
+DASHBOARD_MADE_A_CHANGE = "dashboard made a change"
 DASHBOARD_MASK_FAILED = "dashboard mask failed"
 DASHBOARD_REQUEST_FAILED = "dashboard request failed"
 

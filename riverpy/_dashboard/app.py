@@ -1,7 +1,7 @@
 """The ASGI application of the dashboard: its pages, its changes, and its error pages.
 
-A new page is a module with a `Page`, a template, and an entry in `PAGES`. A new change is a `Change`
-and an entry in `CHANGES`."""
+A new page is a module with a `Page`, a template, and an entry in `PAGES`. A new change is a
+`Change` and an entry in `CHANGES`."""
 
 from __future__ import annotations
 

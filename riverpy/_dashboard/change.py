@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from riverpy._log import get_logger
+from riverpy._log_events import DASHBOARD_MADE_A_CHANGE
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
@@ -59,3 +62,14 @@ class Change(NamedTuple):
         path = fields.get(BACK_FIELD, "")
         is_own_path = path.startswith("/") and not path.startswith("//") and "\\" not in path
         return path if is_own_path else self.back
+
+
+def log_change(access: Access, action: str, target: str) -> None:
+    """Log a change of something other than jobs, such as the pause of a queue.
+
+    Args:
+        access: what the user may do, with the user's name.
+        action: what was done, such as `pause queue`.
+        target: the name of what was changed.
+    """
+    get_logger().info(DASHBOARD_MADE_A_CHANGE, action=action, target=target, user=access.user)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from riverpy._dashboard.page import Page
 from riverpy._dashboard.rendering import format_count as format_number
 from riverpy._dashboard.rendering import format_duration, format_rate
+from riverpy._dashboard.sentence import Health, Sentence, rank_health, sort_sentences
 from riverpy._tools.text import format_count, format_job_ids, format_names
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
     from riverpy._dashboard.page import PageView
     from riverpy._tools.top.status import DomainStatus, FleetStatus, LeaderStatus, QueueStatus
-
-Health: TypeAlias = Literal["ok", "look", "act"]
 
 LONG_WAIT_SECONDS = 60.0
 """A due job that waits longer than this is mentioned."""
@@ -29,38 +28,23 @@ _HEADLINES: dict[Health, str] = {
 }
 
 
-class Sentence(NamedTuple):
-    """One line about the state of the system."""
-
-    health: Health
-    text: str
-    link: str | None = None
-    """The path of the page that explains the text, below the dashboard's own path."""
-    link_text: str = ""
-
-
 async def load_home(view: PageView) -> Mapping[str, object]:
     """Read the status, and describe it."""
     status = await view.site.statuses.read()
     sentences = describe_status(status)
-    health: Health = max((one.health for one in sentences), key=_rank_health)
+    health: Health = max((one.health for one in sentences), key=rank_health)
     queues = sorted(status.queues, key=_get_urgency)
     return {
         "status": status,
         "health": health,
         "headline": _HEADLINES[health],
-        "sentences": sorted(sentences, key=lambda one: -_rank_health(one.health)),
+        "sentences": sort_sentences(sentences),
         "queues": queues[:QUEUES_SHOWN_MAX],
         "queues_left_out": max(len(queues) - QUEUES_SHOWN_MAX, 0),
     }
 
 
 PAGE = Page("home", "/", "home.html", load_home, "Home")
-
-
-def _rank_health(health: Health) -> int:
-    """Return a number that is higher for a worse state."""
-    return ("ok", "look", "act").index(health)
 
 
 def describe_status(status: FleetStatus) -> list[Sentence]:

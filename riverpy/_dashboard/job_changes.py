@@ -82,9 +82,7 @@ def read_job_change(_path_params: Mapping[str, Any], fields: QueryParams) -> Req
             f"A form can name {IDS_PER_CHANGE_MAX:,} jobs at most.",
             "Go back, and choose fewer jobs.",
         )
-    form = JobChangeForm(
-        cast("JobAction", action), sorted({_parse_job_id(text) for text in texts})
-    )
+    form = JobChangeForm(cast("JobAction", action), sorted({_parse_job_id(text) for text in texts}))
     return RequestedChange(partial(change_jobs, form), form.make_question())
 
 

@@ -13,6 +13,7 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from riverpy._dashboard.paths import make_periodic_job_path, make_queue_path, make_worker_path
 from riverpy._tools.text import format_seconds
 from riverpy.job import JobState
 
@@ -153,8 +154,11 @@ class Templates:
             "cut": cut_text,
             "duration": format_duration,
             "json": format_json,
+            "periodic_job_path": make_periodic_job_path,
+            "queue_path": make_queue_path,
             "rate": format_rate,
             "visible": show_value,
+            "worker_path": make_worker_path,
         }
         self._environment.filters.update(filters)  # pyright: ignore[reportCallIssue, reportArgumentType] (its type lists the default filters only)
         self._static_versions = {name: file.version for name, file in load_static_files().items()}
