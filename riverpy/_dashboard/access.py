@@ -136,18 +136,9 @@ def expect_change_allowed(request: Request, access: Access, sent_token: str) -> 
     Raises:
         PageError: the request is refused. Nothing was changed.
     """
-    if access.level != "write":
-        raise PageError(
-            403,
-            "You may only read here, so nothing was changed.",
-            "Ask the operator of the application for the right to change jobs.",
-        )
+    _expect_right_to_change(access)
     if not _is_from_same_site(request.headers):
-        raise PageError(
-            403,
-            "Another site sent this request, so nothing was changed.",
-            "Open the dashboard itself, and use its buttons.",
-        )
+        raise _make_other_site_error()
     token = _read_token_cookie(request)
     if token is None or not hmac.compare_digest(token.encode(), sent_token.encode()):
         raise PageError(
@@ -155,6 +146,49 @@ def expect_change_allowed(request: Request, access: Access, sent_token: str) -> 
             "The page was too old, so nothing was changed.",
             "Go back, load the page again, and repeat the change. The browser must accept cookies.",
         )
+
+
+def expect_api_change_allowed(request: Request, access: Access) -> None:
+    """Check a request of the JSON API that changes something: the user's rights, and that no page
+    of another site sent it. There is no token, because programs send such requests too.
+
+    A browser says where a request comes from, and the request must come from this site. A request
+    that does not say so must have JSON as its type. Forms of other sites cannot send JSON, and
+    their scripts would have to ask before: the dashboard does not allow it.
+
+    Raises:
+        PageError: the request is refused. Nothing was changed.
+    """
+    _expect_right_to_change(access)
+    headers = request.headers
+    if "sec-fetch-site" in headers or "origin" in headers:
+        if not _is_from_same_site(headers):
+            raise _make_other_site_error()
+        return
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise PageError(
+            415,
+            "A change needs the header `Content-Type: application/json`, so nothing was changed.",
+            "Send the header, also with an empty body.",
+        )
+
+
+def _expect_right_to_change(access: Access) -> None:
+    if access.level != "write":
+        raise PageError(
+            403,
+            "You may only read here, so nothing was changed.",
+            "Ask the operator of the application for the right to change jobs.",
+        )
+
+
+def _make_other_site_error() -> PageError:
+    return PageError(
+        403,
+        "Another site sent this request, so nothing was changed.",
+        "Open the dashboard itself, and use its buttons.",
+    )
 
 
 def _is_from_same_site(headers: Headers) -> bool:

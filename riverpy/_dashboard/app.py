@@ -14,7 +14,7 @@ from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.routing import Match, Route
+from starlette.routing import Match, Mount, Route
 
 from riverpy._dashboard import home_page, job_changes, job_list_page, job_page
 from riverpy._dashboard.access import (
@@ -24,6 +24,7 @@ from riverpy._dashboard.access import (
     get_token,
     set_token_cookie,
 )
+from riverpy._dashboard.api import make_api
 from riverpy._dashboard.change import CONFIRMED_FIELD
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.headers import SecureHeaders
@@ -81,6 +82,7 @@ class _DashboardApp:
             Route("/live", self._send_changes),
             Route("/jobs/{job_id:int}/args", self._send_args),
             Route("/static/{name}", _send_static_file),
+            Mount("/api", make_api(self._site)),
         ]
         handlers: dict[Any, Any] = {HTTPException: self._send_http_error}
         handlers |= dict.fromkeys((RiverError, *DATABASE_ERRORS), self._send_failure)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from riverpy._dashboard.access import Access
     from riverpy._dashboard.site import Site
+    from riverpy.client import Client
     from riverpy.job_list import JobChanges
 
 JobAction: TypeAlias = Literal["retry", "cancel", "delete"]
@@ -82,11 +83,16 @@ def read_job_change(_path_params: Mapping[str, Any], fields: QueryParams) -> Req
             f"A form can name {IDS_PER_CHANGE_MAX:,} jobs at most.",
             "Go back, and choose fewer jobs.",
         )
-    form = JobChangeForm(cast("JobAction", action), sorted({_parse_job_id(text) for text in texts}))
+    form = JobChangeForm(cast("JobAction", action), sorted({parse_job_id(text) for text in texts}))
     return RequestedChange(partial(change_jobs, form), form.make_question())
 
 
-def _parse_job_id(text: str) -> int:
+def parse_job_id(text: str) -> int:
+    """Return the id of a job.
+
+    Raises:
+        PageError: the text is no id.
+    """
     if not (text.isascii() and text.isdigit() and len(text) < 20 and 0 < int(text) < 2**63):
         raise PageError(400, f"{text[:30]!r} is no id of a job.", "Go back, and choose jobs again.")
     return int(text)
@@ -94,16 +100,26 @@ def _parse_job_id(text: str) -> int:
 
 async def change_jobs(form: JobChangeForm, site: Site, access: Access) -> Message:
     """Change the jobs of a form, log it, and return the message for the user."""
-    client = site.client
+    try:
+        changes = await get_change_method(site.client, form.action)(ids=form.ids)
+    except ConfigError as error:
+        raise PageError(400, f"Nothing was changed: {error}", "Go back, and try again.") from None
+    log_job_change(form, access, changes)
+    return describe_changes(form, changes)
+
+
+def get_change_method(client: Client, action: JobAction) -> Callable[..., Awaitable[JobChanges]]:
+    """Return the method of the client that changes many jobs."""
     methods: dict[JobAction, Callable[..., Awaitable[JobChanges]]] = {
         "retry": client.job_retry_many,
         "cancel": client.job_cancel_many,
         "delete": client.job_delete_in_batches,
     }
-    try:
-        changes = await methods[form.action](ids=form.ids)
-    except ConfigError as error:
-        raise PageError(400, f"Nothing was changed: {error}", "Go back, and try again.") from None
+    return methods[action]
+
+
+def log_job_change(form: JobChangeForm, access: Access, changes: JobChanges) -> None:
+    """Log a change of jobs, with its user."""
     get_logger().info(
         DASHBOARD_CHANGED_JOBS,
         action=form.action,
@@ -113,7 +129,6 @@ async def change_jobs(form: JobChangeForm, site: Site, access: Access) -> Messag
         changed=changes.changed,
         refused=changes.refused,
     )
-    return describe_changes(form, changes)
 
 
 def describe_changes(form: JobChangeForm, changes: JobChanges) -> Message:

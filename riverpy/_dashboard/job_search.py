@@ -20,7 +20,7 @@ from riverpy.errors import ConfigError
 from riverpy.job import JobColumn, JobRow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from starlette.datastructures import QueryParams
 
@@ -56,6 +56,16 @@ class FoundJobs(NamedTuple):
     """The cursor of the next page. None: this page is the last one."""
     limit_note: str | None
     """What was searched, if not all jobs were searched. None: all were searched."""
+
+
+class FoundPlaces(NamedTuple):
+    """The ids of one page of a list."""
+
+    ids: list[int]
+    next_cursor: str | None
+    """As in FoundJobs."""
+    limit_note: str | None
+    """As in FoundJobs."""
 
 
 class JobSearch(NamedTuple):
@@ -129,9 +139,34 @@ async def find_jobs(
     Raises:
         PageError: the cursor is wrong, or a filter meets a job that the server cannot read.
     """
+    found = await find_job_ids(tx, schema, search, limit=limit)
+    rows, damaged = await read_jobs(tx, schema, found.ids)
+    return FoundJobs(rows, damaged, found.next_cursor, found.limit_note)
+
+
+async def read_jobs(
+    tx: Transaction, schema: str | None, ids: Sequence[int]
+) -> tuple[list[JobRow], dict[int, str]]:
+    """Return the jobs with these ids that exist, in the order of the ids. Also return the server's
+    errors about the jobs that it cannot read, by id."""
+    parts, damaged = await read_jobs_in_parts(
+        tx, ids, lambda part: jobs.job_get_many(tx, schema, part)
+    )
+    rows = {row[JobColumn.ID]: JobRow(tuple(row)) for part in parts for row in part}
+    return [rows[job_id] for job_id in ids if job_id in rows], damaged
+
+
+async def find_job_ids(
+    tx: Transaction, schema: str | None, search: JobSearch, *, limit: int
+) -> FoundPlaces:
+    """Return the ids of one page of the jobs that pass the filters, in the order of the list.
+
+    Raises:
+        PageError: as `find_jobs`.
+    """
     plan = _plan_search(search, limit)
     try:
-        return await _run_search(tx, schema, search, plan, limit)
+        return await _find_places(tx, schema, search, plan, limit)
     except PostgresError as error:
         if not is_unreadable_value_error(error):
             raise
@@ -159,26 +194,21 @@ def _plan_search(search: JobSearch, limit: int) -> PagePlan:
         ) from None
 
 
-async def _run_search(
+async def _find_places(
     tx: Transaction, schema: str | None, search: JobSearch, plan: PagePlan, limit: int
-) -> FoundJobs:
+) -> FoundPlaces:
     first, *others = _choose_sources(search)
     found, note = await _search_source(tx, schema, plan, first)
     for source in others:
         if note is not None:
             found, note = await _search_source(tx, schema, plan, source)
     places = sorted(found.places, key=_get_sort_key, reverse=plan.descending)
-    parts, damaged = await read_jobs_in_parts(
-        tx, [place.job_id for place in places], lambda part: jobs.job_get_many(tx, schema, part)
-    )
-    rows = {row[JobColumn.ID]: JobRow(tuple(row)) for part in parts for row in part}
     cursor = None
     if len(places) == limit:
         last = places[-1]
         time = None if last.time is None else decode_wire_timestamp(last.time)
         cursor = plan.make_cursor(last.job_id, last.kind, last.queue, time)
-    readable = [rows[place.job_id] for place in places if place.job_id in rows]
-    return FoundJobs(readable, damaged, cursor, note)
+    return FoundPlaces([place.job_id for place in places], cursor, note)
 
 
 async def _search_source(

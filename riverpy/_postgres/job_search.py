@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
-from riverpy._postgres.sql_files import get_query_with_parts
+from riverpy._postgres.sql_files import get_query, get_query_with_parts
 
 if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
@@ -55,3 +55,11 @@ async def job_search(
     rows = await statement.fetch(connection, **{key: values[key] for key in statement.parameters})
     places = [FoundPlace(*row[:4]) for row in rows if row[0] is not None]
     return SearchResult(places, rows[0][4])
+
+
+async def list_kinds(
+    connection: Transaction, schema: str | None, *, after: str, limit: int
+) -> list[str]:
+    """Return the first `limit` kinds of stored jobs behind `after`, sorted by the server."""
+    statement = get_query("riverpy_dashboard", "kinds", schema)
+    return [row[0] for row in await statement.fetch(connection, after=after, limit=limit)]

@@ -1,0 +1,152 @@
+"""The JSON API of the dashboard, with the addresses and fields of River UI's.
+
+A new endpoint is an `Endpoint` in one of the modules `api_*`, and an entry in its `ENDPOINTS`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Route
+
+from riverpy._dashboard import api_jobs, api_queues, api_status
+from riverpy._dashboard.access import expect_api_change_allowed, find_access
+from riverpy._dashboard.endpoint import ApiCall, ErrorAnswer
+from riverpy._dashboard.openapi import make_openapi_document
+from riverpy._log import get_logger
+from riverpy._log_events import DASHBOARD_REQUEST_FAILED
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
+from riverpy.errors import ArgsError, ConfigError, JobDamagedError, NotFoundError, RiverError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from riverpy._dashboard.endpoint import Endpoint
+    from riverpy._dashboard.site import Site
+
+ENDPOINTS: tuple[Endpoint[Any], ...] = (
+    *api_jobs.ENDPOINTS,
+    *api_queues.ENDPOINTS,
+    *api_status.ENDPOINTS,
+)
+"""All endpoints. Of two that fit an address, the first one is used."""
+BODY_BYTES_MAX = 256 * 1024
+_DOCUMENT_PATH = "/openapi.json"
+_DESCRIPTION = (
+    "The addresses and fields are those of River UI 0.22. Errors have the same form everywhere. "
+    "A change needs the header `Content-Type: application/json`, except in a request that a "
+    "browser sends from the same site."
+)
+
+
+def make_api(site: Site) -> Starlette:
+    """Return the application of the API, to be mounted at `/api`."""
+    return _Api(site).make_starlette()
+
+
+class _Api:
+    """The endpoints of one dashboard."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._log = get_logger()
+
+    def make_starlette(self) -> Starlette:
+        routes = [
+            Route(one.path, partial(self._answer, one), methods=[one.method]) for one in ENDPOINTS
+        ]
+        routes.append(Route(_DOCUMENT_PATH, self._send_document))
+        handlers: dict[Any, Any] = {HTTPException: self._send_http_error}
+        handlers |= dict.fromkeys((RiverError, *DATABASE_ERRORS), self._send_failure)
+        return Starlette(routes=routes, exception_handlers=handlers)
+
+    async def _find_access(self, request: Request) -> ApiCall:
+        options = self._site.options
+        access = await find_access(request, options.authorize, read_only=options.read_only)
+        return ApiCall(self._site, access)
+
+    async def _answer(self, endpoint: Endpoint[Any], request: Request) -> Response:
+        call = await self._find_access(request)
+        if endpoint.method == "GET":
+            found = _read_query(endpoint, request)
+        else:
+            expect_api_change_allowed(request, call.access)
+            found = await _read_body(endpoint, request)
+        try:
+            answer = await endpoint.respond(call, found)
+        except (ConfigError, ArgsError) as error:
+            raise HTTPException(400, str(error)) from None
+        except NotFoundError as error:
+            raise HTTPException(404, str(error)) from None
+        except JobDamagedError as error:
+            raise HTTPException(500, str(error)) from None
+        if endpoint.method != "GET":
+            self._site.statuses.forget()
+        return _make_response(answer)
+
+    async def _send_document(self, request: Request) -> Response:
+        await self._find_access(request)
+        server_url = request.scope.get("root_path", "").rstrip("/") or "/api"
+        return _make_response(make_openapi_document(ENDPOINTS, server_url, _DESCRIPTION))
+
+    async def _send_http_error(self, _request: Request, error: HTTPException) -> Response:
+        message = "There is no such address in the API." if error.status_code == 404 else ""
+        detail = str(error.detail)
+        response = _make_response(
+            ErrorAnswer(message if message and detail == "Not Found" else detail),
+            error.status_code,
+        )
+        response.headers.update(error.headers or {})
+        return response
+
+    async def _send_failure(self, request: Request, error: Exception) -> Response:
+        """Answer a request that failed because of the database or the client."""
+        text = describe_error(error)
+        self._log.warning(DASHBOARD_REQUEST_FAILED, path=request.url.path, error=text)
+        return _make_response(ErrorAnswer(f"The database could not be used: {text}"), 503)
+
+
+def _make_response(answer: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(answer), status, media_type="application/json")
+
+
+def _read_query(endpoint: Endpoint[Any], request: Request) -> Any:
+    """Return the input of a request without a body."""
+    values: dict[str, object] = {}
+    for member in msgspec.structs.fields(endpoint.input):
+        texts = [text for text in request.query_params.getlist(member.name) if text]
+        if texts:
+            values[member.name] = texts if _is_list(member.type) else texts[0]
+    try:
+        return msgspec.convert(values | request.path_params, endpoint.input, strict=False)
+    except msgspec.ValidationError as error:
+        raise _make_input_error(error) from None
+
+
+def _is_list(member_type: Any) -> bool:
+    info = msgspec.inspect.type_info(member_type)
+    while isinstance(info, msgspec.inspect.Metadata):
+        info = info.type
+    return isinstance(info, msgspec.inspect.ListType)
+
+
+async def _read_body(endpoint: Endpoint[Any], request: Request) -> Any:
+    """Return the input of a request with a body. An empty body has no members."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > BODY_BYTES_MAX:
+            raise HTTPException(413, f"A body can have {BODY_BYTES_MAX:,} bytes at most.")
+    try:
+        members = msgspec.json.decode(body, type=dict[str, Any]) if body.strip() else {}
+        return msgspec.convert(members | request.path_params, endpoint.input)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise _make_input_error(error) from None
+
+
+def _make_input_error(error: Exception) -> HTTPException:
+    return HTTPException(400, f"The request cannot be read: {error}.")

@@ -1,0 +1,201 @@
+"""The endpoints of the JSON API about queues, with the fields of River UI."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from riverpy._dashboard.change import log_change
+from riverpy._dashboard.database import open_connection
+from riverpy._dashboard.endpoint import Endpoint, StatusAnswer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy._dashboard.endpoint import ApiCall
+    from riverpy.queue import Queue
+
+QUEUES_PER_LIST_DEFAULT = 100
+QUEUES_PER_LIST_MAX = 1_000
+_CONCURRENCY_KEY = "concurrency"
+"""The key of a queue's metadata in which River Pro stores a limit."""
+
+_LimitNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**31, description="0: no limit.")]
+_CountNumber = Annotated[
+    int, msgspec.Meta(description="At most 10,000. Then there may be more. It is seconds old.")
+]
+
+
+class Partition(msgspec.Struct):
+    """What a limit of River Pro counts apart."""
+
+    by_args: list[str] | None = None
+    by_kind: bool = False
+
+
+class Concurrency(msgspec.Struct):
+    """A limit of River Pro for the running jobs of a queue. riverpy's workers do not read it."""
+
+    global_limit: _LimitNumber = 0
+    local_limit: _LimitNumber = 0
+    partition: Partition = msgspec.field(default_factory=Partition)
+
+
+class QueueDetails(msgspec.Struct):
+    """A queue that a client has worked."""
+
+    count_available: _CountNumber
+    count_running: _CountNumber
+    created_at: datetime
+    concurrency: Concurrency | None
+    name: str
+    paused_at: datetime | None
+    updated_at: datetime
+
+
+class QueueList(msgspec.Struct):
+    """The queues, by name."""
+
+    data: list[QueueDetails]
+
+
+class ListQueuesInput(msgspec.Struct):
+    """How many queues are listed."""
+
+    limit: Annotated[int, msgspec.Meta(ge=0, le=QUEUES_PER_LIST_MAX)] = QUEUES_PER_LIST_DEFAULT
+
+
+class QueueInput(msgspec.Struct):
+    """Which queue is meant."""
+
+    name: str
+
+
+class UpdateQueueInput(msgspec.Struct):
+    """What is changed of a queue."""
+
+    name: str
+    concurrency: Annotated[
+        Concurrency | msgspec.UnsetType | None,
+        msgspec.Meta(
+            description="It is stored in the queue's metadata for River Pro. riverpy's workers do "
+            "not read it. Null removes it. Other metadata stay as they are."
+        ),
+    ] = msgspec.UNSET
+
+
+async def list_queues(call: ApiCall, given: ListQueuesInput) -> QueueList:
+    """Return the first queues by name."""
+    if given.limit == 0:
+        return QueueList([])
+    return QueueList(await _describe(call, await call.site.client.queue_list(limit=given.limit)))
+
+
+async def get_queue(call: ApiCall, given: QueueInput) -> QueueDetails:
+    """Return one queue."""
+    (details,) = await _describe(call, [await call.site.client.queue_get(given.name)])
+    return details
+
+
+async def _describe(call: ApiCall, queues: Sequence[Queue]) -> list[QueueDetails]:
+    status = await call.site.statuses.read()
+    counts = {one.name: (one.available, one.running) for one in status.queues}
+    return [
+        QueueDetails(
+            *counts.get(queue.name, (0, 0)),
+            queue.created_at,
+            _read_concurrency(queue),
+            queue.name,
+            queue.paused_at,
+            queue.updated_at,
+        )
+        for queue in queues
+    ]
+
+
+def _read_concurrency(queue: Queue) -> Concurrency | None:
+    """Return the limit in a queue's metadata. None: there is none, or it has another form."""
+    found = queue.metadata.get(_CONCURRENCY_KEY)
+    if not found:
+        return None
+    try:
+        return msgspec.convert(found, Concurrency)
+    except msgspec.ValidationError:
+        return None
+
+
+async def pause_queue(call: ApiCall, given: QueueInput) -> StatusAnswer:
+    """Stop all clients from claiming jobs of a queue."""
+    await call.site.client.queue_pause(given.name)
+    log_change(call.access, "pause queue", given.name)
+    return StatusAnswer()
+
+
+async def resume_queue(call: ApiCall, given: QueueInput) -> StatusAnswer:
+    """Let all clients claim jobs of a queue again."""
+    await call.site.client.queue_resume(given.name)
+    log_change(call.access, "resume queue", given.name)
+    return StatusAnswer()
+
+
+async def update_queue(call: ApiCall, given: UpdateQueueInput) -> QueueDetails:
+    """Change the limit of River Pro in a queue's metadata."""
+    client = call.site.client
+    if given.concurrency is msgspec.UNSET:
+        return await get_queue(call, QueueInput(given.name))
+    async with (
+        open_connection(client) as connection,
+        connection.transaction(isolation="repeatable_read"),  # an update in between is an error
+    ):
+        metadata = dict((await client.queue_get(given.name, tx=connection)).metadata)
+        metadata.pop(_CONCURRENCY_KEY, None)
+        if given.concurrency is not None:
+            metadata[_CONCURRENCY_KEY] = msgspec.to_builtins(given.concurrency)
+        queue = await client.queue_update(given.name, metadata=metadata, tx=connection)
+    log_change(call.access, "change queue", given.name)
+    (details,) = await _describe(call, [queue])
+    return details
+
+
+_NOT_FOUND = {404: "No client has worked a queue with this name."}
+ENDPOINTS: tuple[Endpoint[Any], ...] = (
+    Endpoint("GET", "/queues", "List queues", ListQueuesInput, QueueList, list_queues),
+    Endpoint(
+        "PUT",
+        "/queues/{name:path}/pause",
+        "Pause a queue",
+        QueueInput,
+        StatusAnswer,
+        pause_queue,
+        _NOT_FOUND,
+    ),
+    Endpoint(
+        "PUT",
+        "/queues/{name:path}/resume",
+        "Resume a queue",
+        QueueInput,
+        StatusAnswer,
+        resume_queue,
+        _NOT_FOUND,
+    ),
+    Endpoint(
+        "GET",
+        "/queues/{name:path}",
+        "Read one queue",
+        QueueInput,
+        QueueDetails,
+        get_queue,
+        _NOT_FOUND,
+    ),
+    Endpoint(
+        "PATCH",
+        "/queues/{name:path}",
+        "Store a limit of River Pro for a queue",
+        UpdateQueueInput,
+        QueueDetails,
+        update_queue,
+        _NOT_FOUND,
+    ),
+)
