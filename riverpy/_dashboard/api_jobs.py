@@ -148,7 +148,7 @@ class ListJobsInput(msgspec.Struct):
 class JobInput(msgspec.Struct):
     """Which job is read."""
 
-    job_id: Annotated[int, msgspec.Meta(ge=-(2**63), lt=2**63)]
+    job_id: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class ChangeJobsInput(msgspec.Struct):
