@@ -16,7 +16,15 @@ from starlette.middleware import Middleware
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Match, Mount, Route
 
-from riverpy._dashboard import home_page, job_changes, job_list_page, job_page
+from riverpy._dashboard import (
+    home_page,
+    job_changes,
+    job_list_page,
+    job_page,
+    queue_changes,
+    queue_list_page,
+    queue_page,
+)
 from riverpy._dashboard.access import (
     TOKEN_FIELD,
     expect_change_allowed,
@@ -45,9 +53,18 @@ if TYPE_CHECKING:
     from riverpy._dashboard.page import Page
     from riverpy.client import Client
 
-PAGES = (home_page.PAGE, job_list_page.PAGE, job_page.PAGE)
+PAGES = (
+    home_page.PAGE,
+    job_list_page.PAGE,
+    job_page.PAGE,
+    queue_list_page.PAGE,
+    queue_page.PAGE,
+)
 """All pages, in the order of the menu."""
-CHANGES = (job_changes.CHANGE,)
+CHANGES = (
+    job_changes.CHANGE,
+    queue_changes.CHANGE,
+)
 """All changes that forms of the pages ask for."""
 FORM_FIELDS_MAX = 1_100
 """The maximum number of fields of a form: the ids of many jobs, and a few others."""
@@ -156,9 +173,10 @@ class _DashboardApp:
         expect_change_allowed(request, view.access, fields.get(TOKEN_FIELD, ""))
         requested = change.read(view.path_params, fields)
         back = change.get_back_path(fields)
-        if requested.question is not None and fields.get(CONFIRMED_FIELD) != "yes":
+        question = requested.question
+        if question is not None and fields.get(CONFIRMED_FIELD) != "yes":
             values = {
-                "question": requested.question,
+                "question": await question(self._site) if callable(question) else question,
                 "change_path": request.scope["path"].removeprefix(view.root_path),
                 "fields": [one for one in fields.multi_items() if one[0] not in _OWN_FIELDS],
                 "back": back,

@@ -42,8 +42,9 @@ class RequestedChange(NamedTuple):
 
     apply: Callable[[Site, Access], Awaitable[Message]]
     """Make the change, log it with its user, and return the message for the user."""
-    question: Question | None = None
-    """What to ask before. None: the change is made at once."""
+    question: Question | Callable[[Site], Awaitable[Question]] | None = None
+    """What to ask before, or a function that reads what the question needs. None: the change is
+    made at once."""
 
 
 class Change(NamedTuple):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from riverpy._dashboard.page import Page
+from riverpy._dashboard.paths import make_queue_path
 from riverpy._dashboard.rendering import format_count as format_number
 from riverpy._dashboard.rendering import format_duration, format_rate
 from riverpy._dashboard.sentence import Health, Sentence, rank_health, sort_sentences
@@ -161,8 +162,8 @@ def _describe_waits(status: FleetStatus) -> Iterator[Sentence]:
         yield Sentence(
             health,
             f"{number} {noun} in {queue.name}, the oldest for {wait}.{reason}",
-            "/jobs?" + urlencode({"state": "available", "queue": queue.name}),
-            "Waiting jobs",
+            make_queue_path(queue.name),
+            "The queue",
         )
     if len(slow) > 5:
         yield Sentence("look", f"Jobs wait too long in {len(slow) - 5:,} more queues.")

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
+from contextlib import asynccontextmanager
 from html import unescape
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from riverpy import Client, Config
+from riverpy.web import Access, dashboard
+
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from starlette.requests import Request
     from starlette.types import ASGIApp
 
     from tests._database import Schema
@@ -47,3 +54,45 @@ async def insert_job(schema: Schema, state: str = "available", **columns: str) -
         f"INSERT INTO river_job (state, {', '.join(values)})"
         f" VALUES ('{state}', {', '.join(values.values())}) RETURNING id"
     )
+
+
+async def insert_client(schema: Schema, client_id: str, **columns: str) -> None:
+    """Register a client with a heartbeat of now. The values of the columns are SQL."""
+    values = {
+        "queues": "array['default']",
+        "kinds": "array['k']",
+        "candidate": "true",
+        "poll_only": "false",
+        "version": "'1'",
+        "dead_after": "interval '1 hour'",
+        **columns,
+    }
+    await schema.execute(
+        f"INSERT INTO riverpy_client (client_id, {', '.join(values)})"
+        f" VALUES ($1, {', '.join(values.values())})",
+        client_id,
+    )
+
+
+async def insert_queue(schema: Schema, name: str, *, is_paused: bool = False) -> None:
+    """Insert the row of a queue, which no client has updated for a day."""
+    await schema.execute(
+        "INSERT INTO river_queue (name, updated_at, paused_at)"
+        " VALUES ($1, now() - interval '1 day', CASE WHEN $2 THEN now() - interval '2 h' END)",
+        name,
+        is_paused,
+    )
+
+
+@asynccontextmanager
+async def open_site(schema: Schema, **options: Any) -> AsyncGenerator[Browser]:
+    """A browser at a dashboard. The query parameter `as` of a page chooses the user's rights."""
+
+    def authorize(request: Request) -> Any:
+        return "read" if request.query_params.get("as") == "read" else Access("write", user="ann")
+
+    config = Config(schema=schema.name, pool_size=2)
+    async with Client(schema.url, config=config) as client:
+        app = dashboard(client, **{"authorize": authorize, **options})
+        async with Browser(app) as browser:
+            yield browser

@@ -1,0 +1,172 @@
+"""Changes of queues: pause, resume and clear."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get_args
+from urllib.parse import unquote
+
+from riverpy._dashboard.change import Change, Question, RequestedChange, log_change
+from riverpy._dashboard.database import open_connection, open_read
+from riverpy._dashboard.errors import PageError
+from riverpy._dashboard.messages import Message
+from riverpy._dashboard.queue_health import add_queue
+from riverpy._dashboard.rendering import format_count as format_number
+from riverpy._dashboard.rendering import format_time, show_value
+from riverpy._log import get_logger
+from riverpy._log_events import DASHBOARD_CHANGED_JOBS
+from riverpy._tools.text import format_count
+from riverpy.errors import NotFoundError
+from riverpy.job import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.datastructures import QueryParams
+
+    from riverpy._dashboard.access import Access
+    from riverpy._dashboard.site import Site
+    from riverpy.queue import Queue
+
+QueueAction: TypeAlias = Literal["pause", "resume", "clear", "clear_all"]
+
+ALL_QUEUES = "*"
+"""The name that means all queues."""
+CLEARED_JOBS_MAX = 50_000
+"""The maximum number of jobs that one form deletes. The browser waits for its answer."""
+_STATES_BY_ACTION: dict[QueueAction, tuple[str, ...]] = {
+    "clear": ("available",),
+    "clear_all": ("available", "scheduled", "retryable"),
+}
+"""The states of the jobs that are deleted."""
+
+
+class QueueChangeForm(NamedTuple):
+    """A form that asks for a change of a queue."""
+
+    action: QueueAction
+    name: str
+
+    @property
+    def target(self) -> str:
+        """The queue, for a sentence."""
+        return "all queues" if self.name == ALL_QUEUES else f"the queue {show_value(self.name)}"
+
+
+def read_queue_change(_path_params: Mapping[str, Any], fields: QueryParams) -> RequestedChange:
+    """Return the change that a form asks for. The field of the button has the action as its name,
+    and the name of the queue as its value, with escapes as in an address.
+
+    Raises:
+        PageError: the form is not one of this dashboard.
+    """
+    actions = [action for action in get_args(QueueAction) if action in fields]
+    if len(actions) != 1:
+        raise PageError(400, "The form names no change.", "Go back, and use one of the buttons.")
+    form = QueueChangeForm(cast("QueueAction", actions[0]), unquote(fields[actions[0]]))
+    if not form.name or "\0" in form.name:
+        raise PageError(400, "The form names no queue.", "Go back, and use one of the buttons.")
+    if form.action in {"clear", "clear_all"}:
+        if form.name == ALL_QUEUES:
+            raise PageError(400, "Only one queue can be cleared at a time.", "Go back.")
+        return RequestedChange(partial(_clear_queue, form), partial(_ask_about_clearing, form))
+    if form.name == ALL_QUEUES:
+        return RequestedChange(partial(_pause_or_resume, form), _ask_about_all_queues(form))
+    return RequestedChange(partial(_pause_or_resume, form))
+
+
+def _ask_about_all_queues(form: QueueChangeForm) -> Question:
+    if form.action == "pause":
+        effect = "No worker takes jobs of any queue until you resume them. Running jobs continue."
+    else:
+        effect = "Workers take jobs of all queues again, also of queues that others have paused."
+    return Question(
+        f"{form.action.capitalize()} all queues?", effect, keep_text="Leave them as they are"
+    )
+
+
+async def _ask_about_clearing(form: QueueChangeForm, site: Site) -> Question:
+    """Count the jobs that would be deleted, and ask."""
+    fleet = await site.statuses.read()
+    async with open_read(site.client) as tx:
+        fleet = await add_queue(tx, site.client.config.schema, fleet, form.name)
+    queue = next(one for one in fleet.queues if one.name == form.name)
+    counts = {state: getattr(queue, state) for state in _STATES_BY_ACTION[form.action]}
+    numbers = " and ".join(
+        f"{format_number(count, fleet.cap)} {state}" for state, count in counts.items()
+    )
+    effect = (
+        f"Its jobs in these states are deleted for good: {numbers}. Running jobs and jobs that "
+        "have ended stay. "
+    )
+    effect += "Workers may start some of them before." if not queue.paused else ""
+    if any(count >= fleet.cap for count in counts.values()):
+        effect += f" At most {CLEARED_JOBS_MAX:,} jobs are deleted at once."
+    return Question(
+        f"Clear {form.target}?", effect.strip(), keep_text="Keep the jobs", is_dangerous=True
+    )
+
+
+async def _clear_queue(form: QueueChangeForm, site: Site, access: Access) -> Message:
+    """Delete the waiting jobs of a queue, log it, and return the message for the user."""
+    changes = await site.client.job_delete_in_batches(
+        queues=[form.name],
+        states=[JobState(state) for state in _STATES_BY_ACTION[form.action]],
+        limit=CLEARED_JOBS_MAX,
+    )
+    get_logger().info(
+        DASHBOARD_CHANGED_JOBS,
+        action="clear queue",
+        user=access.user,
+        queue=form.name,
+        requested=changes.done,
+        changed=changes.changed,
+        refused=changes.refused,
+    )
+    parts = [f"{format_count(changes.changed, 'job')} of {form.target} deleted."]
+    if rest := changes.unchanged + changes.missing:
+        parts.append(f"{rest:,} were started or changed before, and stay.")
+    if changes.refused:
+        reason = next(iter(changes.reasons.values()), "")
+        parts.append(f"{changes.refused:,} were refused ({reason}).")
+    if changes.done >= CLEARED_JOBS_MAX:
+        parts.append("There may be more: clear the queue again.")
+    is_complete = not changes.refused and changes.done < CLEARED_JOBS_MAX
+    return Message(" ".join(parts), "ok" if is_complete else "look")
+
+
+async def _pause_or_resume(form: QueueChangeForm, site: Site, access: Access) -> Message:
+    """Pause or resume queues, log it, and return the message for the user."""
+    client = site.client
+    method = client.queue_pause if form.action == "pause" else client.queue_resume
+    try:
+        async with open_connection(client) as connection, connection.transaction():
+            before = None
+            if form.name != ALL_QUEUES:
+                before = await client.queue_get(form.name, tx=connection)
+            await method(form.name, tx=connection)
+    except NotFoundError:
+        raise PageError(
+            404,
+            f"There is no queue {form.name!r} that could be paused or resumed.",
+            "Only a queue that a worker works, or has worked lately, can be paused. Start a worker "
+            "of the queue first.",
+        ) from None
+    log_change(access, f"{form.action} queue", form.name)
+    return _describe_change(form, before)
+
+
+def _describe_change(form: QueueChangeForm, before: Queue | None) -> Message:
+    subject = form.target.capitalize() if form.name == ALL_QUEUES else f"The{form.target[3:]}"
+    verb = "are" if form.name == ALL_QUEUES else "is"
+    was_paused = before is not None and before.paused_at is not None
+    if form.action == "resume":
+        if before is not None and not was_paused:
+            return Message(f"{subject} was not paused.")
+        return Message(f"{subject} {verb} resumed: workers take its jobs again.")
+    if before is not None and before.paused_at is not None:
+        return Message(f"{subject} has been paused since {format_time(before.paused_at)}.")
+    return Message(f"{subject} {verb} paused. Running jobs continue.")
+
+
+CHANGE = Change("/queues/change", read_queue_change, "/queues")

@@ -1,0 +1,242 @@
+"""Why a queue is behind, in sentences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from riverpy._dashboard.rendering import format_count as format_number
+from riverpy._dashboard.rendering import format_duration
+from riverpy._dashboard.sentence import Sentence, sort_sentences
+from riverpy._names import DEFAULT_DOMAIN
+from riverpy._tools.text import format_count, format_names
+from riverpy._tools.top.statements import read_ended_jobs, read_queue_counts
+from riverpy._tools.top.status import JOB_COUNT_MAX, LATE_JOB_AFTER, RATE_WINDOW, queue_statuses
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from datetime import datetime
+
+    from riverpy._postgres.driver import Transaction
+    from riverpy._tools.reads import ClientRow
+    from riverpy._tools.top.status import DomainStatus, FleetStatus, QueueStatus, WorkerStatus
+    from riverpy.queue import Queue
+
+LONG_WAIT_SECONDS = 60.0
+"""A queue is behind if its oldest due job waits longer than this."""
+USED_WITHIN_SECONDS = 1200.0
+"""A client works a queue whose row was updated within this time. Clients in every language update
+the row every 10 minutes."""
+
+
+class QueueFacts(NamedTuple):
+    """What is known about one queue."""
+
+    status: QueueStatus
+    row: Queue | None
+    """The row of River's table. None: no client has worked the queue lately."""
+    domain: DomainStatus | None
+    """The domain that owns the queue. None: `default`."""
+    silent_workers: Sequence[WorkerStatus]
+    """The workers of the queue that send no heartbeat."""
+    kinds_without_worker: Sequence[str]
+    """Kinds of waiting jobs that no worker of the queue has."""
+    fleet: FleetStatus
+    read_at: datetime
+
+    @property
+    def paused_for(self) -> float | None:
+        """Seconds since the queue was paused. None: it is not paused."""
+        if self.row is None or self.row.paused_at is None:
+            return None
+        return (self.read_at - self.row.paused_at).total_seconds()
+
+    @property
+    def domain_name(self) -> str:
+        """The name of the domain that owns the queue."""
+        return DEFAULT_DOMAIN if self.domain is None else self.domain.name
+
+    @property
+    def was_used_lately(self) -> bool:
+        """Whether a client, in any language, has updated the queue's row lately."""
+        if self.row is None:
+            return False
+        return (self.read_at - self.row.updated_at).total_seconds() < USED_WITHIN_SECONDS
+
+
+async def add_queue(
+    tx: Transaction,
+    schema: str | None,
+    fleet: FleetStatus,
+    name: str,
+    clients: Sequence[ClientRow] = (),
+) -> FleetStatus:
+    """Return a status that has a queue, also if there are so many queues that the status left it
+    out. `clients` are the clients that work the queue."""
+    if any(queue.name == name for queue in fleet.queues):
+        return fleet
+    ended = await read_ended_jobs(
+        tx, schema, window=RATE_WINDOW, count_limit=JOB_COUNT_MAX, damaged_job_ids=fleet.damaged
+    )
+    counts = await read_queue_counts(
+        tx,
+        schema,
+        queue_names=[name],
+        window_start=ended[0].window_start,
+        late_after=LATE_JOB_AFTER,
+        count_limit=fleet.cap,
+        damaged_job_ids=fleet.damaged,
+    )
+    known_clients = None if fleet.candidates is None else clients
+    return msgspec.structs.replace(
+        fleet, queues=queue_statuses(fleet.at, counts, ended, known_clients)
+    )
+
+
+def gather_facts(
+    fleet: FleetStatus, rows: Mapping[str, Queue], read_at: datetime
+) -> list[QueueFacts]:
+    """Return what is known about each queue of a status. `rows` are those of River's table."""
+    domains = {queue: domain for domain in fleet.domains for queue in domain.queues}
+    kinds: dict[str, list[str]] = {}
+    for kind in fleet.kinds_without_worker:
+        for name in kind.queues:
+            kinds.setdefault(name, []).append(kind.kind)
+    silent: dict[str, list[WorkerStatus]] = {}
+    for worker in fleet.workers:
+        if worker.state == "silent":
+            for name in worker.queues or ():
+                silent.setdefault(name, []).append(worker)
+    return [
+        QueueFacts(
+            queue,
+            rows.get(queue.name),
+            domains.get(queue.name),
+            silent.get(queue.name, ()),
+            kinds.get(queue.name, ()),
+            fleet,
+            read_at,
+        )
+        for queue in fleet.queues
+    ]
+
+
+def explain_queue(facts: QueueFacts) -> list[Sentence]:
+    """Return why a queue is behind, or that it is not. The most important sentence comes first."""
+    return sort_sentences(
+        [_explain_waits(facts), *_explain_late_jobs(facts), *_explain_silent_workers(facts)]
+    )
+
+
+def _explain_waits(facts: QueueFacts) -> Sentence:
+    """Return the sentence about the jobs that are due."""
+    queue = facts.status
+    waits = _describe_waiting_jobs(facts)
+    if queue.paused:
+        since = facts.paused_for
+        paused = "is paused" if since is None else f"has been paused for {format_duration(since)}"
+        effect = f"{waits}." if waits else "No job waits."
+        return Sentence("look", f"The queue {paused}, so no worker takes jobs of it. {effect}")
+    if not waits:
+        return Sentence("ok", "Not behind: no due job waits.")
+    if queue.workers == 0:
+        return _explain_missing_workers(facts, waits)
+    if kinds := facts.kinds_without_worker:
+        noun = "kind" if len(kinds) == 1 else "kinds"
+        return Sentence(
+            "act",
+            f"No worker has the {noun} {format_names(kinds)}: such jobs wait until a worker with "
+            f"this code runs. {waits}.",
+        )
+    return _explain_busy_workers(facts, waits)
+
+
+def _describe_waiting_jobs(facts: QueueFacts) -> str:
+    """Return how many jobs wait, and how long. Empty: no due job waits."""
+    queue = facts.status
+    if queue.due_for is None:
+        return ""
+    number = format_number(queue.available, facts.fleet.cap)
+    subject = "1 job waits" if queue.available == 1 else f"{number} jobs wait"
+    oldest = "" if queue.available == 1 else "the oldest "
+    return f"{subject}, {oldest}for {format_duration(queue.due_for)}"
+
+
+def _explain_missing_workers(facts: QueueFacts, waits: str) -> Sentence:
+    if facts.silent_workers:
+        names = format_names(one.client_id for one in facts.silent_workers)
+        return Sentence(
+            "act",
+            f"All workers of this queue are silent ({names}): they stopped without a notice, or "
+            f"cannot reach the database. Start them again. {waits}.",
+        )
+    if facts.was_used_lately:
+        return Sentence(
+            "look",
+            "No riverpy worker works this queue. A client in another language may work it. "
+            f"{waits}.",
+        )
+    return Sentence(
+        "act",
+        f"No worker works this queue. Start one with `riverpy worker MODULE:ATTR -q NAME:SLOTS`. "
+        f"{waits}.",
+    )
+
+
+def _explain_busy_workers(facts: QueueFacts, waits: str) -> Sentence:
+    """Return the sentence about jobs that wait although workers have their kinds."""
+    queue = facts.status
+    is_long = (queue.due_for or 0) > LONG_WAIT_SECONDS
+    if queue.slots is not None and queue.running >= queue.slots:
+        slots = format_count(queue.slots, "slot")
+        text = f"No slot is free: {format_number(queue.running, facts.fleet.cap)} jobs run in "
+        text += f"{slots}. {waits}."
+        if is_long:
+            return Sentence("look", f"{text} Start more workers, or give them more slots.")
+        return Sentence("ok", text)
+    if not is_long:
+        return Sentence("ok", f"Not behind: {waits}.")
+    if queue.slots is None:
+        return Sentence(
+            "look",
+            f"{waits}. How many slots are free is not known. `riverpy doctor` checks the reasons.",
+        )
+    free = format_count(queue.slots - queue.running, "slot")
+    verb = "is" if queue.slots - queue.running == 1 else "are"
+    return Sentence(
+        "look",
+        f"{waits}, although {free} {verb} free. `riverpy doctor` checks the reasons, such as "
+        "locks and kinds.",
+    )
+
+
+def _explain_late_jobs(facts: QueueFacts) -> Iterator[Sentence]:
+    """Yield the sentence about scheduled jobs and retries that the leader should have moved."""
+    late = facts.status.late
+    if not late:
+        return
+    number = format_number(late, facts.fleet.cap)
+    subject = (
+        "1 scheduled job or retry is" if late == 1 else f"{number} scheduled jobs or retries are"
+    )
+    domain = facts.domain
+    leader = facts.fleet.leader if domain is None else domain.leader
+    if leader is None or leader.expires_in < 0:
+        where = "" if domain is None else f" of the domain {domain.name}"
+        yield Sentence(
+            "act", f"{subject} late, because there is no leader{where}: start a worker of it."
+        )
+    else:
+        yield Sentence("look", f"{subject} late. Read the log of the leader {leader.leader_id}.")
+
+
+def _explain_silent_workers(facts: QueueFacts) -> Iterator[Sentence]:
+    """Yield the sentence about silent workers, beside workers that are alive."""
+    if facts.silent_workers and facts.status.workers:
+        number = format_count(len(facts.silent_workers), "worker")
+        verb = "sends" if len(facts.silent_workers) == 1 else "send"
+        names = format_names(one.client_id for one in facts.silent_workers)
+        running = sum(one.running for one in facts.silent_workers)
+        effect = f" The leader releases their {format_count(running, 'job')}." if running else ""
+        yield Sentence("look", f"{number} of this queue {verb} no heartbeat: {names}.{effect}")

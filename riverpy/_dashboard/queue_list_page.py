@@ -1,0 +1,58 @@
+"""The page with all queues: which is behind, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from riverpy._dashboard.database import open_read
+from riverpy._dashboard.page import Page
+from riverpy._dashboard.queue_health import explain_queue, gather_facts
+from riverpy._dashboard.sentence import rank_health
+from riverpy._postgres.queues import queue_list
+from riverpy._postgres.transactions import read_server_time
+from riverpy._tools.top.status import QUEUES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from riverpy._dashboard.page import PageView
+    from riverpy._dashboard.queue_health import QueueFacts
+    from riverpy._dashboard.sentence import Sentence
+
+QUEUES_SHOWN_MAX = 200
+"""The maximum number of queues in the table. Those with the worst state come first."""
+
+
+async def load_queues(view: PageView) -> Mapping[str, object]:
+    """Read all queues. With the parameter `find`, show only those with this text in the name."""
+    client = view.site.client
+    fleet = await view.site.statuses.read()
+    async with open_read(client) as tx:
+        now = await read_server_time(tx)
+        rows = {row.name: row for row in await queue_list(tx, client.config.schema, QUEUES_MAX)}
+    text = view.query.get("find", "").strip()
+    found = [
+        (facts, explain_queue(facts))
+        for facts in gather_facts(fleet, rows, now)
+        if text in facts.status.name
+    ]
+    found.sort(key=_get_urgency)
+    return {
+        "now": now,
+        "fleet": fleet,
+        "find": text,
+        "queues": found[:QUEUES_SHOWN_MAX],
+        "queues_left_out": max(len(found) - QUEUES_SHOWN_MAX, 0),
+        "is_partial": len(fleet.queues) >= QUEUES_MAX,
+        "paused_count": sum(queue.paused for queue in fleet.queues),
+        "has_domains": bool(fleet.domains),
+    }
+
+
+PAGE = Page("queues", "/queues", "queues.html", load_queues, "Queues")
+
+
+def _get_urgency(found: tuple[QueueFacts, Sequence[Sentence]]) -> tuple[int, float, str]:
+    """Return the sort key of a queue: the worst state first, then the longest wait."""
+    facts, sentences = found
+    return -rank_health(sentences[0].health), -(facts.status.due_for or 0), facts.status.name

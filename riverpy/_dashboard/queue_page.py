@@ -1,0 +1,135 @@
+"""The page of one queue: why it is behind, the kinds of its waiting jobs, and its workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from riverpy._dashboard.database import open_read
+from riverpy._dashboard.errors import PageError
+from riverpy._dashboard.page import Page
+from riverpy._dashboard.queue_health import QueueFacts, add_queue, explain_queue, gather_facts
+from riverpy._postgres.dashboard_reads import queue_sample_kinds
+from riverpy._postgres.queues import queue_get
+from riverpy._postgres.transactions import read_server_time
+from riverpy._tools.reads import read_clients
+from riverpy._tools.top.status import CLIENTS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from riverpy._dashboard.page import PageView
+    from riverpy._postgres.dashboard_reads import KindSample
+    from riverpy._postgres.driver import Transaction
+    from riverpy._tools.reads import ClientRow
+    from riverpy._tools.top.status import FleetStatus, QueueStatus
+    from riverpy.queue import Queue
+
+SAMPLED_JOBS_MAX = 1_000
+"""The maximum number of waiting jobs whose kinds are read."""
+KINDS_SHOWN_MAX = 20
+WORKERS_SHOWN_MAX = 100
+
+
+class QueueWorker(NamedTuple):
+    """A client that works the queue."""
+
+    client: ClientRow
+    slots: int | None
+    """The number of slots for this queue. None: not known."""
+
+
+class QueueRows(NamedTuple):
+    """What the page of a queue reads from the database, beside the shared status."""
+
+    row: Queue | None
+    clients: Sequence[ClientRow]
+    """The clients that work the queue, alive or silent."""
+    sample: KindSample
+
+
+async def load_queue(view: PageView) -> Mapping[str, object]:
+    """Read the queue that the parameter `name` names."""
+    name = view.query.get("name", "")
+    if not name or "\0" in name:
+        raise _make_not_found_error(name)
+    site = view.site
+    fleet = await site.statuses.read()
+    async with open_read(site.client) as tx:
+        now = await read_server_time(tx)
+        schema = site.client.config.schema
+        rows = await _read_rows(tx, schema, name, fleet)
+        fleet = await add_queue(tx, schema, fleet, name, rows.clients)
+    known = {name: rows.row} if rows.row is not None else {}
+    facts = next(one for one in gather_facts(fleet, known, now) if one.status.name == name)
+    if not (rows.row or rows.clients or _has_jobs(facts.status)):
+        raise _make_not_found_error(name)
+    facts = _find_kinds_without_worker(facts, rows)
+    return {
+        "name": name,
+        "now": now,
+        "fleet": fleet,
+        "facts": facts,
+        "queue": facts.status,
+        "sentences": explain_queue(facts),
+        "sample": rows.sample,
+        "has_whole_sample": rows.sample.sampled_jobs < SAMPLED_JOBS_MAX,
+        "workers": _list_workers(rows.clients, name)[:WORKERS_SHOWN_MAX],
+        "workers_left_out": max(len(rows.clients) - WORKERS_SHOWN_MAX, 0),
+        "metadata_json": msgspec.json.encode(rows.row.metadata if rows.row else {}).decode(),
+        "others": [one for one in fleet.workers if one.state == "unregistered"],
+    }
+
+
+PAGE = Page("queue", "/queue", "queue.html", load_queue)
+
+
+def _make_not_found_error(name: str) -> PageError:
+    return PageError(
+        404,
+        f"There is no queue {name!r}.",
+        "A queue exists as long as it has jobs or a worker works it, and a day longer. The page "
+        "Queues lists all.",
+    )
+
+
+async def _read_rows(
+    tx: Transaction, schema: str | None, name: str, fleet: FleetStatus
+) -> QueueRows:
+    clients: list[ClientRow] = []
+    if fleet.candidates is not None:  # the table of clients exists
+        clients = await read_clients(tx, schema, limit=CLIENTS_MAX)
+    return QueueRows(
+        await queue_get(tx, schema, name),
+        [client for client in clients if name in client.queues],
+        await queue_sample_kinds(
+            tx,
+            schema,
+            queue=name,
+            state="available",
+            jobs_max=SAMPLED_JOBS_MAX,
+            kinds_max=KINDS_SHOWN_MAX,
+        ),
+    )
+
+
+def _has_jobs(queue: QueueStatus) -> bool:
+    return bool(queue.available or queue.running or queue.scheduled or queue.retryable)
+
+
+def _find_kinds_without_worker(facts: QueueFacts, rows: QueueRows) -> QueueFacts:
+    """Return the facts with the kinds of the sample that no live worker of this queue has."""
+    live = [client for client in rows.clients if client.is_alive]
+    known = {kind for client in live for kind in client.kinds}
+    missing = [one.kind for one in rows.sample.kinds if live and one.kind not in known]
+    return facts._replace(kinds_without_worker=missing)
+
+
+def _list_workers(clients: Sequence[ClientRow], name: str) -> list[QueueWorker]:
+    """Return the clients of a queue, each with its slots for this queue."""
+    found: list[QueueWorker] = []
+    for client in clients:
+        slots = dict(zip(client.queues, client.queue_slots or (), strict=False))
+        found.append(QueueWorker(client, slots.get(name)))
+    return found
