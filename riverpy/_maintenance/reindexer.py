@@ -43,6 +43,7 @@ from riverpy._postgres.indexes import (
     index_set_comment,
     index_set_timeouts,
 )
+from riverpy._postgres.tracing import suppress_tracing
 from riverpy.schedules import next_time
 
 if TYPE_CHECKING:
@@ -204,13 +205,14 @@ class Reindexer(MaintenanceService):
 
     @asynccontextmanager
     async def _open_session(self) -> AsyncGenerator[Connection]:
-        with anyio.fail_after(CONNECT_TIMEOUT):
-            connection = await self._connect()
-        try:
-            await _set_server_timeouts(connection)
-            yield connection
-        finally:
-            await close_connection(connection)
+        with suppress_tracing(trace_internal=self.context.config.trace_internal):
+            with anyio.fail_after(CONNECT_TIMEOUT):
+                connection = await self._connect()
+            try:
+                await _set_server_timeouts(connection)
+                yield connection
+            finally:
+                await close_connection(connection)
 
     async def _try_acquire_reindex_lock(self, connection: Connection) -> bool:
         """Try to exclude other reindexers with a lock until the session ends. Return whether the
