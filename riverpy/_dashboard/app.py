@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -17,10 +18,12 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Match, Mount, Route
 
 from riverpy._dashboard import (
+    doctor_page,
     home_page,
     job_changes,
     job_list_page,
     job_page,
+    leader_page,
     queue_changes,
     queue_list_page,
     queue_page,
@@ -59,6 +62,8 @@ PAGES = (
     job_page.PAGE,
     queue_list_page.PAGE,
     queue_page.PAGE,
+    leader_page.PAGE,
+    doctor_page.PAGE,
 )
 """All pages, in the order of the menu."""
 CHANGES = (
@@ -116,7 +121,11 @@ class _DashboardApp:
     async def _send_page(self, page: Page, request: Request) -> Response:
         view = await self._make_view(request)
         values = await page.load(view)
-        return self._render(request, view, page, page.template, values)
+        response = self._render(request, view, page, page.template, values)
+        if page.findings_age_max is not None:
+            run_checks = self._site.doctor.run_if_older
+            response.background = BackgroundTask(run_checks, page.findings_age_max)
+        return response
 
     def _render(
         self,
@@ -160,7 +169,13 @@ class _DashboardApp:
             access=view.access._replace(user=None),  # all users with these rights see the same
         )
         key = RegionKey(f"{place.path}?{followed.query}", followed.access.level, followed.root_path)
-        return self._site.regions.open_stream(key, partial(self._render_live_block, page, followed))
+        response = self._site.regions.open_stream(
+            key, partial(self._render_live_block, page, followed)
+        )
+        if page.findings_age_max is not None:
+            run_checks = self._site.doctor.keep_younger
+            response.run_meanwhile = partial(run_checks, page.findings_age_max)
+        return response
 
     async def _render_live_block(self, page: Page, view: PageView) -> bytes:
         values = {**make_page_values(view, PAGES, page), **await page.load(view)}

@@ -5,99 +5,71 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
+from riverpy._dashboard.health_summary import (
+    describe_failures,
+    describe_leaders,
+    describe_leases,
+    summarize,
+)
 from riverpy._dashboard.page import Page
 from riverpy._dashboard.paths import make_queue_path
 from riverpy._dashboard.rendering import format_count as format_number
 from riverpy._dashboard.rendering import format_duration, format_rate
-from riverpy._dashboard.sentence import Health, Sentence, rank_health, sort_sentences
+from riverpy._dashboard.sentence import Sentence
 from riverpy._tools.text import format_count, format_job_ids, format_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from riverpy._dashboard.page import PageView
-    from riverpy._tools.top.status import DomainStatus, FleetStatus, LeaderStatus, QueueStatus
+    from riverpy._dashboard.sentence import Health
+    from riverpy._tools.top.status import FleetStatus, QueueStatus
 
 LONG_WAIT_SECONDS = 60.0
 """A due job that waits longer than this is mentioned."""
+FINDINGS_AGE_MAX = 120.0
+"""Seconds after which the checks of doctor run again while this page is open."""
 QUEUES_SHOWN_MAX = 200
 """The maximum number of queues in the table. Those that wait longest come first."""
-_HEADLINES: dict[Health, str] = {
-    "ok": "All is well",
-    "look": "Something needs a look",
-    "act": "Something needs action now",
-}
 
 
 async def load_home(view: PageView) -> Mapping[str, object]:
     """Read the status, and describe it."""
     status = await view.site.statuses.read()
-    sentences = describe_status(status)
-    health: Health = max((one.health for one in sentences), key=rank_health)
     queues = sorted(status.queues, key=_get_urgency)
     return {
         "status": status,
-        "health": health,
-        "headline": _HEADLINES[health],
-        "sentences": sort_sentences(sentences),
+        "summary": summarize([*describe_status(status), *_describe_checks(view)]),
         "queues": queues[:QUEUES_SHOWN_MAX],
         "queues_left_out": max(len(queues) - QUEUES_SHOWN_MAX, 0),
     }
 
 
-PAGE = Page("home", "/", "home.html", load_home, "Home")
+PAGE = Page("home", "/", "home.html", load_home, "Home", findings_age_max=FINDINGS_AGE_MAX)
 
 
 def describe_status(status: FleetStatus) -> list[Sentence]:
     """Return the sentences about a status. There is always one about the leader, the workers,
     failures, waits and stuck jobs."""
     return [
-        _describe_leader(status),
-        *(_describe_domain(one) for one in status.domains if not _has_leader(one.leader)),
+        *describe_leaders(status),
         *_describe_workers(status),
         *_describe_failures(status),
         *_describe_waits(status),
         *_describe_stuck_jobs(status),
-        *_describe_leases(status),
+        *describe_leases(status),
     ]
+
+
+def _describe_checks(view: PageView) -> Iterable[Sentence]:
+    report = view.site.doctor.last
+    return () if report is None else describe_failures(report)
 
 
 def _get_urgency(queue: QueueStatus) -> tuple[bool, float, str]:
     """Return the sort key of a queue: first the queues without workers, then the longest waits."""
     waits = queue.due_for or 0.0
     return not (waits and queue.workers == 0), -waits, queue.name
-
-
-def _has_leader(leader: LeaderStatus | None) -> bool:
-    return leader is not None and leader.expires_in >= 0
-
-
-def _describe_leader(status: FleetStatus) -> Sentence:
-    leader = status.leader
-    if leader is None or leader.expires_in < 0:
-        if status.candidates == 0:
-            health: Health = "look" if status.domains else "act"
-            return Sentence(
-                health,
-                "There is no leader, and no running worker can become leader. Scheduled jobs, "
-                "retries and periodic jobs wait until a worker starts.",
-            )
-        return Sentence("look", "There is no leader now. A worker becomes leader within seconds.")
-    since = format_duration((status.at - leader.elected_at).total_seconds())
-    text = f"{leader.leader_id} has been the leader for {since}."
-    if leader.foreign:
-        return Sentence("look", f"{text} It is not a riverpy client.")
-    return Sentence("ok", text)
-
-
-def _describe_domain(domain: DomainStatus) -> Sentence:
-    remedy = (
-        "A worker becomes leader within seconds."
-        if domain.candidates
-        else "Start a worker of this domain."
-    )
-    health: Health = "act" if domain.workers and not domain.candidates else "look"
-    return Sentence(health, f"The domain {domain.name} has no leader. {remedy}")
 
 
 def _describe_workers(status: FleetStatus) -> Iterator[Sentence]:
@@ -209,12 +181,3 @@ def _describe_stuck_jobs(status: FleetStatus) -> Iterator[Sentence]:
         )
     if not is_anything_stuck:
         yield Sentence("ok", "No job is stuck.")
-
-
-def _describe_leases(status: FleetStatus) -> Iterator[Sentence]:
-    expired = [lease for lease in status.leases if lease.state == "expired"]
-    if expired:
-        health: Health = "look" if all(lease.standbys for lease in expired) else "act"
-        yield Sentence(
-            health, f"The leases {format_names(one.name for one in expired)} have no holder."
-        )

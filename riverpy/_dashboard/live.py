@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 from starlette.exceptions import HTTPException
@@ -19,7 +19,7 @@ from riverpy._server_events import encode_event, is_server_stopping
 from riverpy.errors import RiverError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 
     from starlette.types import Receive, Scope, Send
 
@@ -94,9 +94,7 @@ class LiveRegions:
         self._region_by_key: dict[RegionKey, LiveRegion] = {}
         self._follower_count = 0
 
-    def open_stream(
-        self, key: RegionKey, render: Callable[[], Awaitable[bytes]]
-    ) -> StreamingResponse:
+    def open_stream(self, key: RegionKey, render: Callable[[], Awaitable[bytes]]) -> LiveResponse:
         """Return the response with the changes of a region.
 
         Raises:
@@ -110,7 +108,7 @@ class LiveRegions:
                 "Load this page again to see the newest state.",
                 {"Retry-After": str(RETRY_SECONDS)},
             )
-        return _LiveResponse(self, key, render)
+        return LiveResponse(self, key, render)
 
     @contextmanager
     def follow(
@@ -129,7 +127,7 @@ class LiveRegions:
                 self._region_by_key.pop(key, None)
 
 
-class _LiveResponse(StreamingResponse):
+class LiveResponse(StreamingResponse):
     """A stream of the changes of a region."""
 
     def __init__(
@@ -137,11 +135,17 @@ class _LiveResponse(StreamingResponse):
     ) -> None:
         super().__init__((), media_type="text/event-stream", headers=_HEADERS)
         self._regions, self._key, self._render_region = regions, key, render
+        self.run_meanwhile: Callable[[], Coroutine[Any, Any, None]] | None = None
+        """Work for the page, such as reads that take long. It runs while the stream is open."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._regions.follow(self._key, self._render_region) as region:
             self.body_iterator = _stream_region(region)
-            await super().__call__(scope, receive, send)
+            async with anyio.create_task_group() as tasks:
+                if self.run_meanwhile is not None:
+                    tasks.start_soon(self.run_meanwhile)
+                await super().__call__(scope, receive, send)
+                tasks.cancel_scope.cancel()
 
 
 async def _stream_region(region: LiveRegion) -> AsyncGenerator[bytes, None]:

@@ -40,6 +40,9 @@ class Page(NamedTuple):
     load: Callable[[PageView], Awaitable[Mapping[str, object]]]
     menu_title: str | None = None
     """The title in the menu. None: the page is not in the menu."""
+    findings_age_max: float | None = None
+    """Seconds after which the checks of doctor run again while the page is open. None: the page
+    shows no findings."""
 
 
 class Frame(NamedTuple):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from riverpy._dashboard.doctor_cache import DoctorCache
 from riverpy._dashboard.live import LiveRegions
 from riverpy._dashboard.rendering import Templates
 from riverpy._dashboard.status_cache import StatusCache
@@ -42,13 +43,15 @@ class ShownArgs(NamedTuple):
 
 
 class Site:
-    """What all pages of one dashboard share: the client, the options, the templates, the status."""
+    """What all pages of one dashboard share: the client, the options, the templates, the status,
+    the findings of doctor."""
 
     def __init__(self, client: Client, options: SiteOptions) -> None:
         self.client = client
         self.options = options
         self.templates = Templates()
         self.statuses = StatusCache(client)
+        self.doctor = DoctorCache(client)
         self.regions = LiveRegions()
         self._log = get_logger()
 

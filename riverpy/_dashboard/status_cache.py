@@ -19,6 +19,8 @@ STATUS_AGE_MAX = 1.5
 STATUS_AGE_FACTOR = 9.0
 """After a slow read, the status is used for this multiple of the read's duration. So reads use at
 most a tenth of the time."""
+TABLES_AGE_MAX = 60.0
+"""Seconds after which the tables are checked again: a migration may have added some."""
 
 
 class StatusCache:
@@ -32,7 +34,7 @@ class StatusCache:
         self._error: Exception | None = None
         """The error of the last read. Requests that wait get it too: otherwise each of them would
         wait for a database that does not answer."""
-        self._expires_at = 0.0
+        self._expires_at = self._tables_expire_at = 0.0
 
     async def read(self) -> FleetStatus:
         """Return a status that is at most a few seconds old.
@@ -67,8 +69,9 @@ class StatusCache:
     async def _read_new_status(self) -> FleetStatus:
         began = time.monotonic()
         async with open_connection(self._client) as connection:
-            if self._statements is None:
+            if self._statements is None or began >= self._tables_expire_at:
                 statements = StatusStatements(self._client.config.schema)
                 await statements.check_tables(connection, self._client.database_url)
                 self._statements = statements
+                self._tables_expire_at = began + TABLES_AGE_MAX
             return await self._statements.read(connection, began)

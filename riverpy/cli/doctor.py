@@ -6,7 +6,6 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
@@ -14,7 +13,13 @@ import click
 from riverpy._duration import format_duration
 from riverpy._tools.doctor.check_runner import CheckRunner
 from riverpy._tools.doctor.finding import LEVEL_NAMES, Finding, Level, worst_level
-from riverpy._tools.doctor.snapshot import DoctorOptions, WorkerProgram
+from riverpy._tools.doctor.snapshot import (
+    LEASE_LAG_AGE_MAX_DEFAULT,
+    QUEUE_LAG_MAX_DEFAULT,
+    STUCK_JOB_AGE_DEFAULT,
+    DoctorOptions,
+    WorkerProgram,
+)
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json, print_text, should_use_color
 from riverpy.cli._run import EXIT_FAILURE, EXIT_WARNING, run_async, show_traceback, text_to_one_line
@@ -22,12 +27,10 @@ from riverpy.cli._target import load_client_target, open_client
 from riverpy.cli._types import DURATION, URL
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from riverpy.cli._options import DatabaseSettings
     from riverpy.cli._target import ClientTarget
-
-STUCK_JOB_AGE_DEFAULT = timedelta(minutes=10)
-QUEUE_LAG_MAX_DEFAULT = timedelta(minutes=1)
-LEASE_LAG_AGE_MAX_DEFAULT = timedelta(minutes=5)
 
 _EXIT_CODE_BY_LEVEL = {Level.OK: 0, Level.WARN: EXIT_WARNING, Level.FAIL: EXIT_FAILURE}
 _COLOR_BY_LEVEL = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}

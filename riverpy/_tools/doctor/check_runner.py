@@ -93,7 +93,7 @@ class CheckRunner:
         on_error: Callable[[BaseException], None],
     ) -> None:
         self._request, self._report_finding, self._on_error = request, report_finding, on_error
-        self._session = DoctorSession(request.url)
+        self._session = DoctorSession(request.url, request.password)
         self._skipped_checks: dict[str, dict[str, str]] = {PRIVILEGE_MISSING: {}, TABLE_MISSING: {}}
         """For each error code of the server: the checks that could not run, each with its error
         text."""

@@ -24,7 +24,6 @@ from riverpy._postgres.driver import (
     PostgresError,
     close_connection,
     collect_warnings,
-    connect,
     describe_error,
     is_notification_queue_full,
 )
@@ -206,7 +205,7 @@ async def _measure_notification_delay(snapshot: DatabaseSnapshot, url: str) -> f
             arrived.set()
 
     with anyio.fail_after(LISTEN_TIMEOUT, reason=f"LISTEN took longer than {LISTEN_TIMEOUT:g} s"):
-        connection = await connect(url, through_pooler=True)
+        connection = await snapshot.session.connect_to(url)
         try:
             await listen_on_channels(connection, {channel: receive_notification})
         except BaseException:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from riverpy._postgres.driver import Connection
+    from riverpy._postgres.passwords import PasswordSource
 
 ArgsT = ParamSpec("ArgsT")
 ResultT = TypeVar("ResultT")
@@ -36,8 +37,8 @@ class DoctorSession:
     """Reads in short read-only transactions. So doctor does not hold an old snapshot, and it works
     through a pooler in transaction mode."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, password: PasswordSource | None = None) -> None:
+        self.url, self._password = url, password
         self._connection: Connection | None = None
 
     async def open_connection(self) -> Connection:
@@ -50,12 +51,20 @@ class DoctorSession:
         is_first = self._connection is None
         if self._connection is None or self._connection.is_closed():
             try:
-                self._connection = await connect(self.url, through_pooler=True)
+                self._connection = await self.connect_to(self.url)
             except (*DATABASE_ERRORS, RiverError) as error:
                 if is_first:
                     raise
                 raise SessionLostError(describe_error(error)) from error
         return self._connection
+
+    async def connect_to(self, url: str) -> Connection:
+        """Open one more connection, with the password of this session.
+
+        Raises:
+            ConfigError, DatabaseError, or one of DATABASE_ERRORS: the connection failed.
+        """
+        return await connect(url, through_pooler=True, password=self._password)
 
     @asynccontextmanager
     async def read_only_transaction(self) -> AsyncGenerator[Connection]:

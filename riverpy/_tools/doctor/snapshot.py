@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,8 +28,8 @@ from riverpy._tools.reads import read_clients, read_leader, run_job_statement
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from datetime import timedelta
 
+    from riverpy._postgres.passwords import PasswordSource
     from riverpy._tools.doctor.session import DoctorSession
     from riverpy._tools.doctor.statements import (
         BacklogRow,
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 
+STUCK_JOB_AGE_DEFAULT = timedelta(minutes=10)
+QUEUE_LAG_MAX_DEFAULT = timedelta(minutes=1)
+LEASE_LAG_AGE_MAX_DEFAULT = timedelta(minutes=5)
 CLIENTS_MAX = 10_000
 JOB_COUNT_MAX = 10_001
 """The maximum number of jobs that are counted in one queue and state."""
@@ -101,14 +105,16 @@ class DoctorOptions:
     """The schema of River's tables; None: the schema of the search path."""
     listen_url: str | None
     """The URL for LISTEN; None: `url` is used."""
-    stuck_after: timedelta
+    stuck_after: timedelta = STUCK_JOB_AGE_DEFAULT
     """The time after which a running job is reported."""
-    max_lag: timedelta
+    max_lag: timedelta = QUEUE_LAG_MAX_DEFAULT
     """The time after which a due job is reported."""
-    max_lag_age: timedelta
+    max_lag_age: timedelta = LEASE_LAG_AGE_MAX_DEFAULT
     """A lease is reported if its holder has not handled an item of this age."""
     program: WorkerProgram | None = None
     """The program whose kinds are checked; None: no program is checked."""
+    password: PasswordSource | None = None
+    """Returns the password for both URLs; None: the URLs or the environment have it."""
 
 
 @dataclass

@@ -1,0 +1,112 @@
+"""DoctorCache: the findings of `riverpy doctor`, which all pages and viewers share."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+
+from riverpy._postgres.passwords import make_password_source
+from riverpy._server_events import is_server_stopping
+from riverpy._tools.doctor.check_runner import CheckRunner
+from riverpy._tools.doctor.finding import Finding, Level
+from riverpy._tools.doctor.snapshot import DoctorOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy.client import Client
+
+RUN_TIMEOUT = 120.0
+"""Seconds after which a run of the checks ends, with the findings that it has."""
+AGE_FACTOR = 20.0
+"""After a slow run, the findings are used for this multiple of the run's duration. So the checks
+run for at most a twentieth of the time."""
+STOP_CHECK_INTERVAL = 0.5
+"""Seconds between two checks whether the web server stops."""
+
+
+class DoctorReport(NamedTuple):
+    """The findings of one run of the checks."""
+
+    findings: Sequence[Finding]
+    """The findings, the most severe ones first."""
+    read_at: datetime
+    """The end of the run, by this machine's clock."""
+    took: float
+    """Seconds."""
+    is_complete: bool
+    """Whether all checks ran. Otherwise the run took too long."""
+
+
+class DoctorCache:
+    """Runs the checks of `riverpy doctor`, one run at a time. A run belongs to the request that
+    starts it. All others use the last findings."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.last: DoctorReport | None = None
+        """The last findings. None: the checks have not run yet."""
+        self.is_running = False
+        self._ended_at = 0.0
+        """The monotonic time of the end of the last run."""
+
+    @property
+    def can_run(self) -> bool:
+        """Whether the checks can run: they connect by a URL, and a client may have only a pool."""
+        return self._client.database_url is not None
+
+    async def run_if_older(self, seconds: float) -> None:
+        """Run the checks if the last findings are older than this, and no other run has started.
+        Problems of the database are findings. If the web server stops, the run ends."""
+        if self.is_running or not self.can_run or not self._client.is_open:
+            return
+        if self.last is not None:
+            age_max = max(seconds, AGE_FACTOR * self.last.took)
+            if time.monotonic() < self._ended_at + age_max:
+                return
+        self.is_running = True
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_cancel_when_server_stops, tasks.cancel_scope)
+                await self._run()
+                tasks.cancel_scope.cancel()
+        finally:
+            self.is_running = False
+
+    async def keep_younger(self, seconds: float) -> None:
+        """Run the checks each time that the last findings are older than this, until the caller
+        cancels it."""
+        while True:
+            await self.run_if_older(seconds)
+            await anyio.sleep(STOP_CHECK_INTERVAL)
+
+    async def _run(self) -> None:
+        began = time.monotonic()
+        findings: list[Finding] = []
+        runner = CheckRunner(self._make_options(), findings.append, _ignore_error)
+        with anyio.move_on_after(RUN_TIMEOUT) as timeout:
+            await runner.run()
+        levels = list(Level)
+        findings.sort(key=lambda one: levels.index(one.level), reverse=True)
+        self._ended_at = time.monotonic()
+        took = self._ended_at - began
+        is_complete = not timeout.cancelled_caught
+        self.last = DoctorReport(findings, datetime.now(UTC), took, is_complete)
+
+    def _make_options(self) -> DoctorOptions:
+        config, url = self._client.config, self._client.database_url
+        password = make_password_source(self._client.password, url, config.listen_url)
+        return DoctorOptions(url or "", config.schema, config.listen_url, password=password)
+
+
+def _ignore_error(_error: BaseException) -> None:
+    """Do nothing: the error is a finding too."""
+
+
+async def _cancel_when_server_stops(scope: anyio.CancelScope) -> None:
+    while not is_server_stopping():  # noqa: ASYNC110 (uvicorn has no event for it)
+        await anyio.sleep(STOP_CHECK_INTERVAL)
+    scope.cancel()

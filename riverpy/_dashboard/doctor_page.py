@@ -1,0 +1,57 @@
+"""The page with the findings of `riverpy doctor`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from riverpy._dashboard.health_summary import HEALTH_BY_LEVEL, summarize
+from riverpy._dashboard.page import Page
+from riverpy._dashboard.sentence import Sentence
+from riverpy._tools.doctor.finding import Level
+from riverpy._tools.text import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from riverpy._dashboard.page import PageView
+    from riverpy._tools.doctor.finding import Finding
+
+FINDINGS_AGE_MAX = 60.0
+"""Seconds after which the checks run again while a page shows their findings."""
+
+
+async def load_doctor(view: PageView) -> Mapping[str, object]:
+    """Return the last findings. The checks run after this page is sent."""
+    doctor = view.site.doctor
+    report = doctor.last
+    findings: Sequence[Finding] = () if report is None else report.findings
+    return {
+        "now": datetime.now(UTC),
+        "can_run": doctor.can_run,
+        "report": report,
+        "is_running": doctor.is_running,
+        "summary": summarize(_describe(findings)),
+        "problems": [one for one in findings if one.level is not Level.OK],
+        "passed": [one for one in findings if one.level is Level.OK],
+        "health_by_level": HEALTH_BY_LEVEL,
+    }
+
+
+PAGE = Page(
+    "doctor", "/doctor", "doctor.html", load_doctor, "Doctor", findings_age_max=FINDINGS_AGE_MAX
+)
+
+
+def _describe(findings: Sequence[Finding]) -> Iterator[Sentence]:
+    failures = sum(one.level is Level.FAIL for one in findings)
+    warnings = sum(one.level is Level.WARN for one in findings)
+    if failures:
+        number = format_count(failures, "failure")
+        text = "Jobs are not inserted, not worked or not made available."
+        yield Sentence("act", f"{number}: {text} Begin with the first one.")
+    if warnings:
+        number = format_count(warnings, "warning")
+        yield Sentence("look", f"{number}: jobs are slow or at risk, or a check could not run.")
+    if not failures and not warnings:
+        yield Sentence("ok", f"{format_count(len(findings), 'check')} found no problem.")

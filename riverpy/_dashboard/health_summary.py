@@ -1,0 +1,99 @@
+"""Summary: sentences under a headline, and those about leaders, leases and doctor's checks that
+several pages show."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from riverpy._dashboard.rendering import format_duration
+from riverpy._dashboard.sentence import Sentence, sort_sentences
+from riverpy._tools.doctor.finding import Level
+from riverpy._tools.text import format_count, format_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from riverpy._dashboard.doctor_cache import DoctorReport
+    from riverpy._dashboard.sentence import Health
+    from riverpy._tools.top.status import DomainStatus, FleetStatus, LeaderStatus
+
+HEALTH_BY_LEVEL: dict[Level, Health] = {Level.OK: "ok", Level.WARN: "look", Level.FAIL: "act"}
+_HEADLINES: dict[Health, str] = {
+    "ok": "All is well",
+    "look": "Something needs a look",
+    "act": "Something needs action now",
+}
+
+
+class Summary(NamedTuple):
+    """Sentences under a headline, the most urgent ones first."""
+
+    health: Health
+    headline: str
+    sentences: Sequence[Sentence]
+
+
+def summarize(sentences: Iterable[Sentence]) -> Summary:
+    """Return the sentences, at least one, under the headline of the most urgent one."""
+    ordered = sort_sentences(list(sentences))
+    health = ordered[0].health
+    return Summary(health, _HEADLINES[health], ordered)
+
+
+def describe_leaders(status: FleetStatus) -> Iterator[Sentence]:
+    """Yield a sentence about the leader of `default`, and one about each domain without leader."""
+    yield _describe_default_leader(status)
+    yield from (_describe_domain(one) for one in status.domains if not has_leader(one.leader))
+
+
+def has_leader(leader: LeaderStatus | None) -> bool:
+    """Return whether a leader has a lease that has not expired."""
+    return leader is not None and leader.expires_in >= 0
+
+
+def _describe_default_leader(status: FleetStatus) -> Sentence:
+    leader = status.leader
+    if leader is None or not has_leader(leader):
+        if status.candidates == 0:
+            health: Health = "look" if status.domains else "act"
+            return Sentence(
+                health,
+                "There is no leader, and no running worker can become leader. Scheduled jobs, "
+                "retries and periodic jobs wait until a worker starts.",
+            )
+        return Sentence("look", "There is no leader now. A worker becomes leader within seconds.")
+    since = format_duration((status.at - leader.elected_at).total_seconds())
+    text = f"{leader.leader_id} has been the leader for {since}."
+    if leader.foreign:
+        return Sentence("look", f"{text} It is not a riverpy client.")
+    return Sentence("ok", text)
+
+
+def _describe_domain(domain: DomainStatus) -> Sentence:
+    remedy = (
+        "A worker becomes leader within seconds."
+        if domain.candidates
+        else "Start a worker of this domain."
+    )
+    health: Health = "act" if domain.workers and not domain.candidates else "look"
+    return Sentence(health, f"The domain {domain.name} has no leader. {remedy}")
+
+
+def describe_leases(status: FleetStatus) -> Iterator[Sentence]:
+    """Yield a sentence about the leases of user code that have no holder, if there are any."""
+    expired = [lease for lease in status.leases if lease.state == "expired"]
+    if expired:
+        health: Health = "look" if all(lease.standbys for lease in expired) else "act"
+        names = format_names(one.name for one in expired)
+        remedy = "Start a process that uses them, if they are still needed."
+        yield Sentence(health, f"The leases {names} have no holder. {remedy}")
+
+
+def describe_failures(report: DoctorReport) -> Iterator[Sentence]:
+    """Yield one sentence about the failures that the checks of doctor found, if there are any."""
+    failures = [one for one in report.findings if one.level is Level.FAIL]
+    if failures:
+        number = format_count(len(failures), "failure")
+        names = format_names(dict.fromkeys(one.name for one in failures))
+        text = f"The checks found {number} at {report.read_at:%H:%M} UTC: {names}."
+        yield Sentence("act", text, "/doctor", "What to do")

@@ -1,0 +1,192 @@
+"""The page about leaders, domains, leases and singletons."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+from riverpy._dashboard.database import open_read
+from riverpy._dashboard.health_summary import (
+    HEALTH_BY_LEVEL,
+    describe_leaders,
+    describe_leases,
+    has_leader,
+    summarize,
+)
+from riverpy._dashboard.page import Page
+from riverpy._dashboard.sentence import Sentence
+from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME
+from riverpy._postgres.driver import DATABASE_ERRORS
+from riverpy._tools.doctor.finding import Level
+from riverpy._tools.domain_map import TABLE_MISSING, read_domains_if_permitted
+from riverpy._tools.lease_map import describe_lag
+from riverpy._tools.text import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from datetime import datetime
+
+    from riverpy._dashboard.page import PageView
+    from riverpy._postgres.driver import Transaction
+    from riverpy._tools.doctor.finding import Finding
+    from riverpy._tools.domain_map import DomainMap
+    from riverpy._tools.top.lease_status import LeaseStatus
+    from riverpy._tools.top.status import FleetStatus, LeaderStatus
+
+NAMES_SHOWN_MAX = 20
+"""The maximum number of queues, or of candidates, that are shown for one domain."""
+FINDINGS_AGE_MAX = 60.0
+"""Seconds after which the checks of doctor run again while this page is open."""
+_COLUMN_MISSING = "42703"
+"""PostgreSQL's code for a missing column: the tables are those of an older version."""
+_CHECK_NAMES = {"leader", "domains", "leases"}
+"""The checks of doctor whose problems this page shows."""
+
+
+class LeaderOfDomain(NamedTuple):
+    """The leader of one domain, and the clients and queues of the domain."""
+
+    domain: str
+    holder: str | None
+    """None: there is no leader."""
+    elected_at: datetime | None
+    epoch: int | None
+    """The number of the term. None: the terms of this domain have no number."""
+    expires_at: datetime | None
+    is_foreign: bool
+    """Whether the leader is no riverpy client."""
+    candidates: Sequence[str] | None
+    """The live clients that can become leader. None: not known."""
+    queues: Sequence[str] | None
+    """None: all queues that no other domain owns."""
+
+
+class ShownLease(NamedTuple):
+    """A lease of user code."""
+
+    lease: LeaseStatus
+    expires_at: datetime
+    lag: str
+    """How far the holder is behind; empty: it reported nothing."""
+
+
+async def load_leaders(view: PageView) -> Mapping[str, object]:
+    """Read the leaders, and the last findings about them."""
+    status = await view.site.statuses.read()
+    async with open_read(view.site.client) as tx:
+        domains = await _read_domains(tx, view.site.client.config.schema)
+    leaders = list(_list_leaders(status, domains))
+    report = view.site.doctor.last
+    findings = () if report is None else report.findings
+    problems = [one for one in findings if one.name in _CHECK_NAMES and one.level is not Level.OK]
+    return {
+        "now": status.at,
+        "status": status,
+        "summary": summarize(_describe(status, problems)),
+        "leaders": leaders,
+        "has_schema_lease": any(one.domain == SCHEMA_LEASE_NAME for one in leaders),
+        "are_domains_known": domains is not None,
+        "problems": problems,
+        "report": report,
+        "health_by_level": HEALTH_BY_LEVEL,
+        "leases": [_show_lease(status.at, one) for one in status.leases],
+        "names_max": NAMES_SHOWN_MAX,
+    }
+
+
+PAGE = Page(
+    "leader", "/leader", "leader.html", load_leaders, "Leader", findings_age_max=FINDINGS_AGE_MAX
+)
+
+
+async def _read_domains(tx: Transaction, schema: str | None) -> DomainMap | None:
+    """Return the domains. None: their tables are missing, or the role may not read them."""
+    try:
+        async with tx.transaction():
+            return await read_domains_if_permitted(tx, schema)
+    except DATABASE_ERRORS as error:
+        if getattr(error, "sqlstate", None) not in {TABLE_MISSING, _COLUMN_MISSING}:
+            raise
+        return None
+
+
+def _describe(status: FleetStatus, problems: Sequence[Finding]) -> Iterator[Sentence]:
+    yield from describe_leaders(status)
+    yield from describe_leases(status)
+    held = sum(one.state == "held" for one in status.leases) + status.leases_left_out
+    if held:
+        verb = "has a holder" if held == 1 else "have holders"
+        yield Sentence("ok", f"{format_count(held, 'lease')} of user code {verb}.")
+    yield from (
+        Sentence(HEALTH_BY_LEVEL[level], f"{format_count(number, noun)} of the checks: see below.")
+        for level, noun in ((Level.FAIL, "failure"), (Level.WARN, "warning"))
+        if (number := sum(one.level is level for one in problems))
+    )
+
+
+def _list_leaders(status: FleetStatus, domains: DomainMap | None) -> Iterator[LeaderOfDomain]:
+    """Yield the leader of `default`, the holder of the schema lease, and the other leaders."""
+    default_candidates = _list_default_candidates(status, domains)
+    yield _make_leader(status.at, DEFAULT_DOMAIN, status.leader, default_candidates, None)
+    if domains is not None:
+        holder = domains.current_leader(SCHEMA_LEASE_NAME)
+        if holder is not None:
+            yield LeaderOfDomain(
+                SCHEMA_LEASE_NAME,
+                holder.holder,
+                holder.elected_at,
+                holder.epoch,
+                holder.expires_at,
+                not holder.is_riverpy_client,
+                None,
+                (),
+            )
+    for one in status.domains:
+        candidates = None if domains is None else _list_candidates(domains, one.name)
+        yield _make_leader(status.at, one.name, one.leader, candidates, one.queues)
+
+
+def _show_lease(now: datetime, lease: LeaseStatus) -> ShownLease:
+    lag = "" if lease.lag is None else describe_lag(lease.lag)
+    return ShownLease(lease, _get_expiry(now, lease.expires_in), lag)
+
+
+def _get_expiry(now: datetime, seconds: float) -> datetime:
+    """Return the end of a lease in whole seconds, so that it does not change in each read."""
+    return (now + timedelta(seconds=seconds)).replace(microsecond=0)
+
+
+def _make_leader(
+    now: datetime,
+    domain: str,
+    leader: LeaderStatus | None,
+    candidates: Sequence[str] | None,
+    queues: Sequence[str] | None,
+) -> LeaderOfDomain:
+    if leader is None or not has_leader(leader):
+        return LeaderOfDomain(domain, None, None, None, None, False, candidates, queues)
+    return LeaderOfDomain(
+        domain,
+        leader.leader_id,
+        leader.elected_at,
+        leader.epoch,
+        _get_expiry(now, leader.expires_in),
+        bool(leader.foreign),
+        candidates,
+        queues,
+    )
+
+
+def _list_candidates(domains: DomainMap, domain: str) -> list[str]:
+    return [one.client_id for one in domains.live_clients(domain) if one.is_candidate]
+
+
+def _list_default_candidates(
+    status: FleetStatus, domains: DomainMap | None
+) -> Sequence[str] | None:
+    """Return the live clients that can become leader of `default`. None: not known."""
+    if domains is not None:
+        return _list_candidates(domains, DEFAULT_DOMAIN)
+    if status.candidates is None:
+        return None
+    return [one.client_id for one in status.workers if one.candidate and one.state == "alive"]

@@ -1,0 +1,34 @@
+"""The page of doctor's findings: one run of the checks for all viewers, after the page is sent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from riverpy import Client, Config
+from riverpy.web import dashboard
+from tests.dashboard.site_kit import Browser, insert_job
+
+if TYPE_CHECKING:
+    from tests._database import Schema
+
+
+async def test_findings(schema: Schema) -> None:
+    """The first page says that the checks run, and the next one shows their findings, first the
+    most severe one, with its remedy. Home has a sentence about failures."""
+    await schema.execute(
+        "INSERT INTO riverpy_client"
+        " (client_id, queues, kinds, candidate, poll_only, version, dead_after)"
+        " VALUES ('c', '{}', '{}', false, false, '1', '60 s')"
+    )
+    await insert_job(schema, scheduled_at="now() - interval '1 h'")
+    async with (
+        Client(schema.url, config=Config(schema=schema.name, pool_size=2)) as client,
+        Browser(dashboard(client)) as browser,
+    ):
+        assert "The checks run now" in await browser.see("/doctor")
+        page = await browser.see("/doctor")
+        assert "What to do:" in page
+        assert page.index(">fail<") < page.index(">warn<") < page.index(">ok<")
+        assert "no client takes part in leader election" in page
+        assert "The checks found" in await browser.see("/")
+        assert "no problem of leaders" not in await browser.see("/leader")
