@@ -27,6 +27,8 @@ from riverpy._dashboard import (
     queue_changes,
     queue_list_page,
     queue_page,
+    worker_list_page,
+    worker_page,
 )
 from riverpy._dashboard.access import (
     TOKEN_FIELD,
@@ -62,6 +64,8 @@ PAGES = (
     job_page.PAGE,
     queue_list_page.PAGE,
     queue_page.PAGE,
+    worker_list_page.PAGE,
+    worker_page.PAGE,
     leader_page.PAGE,
     doctor_page.PAGE,
 )

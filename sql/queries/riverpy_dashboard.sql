@@ -54,10 +54,11 @@ limit @kinds::bigint;
 
 -- name: client_running_jobs
 -- The jobs that a client runs, those that run longest first, among the first @searched running jobs of all clients. One
--- row without a job if it runs none. The clients of the @skipped jobs are not read, because these jobs are damaged.
+-- row without a job if it runs none. An unknown client has the id ''. The clients of the @skipped jobs are not read,
+-- because these jobs are damaged.
 with searched as materialized (
   select id, kind, queue, attempted_at,
-    case when id <> all(@skipped::bigint[]) then attempted_by[array_upper(attempted_by, 1)] end as client_id
+    coalesce(case when id <> all(@skipped::bigint[]) then attempted_by[array_upper(attempted_by, 1)] end, '') as client_id
   from /* schema */ river_job
   where state = 'running'
   order by queue, priority, scheduled_at, id

@@ -85,14 +85,15 @@ async def insert_queue(schema: Schema, name: str, *, is_paused: bool = False) ->
 
 
 @asynccontextmanager
-async def open_site(schema: Schema, **options: Any) -> AsyncGenerator[Browser]:
+async def open_site(schema: Schema) -> AsyncGenerator[Browser]:
     """A browser at a dashboard. The query parameter `as` of a page chooses the user's rights."""
 
     def authorize(request: Request) -> Any:
         return "read" if request.query_params.get("as") == "read" else Access("write", user="ann")
 
     config = Config(schema=schema.name, pool_size=2)
-    async with Client(schema.url, config=config) as client:
-        app = dashboard(client, **{"authorize": authorize, **options})
-        async with Browser(app) as browser:
-            yield browser
+    async with (
+        Client(schema.url, config=config) as client,
+        Browser(dashboard(client, authorize=authorize)) as browser,
+    ):
+        yield browser

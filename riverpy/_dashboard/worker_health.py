@@ -1,0 +1,93 @@
+"""Whether a worker works, in sentences, and what it is beside a worker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from riverpy._dashboard.rendering import format_duration
+from riverpy._dashboard.sentence import Sentence, sort_sentences
+from riverpy._names import DEFAULT_DOMAIN
+from riverpy._tools.text import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from riverpy._tools.top.status import FleetStatus, WorkerStatus
+
+
+def explain_worker(worker: WorkerStatus, fleet: FleetStatus) -> list[Sentence]:
+    """Return what a worker does, and what is wrong with it. The worst comes first."""
+    return sort_sentences([_explain_state(worker, fleet), *_explain_troubles(worker)])
+
+
+def _explain_state(worker: WorkerStatus, fleet: FleetStatus) -> Sentence:
+    match worker.state:
+        case "silent":
+            return _explain_silence(worker, fleet)
+        case "stopping":
+            left = format_count(worker.running, "job")
+            return Sentence("ok", f"It stops: it takes no new jobs, and waits for {left}.")
+        case "unregistered":
+            return Sentence(
+                "look",
+                f"It is not registered, but runs {format_count(worker.running, 'job')}. It may be "
+                "a client of River in Go, or a worker whose row was deleted.",
+            )
+        case _:
+            return Sentence("ok", _describe_use(worker))
+
+
+def _explain_silence(worker: WorkerStatus, fleet: FleetStatus) -> Sentence:
+    text = (
+        f"It sent no heartbeat for {format_duration(worker.silent_for)}: it stopped without a "
+        "notice, or cannot reach the database."
+    )
+    if not worker.running:
+        return Sentence("look", f"{text} It runs no job. The leader deletes its row.")
+    jobs = format_count(worker.running, "job")
+    if fleet.leader is None or fleet.leader.expires_in < 0:
+        return Sentence(
+            "act", f"{text} {jobs} of it cannot be released, because there is no leader."
+        )
+    return Sentence("look", f"{text} The leader releases its {jobs} for other workers.")
+
+
+def _describe_use(worker: WorkerStatus) -> str:
+    jobs = format_count(worker.running, "job")
+    longest = f", the longest for {format_duration(worker.longest)}" if worker.running else ""
+    if worker.slots is None:
+        return f"It runs {jobs}{longest}. Its slots are not known."
+    slots = format_count(worker.slots, "slot")
+    if worker.running >= worker.slots > 0:
+        return f"It runs {jobs} in {slots}{longest}: no slot is free."
+    return f"It runs {jobs} in {slots}{longest}."
+
+
+def _explain_troubles(worker: WorkerStatus) -> Iterator[Sentence]:
+    if worker.stuck:
+        jobs = format_count(worker.stuck, "job")
+        verb = "runs" if worker.stuck == 1 else "run"
+        is_full = worker.slots is not None and worker.stuck >= worker.slots
+        effect = "It can work no other job. Restart it" if is_full else "They use its slots"
+        yield Sentence(
+            "act" if is_full else "look",
+            f"{jobs} still {verb} after the cancellation. {effect}, and correct the code: it must "
+            "not catch the cancellation.",
+        )
+    if worker.aside:
+        rows = format_count(worker.aside, "row")
+        yield Sentence(
+            "look",
+            f"It skips {rows} for a while, because statements for these rows fail. `riverpy "
+            "doctor` says what to do.",
+        )
+
+
+def find_led_domains(client_id: str, fleet: FleetStatus) -> list[str]:
+    """Return the domains that a client is the leader of."""
+    leaders = {DEFAULT_DOMAIN: fleet.leader, **{one.name: one.leader for one in fleet.domains}}
+    return [
+        domain
+        for domain, leader in leaders.items()
+        if leader is not None and leader.expires_in >= 0 and leader.leader_id == client_id
+    ]

@@ -1,0 +1,73 @@
+"""The page with all workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from riverpy._dashboard.database import open_read
+from riverpy._dashboard.page import Page
+from riverpy._dashboard.sentence import rank_health
+from riverpy._dashboard.worker_health import explain_worker, find_led_domains
+from riverpy._postgres.domains import domain_list_members
+from riverpy._tools.top.status import CLIENTS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from riverpy._dashboard.page import PageView
+    from riverpy._dashboard.sentence import Sentence
+    from riverpy._tools.top.status import FleetStatus, WorkerStatus
+
+WORKERS_SHOWN_MAX = 200
+"""The maximum number of workers in the table. Those with the worst state come first."""
+QUEUES_SHOWN_MAX = 5
+"""The maximum number of queues that a row names."""
+
+
+class ListedWorker(NamedTuple):
+    """One row of the table."""
+
+    status: WorkerStatus
+    sentences: Sequence[Sentence]
+    led_domains: Sequence[str]
+    domain: str | None
+    """None: not known."""
+
+
+async def load_workers(view: PageView) -> Mapping[str, object]:
+    """Read all workers."""
+    fleet = await view.site.statuses.read()
+    domains = await _read_domains(view, fleet)
+    found = [
+        ListedWorker(
+            worker,
+            explain_worker(worker, fleet),
+            find_led_domains(worker.client_id, fleet),
+            domains.get(worker.client_id),
+        )
+        for worker in fleet.workers
+    ]
+    found.sort(key=lambda one: (-rank_health(one.sentences[0].health), one.status.client_id))
+    states = [worker.state for worker in fleet.workers]
+    return {
+        "now": fleet.at,
+        "fleet": fleet,
+        "workers": found[:WORKERS_SHOWN_MAX],
+        "workers_left_out": max(len(found) - WORKERS_SHOWN_MAX, 0),
+        "counts": {state: states.count(state) for state in dict.fromkeys(states)},
+        "is_partial": len(fleet.workers) >= CLIENTS_MAX,
+        "queues_shown_max": QUEUES_SHOWN_MAX,
+        "has_domains": bool(fleet.domains),
+    }
+
+
+PAGE = Page("workers", "/workers", "workers.html", load_workers, "Workers")
+
+
+async def _read_domains(view: PageView, fleet: FleetStatus) -> dict[str, str]:
+    """Return the domains of the workers that are alive. Empty: all are in `default`."""
+    if not fleet.domains:
+        return {}
+    async with open_read(view.site.client) as tx:
+        members = await domain_list_members(tx, view.site.client.config.schema)
+    return {member.client_id: member.domain for member in members}

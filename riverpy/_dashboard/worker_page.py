@@ -1,0 +1,143 @@
+"""The page of one worker: its state, its running jobs, its stuck jobs and its leases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from riverpy._dashboard.database import open_read
+from riverpy._dashboard.errors import PageError
+from riverpy._dashboard.page import Page
+from riverpy._dashboard.worker_health import explain_worker, find_led_domains
+from riverpy._names import DEFAULT_DOMAIN, USER_LEASE_NAME_PREFIX
+from riverpy._postgres.dashboard_reads import client_list_running_jobs
+from riverpy._postgres.domains import domain_list_members
+from riverpy._postgres.driver import DATABASE_ERRORS
+from riverpy._postgres.transactions import read_server_time
+from riverpy._tools.domain_map import PRIVILEGE_MISSING, TABLE_MISSING
+from riverpy._tools.reads import read_clients
+from riverpy._tools.text import format_error
+from riverpy._tools.top.lease_status import READ_LEASES_MAX
+from riverpy._tools.top.statements import read_leases
+from riverpy._tools.top.status import CLIENTS_MAX, JOB_COUNT_MAX, WorkerStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    from riverpy._dashboard.page import PageView
+    from riverpy._postgres.dashboard_reads import RunningJobs
+    from riverpy._postgres.driver import Transaction
+    from riverpy._tools.reads import ClientRow
+    from riverpy._tools.top.statements import TopLeaseRow
+    from riverpy._tools.top.status import FleetStatus
+
+JOBS_SHOWN_MAX = 50
+LEASES_SHOWN_MAX = 50
+STUCK_JOBS_SHOWN_MAX = 20
+
+
+class WorkerRows(NamedTuple):
+    """What the page of a worker reads from the database, beside the shared status."""
+
+    now: datetime
+    client: ClientRow | None
+    """None: the worker is not registered."""
+    jobs: RunningJobs
+    leases: Sequence[str]
+    """The leases and singletons that the worker holds."""
+    domain: str | None
+    """None: not known."""
+
+
+async def load_worker(view: PageView) -> Mapping[str, object]:
+    """Read the worker that the parameter `id` names. Without it: the jobs whose client is not
+    known."""
+    client_id = view.query.get("id", "")
+    if "\0" in client_id:
+        raise _make_not_found_error(client_id)
+    fleet = await view.site.statuses.read()
+    rows = await _read_rows(view, client_id, fleet)
+    worker = next((one for one in fleet.workers if one.client_id == client_id), None)
+    if worker is None:
+        if not rows.jobs.jobs:
+            raise _make_not_found_error(client_id)
+        worker = WorkerStatus(client_id, "unregistered", rows.jobs.job_count)
+    client = rows.client
+    return {
+        "client_id": client_id,
+        "now": rows.now,
+        "fleet": fleet,
+        "worker": worker,
+        "sentences": explain_worker(worker, fleet),
+        "client": client,
+        "queues": [] if client is None else _list_queues(client),
+        "running": rows.jobs,
+        "stuck_ids": [] if client is None else client.stuck_job_ids,
+        "stuck_shown_max": STUCK_JOBS_SHOWN_MAX,
+        "skipped": None if client is None else client.skipped_rows,
+        "format_error": format_error,
+        "leases": rows.leases[:LEASES_SHOWN_MAX],
+        "leases_left_out": max(len(rows.leases) - LEASES_SHOWN_MAX, 0),
+        "domain": rows.domain,
+        "led_domains": find_led_domains(client_id, fleet),
+    }
+
+
+PAGE = Page("worker", "/worker", "worker.html", load_worker)
+
+
+def _make_not_found_error(client_id: str) -> PageError:
+    return PageError(
+        404,
+        f"There is no worker {client_id!r}.",
+        "A worker that has stopped is not listed any more. The page Workers lists all.",
+    )
+
+
+async def _read_rows(view: PageView, client_id: str, fleet: FleetStatus) -> WorkerRows:
+    schema = view.site.client.config.schema
+    async with open_read(view.site.client) as tx:
+        clients: Sequence[ClientRow] = ()
+        if fleet.candidates is not None:  # the table of clients exists
+            clients = await read_clients(tx, schema, limit=CLIENTS_MAX)
+        jobs = await client_list_running_jobs(
+            tx,
+            schema,
+            client_id=client_id,
+            searched_jobs_max=JOB_COUNT_MAX,
+            limit=JOBS_SHOWN_MAX,
+            damaged_job_ids=fleet.damaged,
+        )
+        domain: str | None = DEFAULT_DOMAIN
+        if fleet.domains:
+            members = {one.client_id: one for one in await domain_list_members(tx, schema)}
+            domain = members[client_id].domain if client_id in members else None
+        return WorkerRows(
+            await read_server_time(tx),
+            next((one for one in clients if one.client_id == client_id), None),
+            jobs,
+            await _read_held_leases(tx, schema, client_id),
+            domain,
+        )
+
+
+async def _read_held_leases(tx: Transaction, schema: str | None, client_id: str) -> list[str]:
+    """Return the names of the leases of user code that a client holds. Empty if the table of leases
+    is missing, or the role may not read it."""
+    rows: Sequence[TopLeaseRow] = ()
+    try:
+        async with tx.transaction():
+            rows, _ = await read_leases(
+                tx, schema, name_prefix=USER_LEASE_NAME_PREFIX, limit=READ_LEASES_MAX
+            )
+    except DATABASE_ERRORS as error:
+        if getattr(error, "sqlstate", None) not in {PRIVILEGE_MISSING, TABLE_MISSING}:
+            raise
+    held = [row for row in rows if row.is_held and row.holder == client_id]
+    return [row.name.removeprefix(USER_LEASE_NAME_PREFIX) for row in held]
+
+
+def _list_queues(client: ClientRow) -> list[tuple[str, int | None]]:
+    """Return the queues of a client, each with its slots; None: not known."""
+    slots = dict(zip(client.queues, client.queue_slots or (), strict=False))
+    return [(name, slots.get(name)) for name in client.queues]
