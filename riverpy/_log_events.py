@@ -23,10 +23,13 @@ HEALTH_REQUEST_FAILED = "health request failed"
 LOG_LINES_DROPPED = "log lines dropped"
 
 # The dashboard
+DASHBOARD_BULK_CHANGE_ENDED = "dashboard bulk change ended"
+DASHBOARD_BULK_CHANGE_STARTED = "dashboard bulk change started"
 DASHBOARD_CHANGED_JOBS = "dashboard changed jobs"
 DASHBOARD_MADE_A_CHANGE = "dashboard made a change"
 DASHBOARD_MASK_FAILED = "dashboard mask failed"
 DASHBOARD_REQUEST_FAILED = "dashboard request failed"
+DASHBOARD_TASK_FAILED = "dashboard task failed"
 
 # Working jobs
 JOBS_WORKED = "jobs worked"

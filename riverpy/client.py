@@ -298,6 +298,7 @@ class Client(
             return  # a forked child would close the connections of its parent
         try:
             try:
+                await self._close_owned_tasks()
                 await self._stop_following()
                 await self._close_waits()
             finally:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from riverpy._insert.errors import translate_notify_channel_error
+from riverpy._lifecycle import run_despite_cancellation
 from riverpy._postgres.driver import Pool  # noqa: TC001 (typing.get_type_hints reads it)
 from riverpy._postgres.passwords import PasswordSource  # noqa: TC001 (the same)
 from riverpy._postgres.transactions import expect_transaction, savepoint
+from riverpy._waiting.background_task import BackgroundTask
 from riverpy.config import Config  # noqa: TC001 (the same)
 
 if TYPE_CHECKING:
@@ -67,6 +70,24 @@ class ClientMethods(ABC):
         the session. `autocommit`: without a transaction, which saves two round trips of a statement
         that only reads.
         """
+
+    @cached_property
+    def _owned_tasks(self) -> set[BackgroundTask]:
+        """The tasks that other parts, such as the dashboard, run while the client is open."""
+        return set()
+
+    async def _close_owned_tasks(self) -> None:
+        """Cancel these tasks, and wait for their end, also if the caller is cancelled."""
+        tasks = list[BackgroundTask](vars(self).pop("_owned_tasks", ()))
+
+        async def close() -> None:
+            for task in tasks:
+                task.cancel()
+            for task in tasks:
+                await task.close()
+
+        if tasks:
+            await run_despite_cancellation(close)
 
 
 @asynccontextmanager

@@ -11,11 +11,10 @@ from starlette.exceptions import HTTPException
 from riverpy._calls.job_filters import check_filters
 from riverpy._dashboard.database import open_connection, open_read
 from riverpy._dashboard.endpoint import Endpoint, StatusAnswer
+from riverpy._dashboard.job_actions import JobAction, get_change_method
 from riverpy._dashboard.job_changes import (
     IDS_PER_CHANGE_MAX,
-    JobAction,
     JobChangeForm,
-    get_change_method,
     log_job_change,
     parse_job_id,
 )

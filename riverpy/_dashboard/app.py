@@ -18,6 +18,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Match, Mount, Route
 
 from riverpy._dashboard import (
+    bulk_changes,
+    bulk_run_page,
     doctor_page,
     home_page,
     job_changes,
@@ -68,10 +70,13 @@ PAGES = (
     worker_page.PAGE,
     leader_page.PAGE,
     doctor_page.PAGE,
+    bulk_run_page.PAGE,
 )
 """All pages, in the order of the menu."""
 CHANGES = (
     job_changes.CHANGE,
+    bulk_changes.START,
+    bulk_changes.STOP,
     queue_changes.CHANGE,
 )
 """All changes that forms of the pages ask for."""
@@ -194,16 +199,19 @@ class _DashboardApp:
         back = change.get_back_path(fields)
         question = requested.question
         if question is not None and fields.get(CONFIRMED_FIELD) != "yes":
+            if callable(question):
+                question = await question(self._site)
+            own = [one for one in fields.multi_items() if one[0] not in _OWN_FIELDS]
             values = {
-                "question": await question(self._site) if callable(question) else question,
+                "question": question,
                 "change_path": request.scope["path"].removeprefix(view.root_path),
-                "fields": [one for one in fields.multi_items() if one[0] not in _OWN_FIELDS],
+                "fields": [*own, *question.fields],
                 "back": back,
             }
             return self._render(request, view, None, "question.html", values)
         message = await requested.apply(self._site, view.access)
         self._site.statuses.forget()
-        response = RedirectResponse(f"{view.root_path}{back}", 303)
+        response = RedirectResponse(f"{view.root_path}{requested.next_path or back}", 303)
         set_message(request, response, message)
         return response
 

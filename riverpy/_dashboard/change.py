@@ -35,6 +35,8 @@ class Question(NamedTuple):
     """The text of the link that changes nothing."""
     is_dangerous: bool = False
     """Whether the change cannot be undone."""
+    fields: tuple[tuple[str, str], ...] = ()
+    """Fields that the form of the question adds to those of the first form."""
 
 
 class RequestedChange(NamedTuple):
@@ -45,6 +47,8 @@ class RequestedChange(NamedTuple):
     question: Question | Callable[[Site], Awaitable[Question]] | None = None
     """What to ask before, or a function that reads what the question needs. None: the change is
     made at once."""
+    next_path: str | None = None
+    """The path of the page that shows the result. None: the page from which the user came."""
 
 
 class Change(NamedTuple):

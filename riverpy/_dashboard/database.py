@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from riverpy._log import get_logger
+from riverpy._log_events import DASHBOARD_TASK_FAILED
 from riverpy._tools.top.statements import set_statement_timeout
+from riverpy._waiting.background_task import BackgroundTask
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from riverpy._postgres.driver import Pool, Transaction
     from riverpy.client import Client
@@ -29,6 +32,30 @@ def get_pool(client: Client) -> Pool:
         ClientStateError: the client is not open.
     """
     return client._get_open_pool()  # noqa: SLF001 (own class)  # pyright: ignore[reportPrivateUsage]
+
+
+def start_task(client: Client, name: str, run: Callable[[], Awaitable[None]]) -> None:
+    """Start a task of the client. It is cancelled when the client closes, and its error is
+    logged.
+
+    Raises:
+        ClientStateError: the client is not open.
+    """
+    get_pool(client)
+    owned_tasks = client._owned_tasks  # noqa: SLF001 (own class)  # pyright: ignore[reportPrivateUsage]
+
+    async def run_and_forget() -> None:
+        try:
+            await run()
+        finally:
+            owned_tasks.discard(task)
+
+    def log_failure(error: Exception) -> None:
+        get_logger().error(DASHBOARD_TASK_FAILED, task=name, exc_info=error)
+
+    task = BackgroundTask(name, run_and_forget, log_failure)
+    owned_tasks.add(task)
+    task.start()
 
 
 @asynccontextmanager

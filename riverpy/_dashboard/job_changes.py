@@ -3,45 +3,36 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 from riverpy._dashboard.change import Change, Question, RequestedChange
 from riverpy._dashboard.errors import PageError
+from riverpy._dashboard.job_actions import (
+    EFFECTS,
+    PAST_PARTICIPLES,
+    JobAction,
+    describe_numbers,
+    get_change_method,
+)
 from riverpy._dashboard.messages import Message
 from riverpy._log import get_logger
 from riverpy._log_events import DASHBOARD_CHANGED_JOBS
-from riverpy._tools.text import format_count, format_job_ids
+from riverpy._tools.text import format_job_ids
 from riverpy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from starlette.datastructures import QueryParams
 
     from riverpy._dashboard.access import Access
     from riverpy._dashboard.site import Site
-    from riverpy.client import Client
     from riverpy.job_list import JobChanges
-
-JobAction: TypeAlias = Literal["retry", "cancel", "delete"]
 
 IDS_PER_CHANGE_MAX = 1_000
 """The maximum number of jobs that one form names."""
 LOGGED_IDS_MAX = 20
 """The maximum number of job ids in one log event."""
-REASONS_SHOWN_MAX = 3
-PAST_PARTICIPLES: dict[JobAction, str] = {
-    "retry": "retried",
-    "cancel": "cancelled",
-    "delete": "deleted",
-}
-_EFFECTS: dict[JobAction, str] = {
-    "retry": "They become available now, with one more attempt if none is left. Running jobs stay "
-    "as they are.",
-    "cancel": "They are not worked again. The workers of running jobs are notified. Jobs that have "
-    "ended stay as they are.",
-    "delete": "They are gone for good. Running jobs stay as they are.",
-}
 
 
 class JobChangeForm(NamedTuple):
@@ -58,7 +49,7 @@ class JobChangeForm(NamedTuple):
         which = f"job {self.ids[0]}" if is_one else f"these {len(self.ids):,} jobs"
         return Question(
             f"{self.action.capitalize()} {which}?",
-            _EFFECTS[self.action],
+            EFFECTS[self.action],
             "" if is_one else f"These are {format_job_ids(self.ids)}.",
             "Keep it as it is" if is_one else "Keep them as they are",
             is_dangerous=self.action == "delete",
@@ -108,16 +99,6 @@ async def change_jobs(form: JobChangeForm, site: Site, access: Access) -> Messag
     return describe_changes(form, changes)
 
 
-def get_change_method(client: Client, action: JobAction) -> Callable[..., Awaitable[JobChanges]]:
-    """Return the method of the client that changes many jobs."""
-    methods: dict[JobAction, Callable[..., Awaitable[JobChanges]]] = {
-        "retry": client.job_retry_many,
-        "cancel": client.job_cancel_many,
-        "delete": client.job_delete_in_batches,
-    }
-    return methods[action]
-
-
 def log_job_change(form: JobChangeForm, access: Access, changes: JobChanges) -> None:
     """Log a change of jobs, with its user."""
     get_logger().info(
@@ -148,26 +129,9 @@ def describe_changes(form: JobChangeForm, changes: JobChanges) -> Message:
         else:
             parts.append(f"{job} was not changed: {next(iter(changes.reasons.values()), '')}.")
     else:
-        parts += _describe_numbers(form, changes)
+        parts += describe_numbers(form.action, changes)
     state = "ok" if changes.changed == changes.done else "look" if changes.changed else "act"
     return Message(" ".join(parts), state)
-
-
-def _describe_numbers(form: JobChangeForm, changes: JobChanges) -> list[str]:
-    parts = [f"{format_count(changes.changed, 'job')} {PAST_PARTICIPLES[form.action]}."]
-    if changes.running and form.action == "cancel":
-        parts.append(f"{changes.running:,} of them run: their workers were notified.")
-    if changes.unchanged:
-        running = f" ({changes.running:,} of them run)" if changes.running else ""
-        parts.append(f"{changes.unchanged:,} needed no change{running}.")
-    if changes.missing:
-        parts.append(f"{changes.missing:,} do not exist any more.")
-    if changes.refused:
-        shown = list(changes.reasons.items())[:REASONS_SHOWN_MAX]
-        reasons = "; ".join(f"job {job_id}: {reason}" for job_id, reason in shown)
-        more = "" if changes.refused <= len(shown) else "; …"
-        parts.append(f"{changes.refused:,} were refused ({reasons}{more}).")
-    return parts
 
 
 CHANGE = Change("/jobs/change", read_job_change, "/jobs")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from riverpy._dashboard.database import open_read
+from riverpy._dashboard.job_actions import list_actions
 from riverpy._dashboard.job_search import find_jobs, read_search
 from riverpy._dashboard.page import Page
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.transactions import read_server_time
 from riverpy.errors import RiverError
+from riverpy.job import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from riverpy._tools.top.status import FleetStatus
 
 JOBS_PER_PAGE = 50
+BULK_RUNS_SHOWN_MAX = 3
 
 
 async def load_jobs(view: PageView) -> Mapping[str, object]:
@@ -33,6 +36,8 @@ async def load_jobs(view: PageView) -> Mapping[str, object]:
         "found": found,
         "is_ticked": view.query.get("tick") == "all",
         "status": await _read_status(view),
+        "actions_for_all": list_actions(JobState(search.state)) if search.state else [],
+        "bulk_runs": view.site.bulk_runs.list_newest_first()[:BULK_RUNS_SHOWN_MAX],
     }
 
 

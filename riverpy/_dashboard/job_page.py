@@ -9,10 +9,10 @@ import msgspec
 from riverpy._attempt_errors import GO_ZERO_TIME
 from riverpy._dashboard.database import open_read
 from riverpy._dashboard.errors import PageError
+from riverpy._dashboard.job_actions import list_actions
 from riverpy._dashboard.page import Page
 from riverpy._dsn import mask_passwords
 from riverpy._postgres.damaged_jobs import DAMAGED_JOB_REMEDY
-from riverpy._postgres.jobs import FINAL_STATES
 from riverpy._postgres.transactions import read_server_time
 from riverpy._work.attempt import SNOOZE_COUNT_METADATA_KEY
 from riverpy._work.steps import (
@@ -115,14 +115,6 @@ def _describe_job(job: JobRow) -> dict[str, object]:
         "unique_key": job.unique_key.hex() if job.unique_key else None,
         "actions": list_actions(job.state),
     }
-
-
-def list_actions(state: JobState) -> list[str]:
-    """Return the changes that are possible for a job in this state."""
-    if state is JobState.RUNNING:
-        return ["cancel"]
-    actions = [] if state is JobState.AVAILABLE else ["retry"]
-    return [*actions, *([] if state in FINAL_STATES else ["cancel"]), "delete"]
 
 
 def _make_timeline(job: JobRow) -> Iterator[TimelineEntry]:

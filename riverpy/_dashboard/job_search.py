@@ -81,6 +81,11 @@ class JobSearch(NamedTuple):
         """The state of the jobs; empty: all states."""
         return self.texts.get("state", "")
 
+    def describe(self) -> str:
+        """Return the filters in words."""
+        names = {"error": "text in the last error"}
+        return ", ".join(f"{names.get(name, name)} {text}" for name, text in self.texts.items())
+
     def make_path(self, **changes: str) -> str:
         """Return the path of the list with changed filters."""
         values = {key: value for key, value in {**self.texts, **changes}.items() if value}
@@ -95,14 +100,19 @@ def read_search(query: QueryParams) -> JobSearch:
     """
     texts = {name: text for name in FILTER_NAMES if (text := query.get(name, "").strip())}
     try:
-        return JobSearch(texts, check_filters(_parse_filters(texts)), query.get("after"))
+        return JobSearch(texts, check_filters(parse_filters(texts)), query.get("after"))
     except (ConfigError, ValueError, msgspec.DecodeError) as error:
         raise PageError(
             400, f"This list cannot be shown: {error}.", "Go back, and correct the filters."
         ) from None
 
 
-def _parse_filters(texts: Mapping[str, str]) -> JobFilters:
+def parse_filters(texts: Mapping[str, str]) -> JobFilters:
+    """Return the filters whose texts the address of a page has.
+
+    Raises:
+        ConfigError, ValueError: a text is wrong.
+    """
     filters: dict[str, object] = {}
     for name, text in texts.items():
         if len(text) > VALUE_LENGTH_MAX:

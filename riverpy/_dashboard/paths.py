@@ -21,3 +21,9 @@ def make_worker_path(client_id: str) -> str:
 def make_periodic_job_path(job_id: str) -> str:
     """Return the path of the page of a periodic job, below the dashboard's own path."""
     return "/periodic-job?" + urlencode({"id": job_id})
+
+
+def make_bulk_run_path(run_id: str) -> str:
+    """Return the path of the page of a change of all jobs that match, below the dashboard's own
+    path."""
+    return f"/bulk-change/{run_id}"

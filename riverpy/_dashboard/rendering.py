@@ -13,7 +13,12 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from riverpy._dashboard.paths import make_periodic_job_path, make_queue_path, make_worker_path
+from riverpy._dashboard.paths import (
+    make_bulk_run_path,
+    make_periodic_job_path,
+    make_queue_path,
+    make_worker_path,
+)
 from riverpy._tools.text import format_seconds
 from riverpy.job import JobState
 
@@ -150,6 +155,7 @@ class Templates:
         )
         filters: dict[str, Callable[..., object]] = {
             "age": show_time,
+            "bulk_run_path": make_bulk_run_path,
             "count": format_count,
             "cut": cut_text,
             "duration": format_duration,

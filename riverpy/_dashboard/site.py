@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from riverpy._dashboard.bulk_runs import BulkRuns
 from riverpy._dashboard.doctor_cache import DoctorCache
 from riverpy._dashboard.live import LiveRegions
 from riverpy._dashboard.rendering import Templates
@@ -53,6 +54,7 @@ class Site:
         self.statuses = StatusCache(client)
         self.doctor = DoctorCache(client)
         self.regions = LiveRegions()
+        self.bulk_runs = BulkRuns(client)
         self._log = get_logger()
 
     def show_args(self, job: JobRow) -> ShownArgs:

@@ -1,0 +1,129 @@
+"""Changes of all jobs that match a search: their start, with a question before, and their stop."""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from riverpy._dashboard.bulk_runs import BulkPlan
+from riverpy._dashboard.change import Change, Question, RequestedChange, log_change
+from riverpy._dashboard.database import open_read
+from riverpy._dashboard.errors import PageError
+from riverpy._dashboard.job_actions import EFFECTS, list_actions
+from riverpy._dashboard.job_search import find_job_ids, parse_filters, read_search
+from riverpy._dashboard.messages import Message
+from riverpy._dashboard.paths import make_bulk_run_path
+from riverpy._dashboard.rendering import format_count
+from riverpy.job import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.datastructures import QueryParams
+
+    from riverpy._dashboard.access import Access
+    from riverpy._dashboard.job_actions import JobAction
+    from riverpy._dashboard.job_search import JobSearch
+    from riverpy._dashboard.site import Site
+
+MATCHES_COUNTED_MAX = 10_000
+RUN_FIELD = "run"
+"""The field with the id of a run. The question fills it."""
+
+
+class BulkForm(NamedTuple):
+    """A form that asks for a change of all jobs that match."""
+
+    action: JobAction
+    search: JobSearch
+    run_id: str
+
+    async def ask(self, site: Site) -> Question:
+        """Return the question to the user.
+
+        Raises:
+            PageError: no job matches.
+        """
+        matched, is_exact = await count_matches(site, self.search)
+        if not matched:
+            raise PageError(400, "No job matches now.", "Go back, and load the list again.")
+        number = format_count(matched, MATCHES_COUNTED_MAX)
+        at_least = "" if is_exact or matched >= MATCHES_COUNTED_MAX else "at least "
+        noun = "job" if matched == 1 else "jobs"
+        return Question(
+            f"{self.action.capitalize()} all {at_least}{number} {noun} that match?",
+            f"{EFFECTS[self.action]} Jobs that are inserted later stay as they are.",
+            f"The filters are: {self.search.describe()}.",
+            "Keep them as they are",
+            is_dangerous=self.action == "delete",
+            fields=((RUN_FIELD, self.run_id),),
+        )
+
+
+async def count_matches(site: Site, search: JobSearch) -> tuple[int, bool]:
+    """Return the number of jobs that match, up to a limit, and whether there are no more."""
+    async with open_read(site.client) as tx:
+        schema = site.client.config.schema
+        found = await find_job_ids(tx, schema, search, limit=MATCHES_COUNTED_MAX)
+    count = len(found.ids)
+    return count, count < MATCHES_COUNTED_MAX and found.limit_note is None
+
+
+def read_bulk_change(_path_params: Mapping[str, Any], fields: QueryParams) -> RequestedChange:
+    """Return the change of all matching jobs that a form asks for.
+
+    Raises:
+        PageError: the form is not one of this dashboard, or names no state.
+    """
+    search = read_search(fields)
+    action = fields.get("action", "")
+    if not search.state:
+        raise PageError(400, "The form names no state.", "Go back, and choose a state first.")
+    for possible in list_actions(JobState(search.state)):
+        if action == possible:
+            run_id = fields.get(RUN_FIELD, "")[:32] or secrets.token_hex(16)
+            form = BulkForm(possible, search, run_id)
+            return RequestedChange(
+                partial(start_bulk_change, form), form.ask, next_path=make_bulk_run_path(run_id)
+            )
+    raise PageError(
+        400, f"Jobs in this state cannot be changed so: {action[:20]!r}.", "Go back, and try again."
+    )
+
+
+async def start_bulk_change(form: BulkForm, site: Site, access: Access) -> Message:
+    """Start the change of all matching jobs."""
+    matched, is_exact = await count_matches(site, form.search)
+    site.bulk_runs.start(
+        BulkPlan(
+            form.run_id,
+            form.action,
+            parse_filters(form.search.texts),
+            form.search.describe(),
+            form.search.make_path(),
+            access.user,
+            matched,
+            is_exact,
+        )
+    )
+    return Message("The change has started. You can close this page: the change continues.")
+
+
+def read_stop(path_params: Mapping[str, Any], _fields: QueryParams) -> RequestedChange:
+    """Return the stop of a run that a form asks for."""
+    run_id: str = path_params["run_id"]
+    return RequestedChange(partial(_stop_run, run_id), next_path=make_bulk_run_path(run_id))
+
+
+async def _stop_run(run_id: str, site: Site, access: Access) -> Message:
+    run = site.bulk_runs.find(run_id)
+    if run is None or run.outcome != "running":
+        return Message("The change does not run any more.", "look")
+    run.request_stop()
+    log_change(access, f"stop bulk {run.plan.action}", run.plan.words)
+    return Message("The change stops after its present batch.")
+
+
+START = Change("/jobs/change-all", read_bulk_change, "/jobs")
+STOP = Change("/bulk-change/{run_id}/stop", read_stop, "/jobs")

@@ -1,0 +1,58 @@
+"""The page of a change of all jobs that match: its progress, and its end."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from riverpy._dashboard.errors import PageError
+from riverpy._dashboard.job_actions import describe_numbers
+from riverpy._dashboard.page import Page
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from riverpy._dashboard.bulk_runs import BulkRun
+    from riverpy._dashboard.page import PageView
+
+
+async def load_bulk_run(view: PageView) -> Mapping[str, object]:
+    """Return what this process knows of the change."""
+    run = view.site.bulk_runs.find(view.path_params["run_id"])
+    if run is None:
+        raise PageError(
+            404,
+            "This change is not known here.",
+            "If the web server has several processes, another one may know it: load the page "
+            "again. The log has the start and the end of each change.",
+        )
+    return {
+        "run": run,
+        "plan": run.plan,
+        "now": datetime.now(UTC),
+        "headline": _describe_outcome(run),
+        "state": _choose_state(run),
+        "numbers": describe_numbers(run.plan.action, run.changes),
+        "reasons": run.changes.reasons,
+    }
+
+
+def _describe_outcome(run: BulkRun) -> str:
+    match run.outcome:
+        case "running":
+            return "The change runs."
+        case "done":
+            return "The change is done."
+        case "stopped":
+            return f"The change was stopped before its end. {run.problem}".strip()
+        case "failed":
+            return f"The change failed before its end: {run.problem}"
+
+
+def _choose_state(run: BulkRun) -> str:
+    if run.outcome == "failed":
+        return "act"
+    return "look" if run.outcome == "stopped" or run.changes.refused else "ok"
+
+
+PAGE = Page("bulk_run", "/bulk-change/{run_id}", "bulk_run.html", load_bulk_run)

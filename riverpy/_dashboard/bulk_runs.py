@@ -1,0 +1,155 @@
+"""Bulk runs: changes of all jobs that match a search, which go on without the page.
+
+A run is a task of the client, so it ends when the application closes the client. What is known of a
+run is in the memory of this process."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from riverpy._dashboard.database import start_task
+from riverpy._dashboard.errors import PageError
+from riverpy._dashboard.job_actions import get_change_method
+from riverpy._log import get_logger
+from riverpy._log_events import (
+    DASHBOARD_BULK_CHANGE_ENDED,
+    DASHBOARD_BULK_CHANGE_STARTED,
+)
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
+from riverpy._server_events import is_server_stopping
+from riverpy.errors import RiverError
+from riverpy.job_list import JobChanges
+
+if TYPE_CHECKING:
+    from riverpy._dashboard.job_actions import JobAction
+    from riverpy.client import Client
+    from riverpy.job_list import JobFilters
+
+RUNS_AT_A_TIME_MAX = 3
+"""The maximum number of runs at a time in one process."""
+KEPT_RUNS_MAX = 20
+"""The number of runs whose results are kept."""
+SERVER_STOPPED_TEXT = "The web server stopped."
+
+RunOutcome: TypeAlias = Literal["running", "done", "stopped", "failed"]
+
+
+class _RunStoppedError(Exception):
+    """The run has to end before its next batch."""
+
+
+class BulkPlan(NamedTuple):
+    """What a run does."""
+
+    run_id: str
+    action: JobAction
+    filters: JobFilters
+    words: str
+    """The filters in words."""
+    list_path: str
+    """The path of the list of the jobs, below the dashboard's own."""
+    user: str | None
+    matched: int
+    """The number of jobs that match."""
+    is_count_exact: bool
+    """Whether no more than `matched` jobs matched."""
+
+
+class BulkRun:
+    """A change of all jobs that match a search."""
+
+    def __init__(self, plan: BulkPlan) -> None:
+        self.plan = plan
+        self.changes = JobChanges()
+        """What was done so far."""
+        self.outcome: RunOutcome = "running"
+        self.problem = ""
+        """Why the run ended early."""
+        self.started_at = datetime.now(UTC)
+        self.ended_at: datetime | None = None
+        self._is_stop_requested = False
+
+    def request_stop(self) -> None:
+        """End the run after its present batch."""
+        self._is_stop_requested = True
+
+    async def run(self, client: Client) -> None:
+        """Change the jobs that exist now."""
+        plan, log = self.plan, get_logger()
+        values = {"action": plan.action, "filters": plan.words, "user": plan.user}
+        log.info(DASHBOARD_BULK_CHANGE_STARTED, **values)
+        try:
+            change = get_change_method(client, plan.action)
+            self.changes = await change(on_progress=self._take_progress, **plan.filters)
+            self.outcome = "done"
+        except _RunStoppedError:
+            self.outcome = "stopped"
+        except (RiverError, *DATABASE_ERRORS) as error:
+            self.outcome, self.problem = "failed", describe_error(error)
+        except asyncio.CancelledError:
+            self.outcome, self.problem = "stopped", SERVER_STOPPED_TEXT
+            raise
+        finally:
+            if self.outcome == "running":
+                self.outcome, self.problem = "failed", "An internal error: see the log."
+            self.ended_at = datetime.now(UTC)
+            log.info(
+                DASHBOARD_BULK_CHANGE_ENDED,
+                **values,
+                outcome=self.outcome,
+                problem=self.problem,
+                changed=self.changes.changed,
+                refused=self.changes.refused,
+            )
+
+    def _take_progress(self, changes: JobChanges) -> None:
+        self.changes = changes
+        if is_server_stopping():
+            self.problem = SERVER_STOPPED_TEXT
+            raise _RunStoppedError
+        if self._is_stop_requested:
+            raise _RunStoppedError
+
+
+class BulkRuns:
+    """The runs of one dashboard in this process."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._run_by_id: dict[str, BulkRun] = {}
+
+    def start(self, plan: BulkPlan) -> None:
+        """Start a run. Do nothing if it was started: a browser may send a form twice.
+
+        Raises:
+            PageError: too many runs at a time.
+        """
+        if plan.run_id in self._run_by_id:
+            return
+        running = [one for one in self._run_by_id.values() if one.outcome == "running"]
+        if len(running) >= RUNS_AT_A_TIME_MAX:
+            raise PageError(
+                409,
+                f"{RUNS_AT_A_TIME_MAX} changes of all jobs run already, so nothing was changed.",
+                "Wait until one of them has ended, or stop one: the page Jobs lists them.",
+            )
+        run = BulkRun(plan)
+        start_task(self._client, f"bulk {plan.action}", partial(run.run, self._client))
+        self._run_by_id[plan.run_id] = run
+        self._forget_old_runs()
+
+    def find(self, run_id: str) -> BulkRun | None:
+        """Return a run. None: this process does not know it."""
+        return self._run_by_id.get(run_id)
+
+    def list_newest_first(self) -> list[BulkRun]:
+        """Return the runs that are known."""
+        return list(reversed(self._run_by_id.values()))
+
+    def _forget_old_runs(self) -> None:
+        ended = [one for one in self._run_by_id.values() if one.outcome != "running"]
+        for run in ended[: max(len(self._run_by_id) - KEPT_RUNS_MAX, 0)]:
+            del self._run_by_id[run.plan.run_id]
