@@ -9,7 +9,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -47,6 +46,8 @@ _HIDDEN_CHARACTERS = re.compile(
 )
 """Characters that are not seen, or that change the direction of the text. They could hide what a
 value is."""
+_JSON_PIECE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{}:,]|[^][{}:,"\s]+', re.DOTALL)
+_OPENING, _CLOSING = ("[", "{"), ("]", "}")
 _STATIC_TYPES = {"dashboard.css": "text/css", "dashboard.js": "text/javascript"}
 
 
@@ -74,12 +75,31 @@ def cut_text(text: str, length: int = SHOWN_TEXT_LENGTH_MAX) -> CutText:
     return CutText(show_hidden_characters(text[:length]), len(text) > length, len(text))
 
 
-def format_json(json_text: str) -> str:
-    """Return JSON text with one value a line. Numbers stay as they are, also large ones."""
-    try:
-        return msgspec.json.format(json_text, indent=2)
-    except (msgspec.DecodeError, RecursionError):
-        return json_text
+def format_json(json_text: str) -> CutText:
+    """Return the start of a JSON text with one value a line. Numbers stay as they are, also large
+    ones. Only the start is formatted, because args may have megabytes."""
+    parts: list[str] = []
+    length = depth = 0
+    last = ""
+    for match in _JSON_PIECE.finditer(json_text[:SHOWN_TEXT_LENGTH_MAX]):
+        piece = match[0]
+        is_closing = piece in _CLOSING
+        depth -= is_closing
+        if last in _OPENING:
+            part = piece if is_closing else f"\n{'  ' * depth}{piece}"
+        elif last == "," or is_closing:
+            part = f"\n{'  ' * depth}{piece}"
+        else:
+            part = f" {piece}" if last == ":" else piece
+        depth += piece in _OPENING
+        parts.append(part)
+        length += len(part)
+        last = piece
+        if length > SHOWN_TEXT_LENGTH_MAX:
+            break
+    is_cut = max(length, len(json_text)) > SHOWN_TEXT_LENGTH_MAX
+    text = "".join(parts)[:SHOWN_TEXT_LENGTH_MAX]
+    return CutText(show_hidden_characters(text), is_cut, len(json_text))
 
 
 def format_count(count: int | None, cap: int | None = None) -> str:

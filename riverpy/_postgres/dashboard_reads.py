@@ -1,5 +1,5 @@
-"""What pages of the dashboard read about one queue and one worker: one typed function for each
-statement in `sql/queries/riverpy_dashboard.sql`."""
+"""What pages of the dashboard read about one queue, one worker and one job: one typed function for
+each statement in `sql/queries/riverpy_dashboard.sql`."""
 
 from __future__ import annotations
 
@@ -50,6 +50,29 @@ class RunningJobs(NamedTuple):
     """Whether there are more running jobs of all clients than were searched."""
 
 
+class NeighborJob(NamedTuple):
+    """A job that ran in the same client at the same time as another one."""
+
+    id: int
+    kind: str
+    queue: str
+    state: str
+    started_at: datetime | None
+    """The start of its last attempt."""
+    ended_at: datetime | None
+    """The end of the job. None: it runs, or is tried again."""
+
+
+class NeighborJobs(NamedTuple):
+    """The jobs that ran in the same client at the same time as another one."""
+
+    jobs: list[NeighborJob]
+    """Those that started last."""
+    job_count: int
+    is_partial: bool
+    """Whether a state has more jobs than were searched."""
+
+
 async def queue_sample_kinds(
     connection: Transaction,
     schema: str | None,
@@ -87,3 +110,32 @@ async def client_list_running_jobs(
     searched_count, job_count = rows[0][:2]
     jobs = [RunningJob(*row[2:]) for row in rows if row[2] is not None]
     return RunningJobs(jobs, job_count, searched_count >= searched_jobs_max)
+
+
+async def job_list_neighbors(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    job_id: int,
+    client_id: str,
+    since: datetime,
+    until: datetime,
+    searched_jobs_max: int,
+    limit: int,
+    damaged_job_ids: Sequence[int],
+) -> NeighborJobs:
+    """Return up to `limit` other jobs whose last attempt ran in a client between two times, among
+    `searched_jobs_max` jobs of each state. The clients of `damaged_job_ids` are not read."""
+    rows = await get_query(_SQL_FILE, "job_neighbors", schema).fetch(
+        connection,
+        id=job_id,
+        client_id=client_id,
+        since=since,
+        until=until,
+        searched=searched_jobs_max,
+        limit=limit,
+        skipped=damaged_job_ids,
+    )
+    job_count, read_count = rows[0][:2]
+    jobs = [NeighborJob(*row[2:]) for row in rows if row[2] is not None]
+    return NeighborJobs(jobs, job_count, read_count >= searched_jobs_max)

@@ -75,3 +75,51 @@ left join lateral (
   order by searched.attempted_at, searched.id
   limit @limit::bigint
 ) as shown on true;
+
+
+-- name: job_neighbors
+-- The jobs whose last attempt ran in a client at some time from @since to @until, except the job @id. At most @searched
+-- jobs of each state are read: of the ended ones, those that ended first after @since; of the others, the first ones in
+-- the order of claims. One row without a job if there is none. The clients of the @skipped jobs are not read, because
+-- these jobs are damaged.
+with searched as materialized (
+  select ended.*
+  from unnest('{completed,cancelled,discarded}'::/* schema */ river_job_state[]) as given (state)
+  cross join lateral (
+    select job.id, job.kind, job.queue, job.state, job.attempted_at, job.finalized_at,
+      case when job.id <> all(@skipped::bigint[]) then job.attempted_by[array_upper(job.attempted_by, 1)] end
+        as client_id
+    from /* schema */ river_job as job
+    where job.state = given.state and job.finalized_at >= @since::timestamptz
+    order by job.finalized_at
+    limit @searched::bigint
+  ) as ended
+  union all
+  select waiting.*
+  from unnest('{running,retryable}'::/* schema */ river_job_state[]) as given (state)
+  cross join lateral (
+    select job.id, job.kind, job.queue, job.state, job.attempted_at, job.finalized_at,
+      case when job.id <> all(@skipped::bigint[]) then job.attempted_by[array_upper(job.attempted_by, 1)] end
+        as client_id
+    from /* schema */ river_job as job
+    where job.state = given.state
+    order by job.queue, job.priority, job.scheduled_at, job.id
+    limit @searched::bigint
+  ) as waiting
+), found as (
+  select * from searched
+  where client_id = @client_id::text and id <> @id and attempted_at <= @until::timestamptz
+    -- The end of an attempt that is tried again is not stored in a column: take those that began since.
+    and (state <> 'retryable' or attempted_at >= @since::timestamptz)
+)
+select
+  (select count(*) from found) as job_count,
+  coalesce((select max(number) from (select count(*) as number from searched group by state) as read), 0) as read_count,
+  shown.id, shown.kind, shown.queue, shown.state::text, shown.started_at, shown.ended_at
+from (select 1) as one
+left join (
+  select id, kind, queue, state, /* finite */ (attempted_at) as started_at, /* finite */ (finalized_at) as ended_at
+  from found
+  order by attempted_at desc, id desc
+  limit @limit::bigint
+) as shown on true;

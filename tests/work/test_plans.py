@@ -467,3 +467,20 @@ async def test_dashboard_search(
         await job_search.find_jobs(large, None, search, limit=50)
     assert types
     assert not [line for line in types if "Seq Scan" in line or "Bitmap" in line]
+
+
+async def test_neighbors(large: asyncpg.Connection[Any]) -> None:
+    """The jobs that ran beside another one are read from the indexes of ended jobs and of claims,
+    in their order."""
+    literals = ["'{}'", "'2026-01-01Z'", "1000", "'c1'", "1", "'2026-01-02Z'", "100"]
+    statement = get_query("riverpy_dashboard", "job_neighbors", None)
+    by_name = dict(
+        zip(
+            ("skipped", "since", "searched", "client_id", "id", "until", "limit"),
+            literals,
+            strict=True,
+        )
+    )
+    nodes = await plan_of_query(large, statement, [by_name[name] for name in statement.parameters])
+    assert scans_of(nodes) == {"river_job_state_and_finalized_at_index", FETCH}
+    assert {node["Node Type"] for node in nodes} >= {"Index Scan", "Limit"}
