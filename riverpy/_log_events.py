@@ -89,6 +89,8 @@ QUEUE_RENEWAL_FAILED = "queue renewal failed"
 QUEUE_NOTIFICATION_FAILED = "queue notification failed"
 JOB_END_NOTIFICATION_FAILED = "job end notification failed"
 PROGRESS_WRITE_FAILED = "progress write failed"
+JOB_COUNTS_NOT_STORED = "job counts not stored"
+JOB_COUNTS_STORED_AGAIN = "job counts stored again"
 CLIENT_STATUS_REPORT_FAILED = "client status report failed"
 LOG_EVENTS_LIMITED = "log events limited"
 

@@ -13,6 +13,7 @@ from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.client_cleaner import ClientCleaner
 from riverpy._maintenance.execution_cleaner import ExecutionCleaner
 from riverpy._maintenance.job_cleaner import JobCleaner
+from riverpy._maintenance.job_count_cleaner import JobCountCleaner
 from riverpy._maintenance.job_expirer import JobExpirer
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
@@ -118,7 +119,7 @@ def _make_cleaner_services(
     """Return the services for riverpy's own tables, which River does not have."""
     contact_duration = _get_contact_duration_function(heartbeat)
     cleaners = [] if contact_duration is None else [ClientCleaner(context, contact_duration)]
-    return [ExecutionCleaner(context), *cleaners]
+    return [ExecutionCleaner(context), JobCountCleaner(context), *cleaners]
 
 
 def _get_contact_duration_function(heartbeat: HeartbeatWriter) -> Callable[[], float] | None:

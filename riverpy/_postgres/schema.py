@@ -44,6 +44,7 @@ EXECUTIONS_MIGRATION = 5
 DOMAINS_MIGRATION = 6
 CLIENT_STATE_MIGRATION = 7
 LEASE_REPORTS_MIGRATION = 8
+JOB_COUNTS_MIGRATION = 9
 FEATURES_BY_MIGRATION = {
     CLIENTS_MIGRATION: (
         "rescue of a killed client's jobs after dead_after: they wait for rescue_after"
@@ -61,6 +62,7 @@ FEATURES_BY_MIGRATION = {
         "the standbys and the lag of leases in riverpy lease, top and doctor, and "
         "Config(spread_leases=True)"
     ),
+    JOB_COUNTS_MIGRATION: "the plots of the dashboard",
 }
 """For each version of line `riverpy`, the features that need it."""
 NEEDED_MAIN_VERSION = 7

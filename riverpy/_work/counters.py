@@ -103,15 +103,29 @@ class KindCounters:
 
 
 class QueueCounters:
-    """Counts the claims and waiting times of one queue."""
+    """Counts the claims, waiting times and outcomes of one queue."""
 
-    __slots__ = ("claim_failure_count", "claim_sizes", "claim_times", "wait_times")
+    __slots__ = (
+        "claim_failure_count",
+        "claim_sizes",
+        "claim_times",
+        "discarded_count",
+        "failed_count",
+        "longest_wait",
+        "not_completed_count",
+        "wait_times",
+    )
 
     def __init__(self) -> None:
         self.claim_times = HistogramBuilder(CLAIM_TIME_BUCKET_BOUNDS)
         self.claim_sizes = HistogramBuilder(CLAIM_SIZE_BUCKET_BOUNDS)
         self.wait_times = HistogramBuilder(WAIT_TIME_BUCKET_BOUNDS)
         self.claim_failure_count = 0
+        self.not_completed_count = self.failed_count = self.discarded_count = 0
+        """The numbers of ended attempts that are not completed, of failed ones, and of failed ones
+        after which the job was discarded. All ended attempts are counted in `wait_times`."""
+        self.longest_wait = 0.0
+        """The longest wait since `JobCountWriter` has read it, in seconds."""
 
     def count_claim(self, job_count: int, seconds: float) -> None:
         """Count a successful claim, with the number of its jobs and its duration."""
@@ -171,16 +185,24 @@ class RunCounters:
             waits = queue.wait_times
             waits.bucket_counts[place(WAIT_TIME_BUCKET_BOUNDS, wait)] += 1
             waits.value_sum += wait
+            if wait > queue.longest_wait:
+                queue.longest_wait = wait
 
     def _count_other_outcome(self, kind_counters: KindCounters, attempt: Attempt) -> None:
         event, outcome = attempt.event_kind, attempt.outcome
         kind_counters.other_outcome_counts[event] = (
             kind_counters.other_outcome_counts.get(event, 0) + 1
         )
+        queue = self.counters_by_queue.get(attempt.claimed_row[_QUEUE])
+        if queue is not None:
+            queue.not_completed_count += 1
         if event is not EventKind.JOB_FAILED or outcome is None:
             return
-        if attempt.stored_state == JobState.DISCARDED:
-            kind_counters.discarded_count += 1
+        is_discarded = attempt.stored_state == JobState.DISCARDED
+        kind_counters.discarded_count += is_discarded
+        if queue is not None:
+            queue.failed_count += 1
+            queue.discarded_count += is_discarded
         self.failure_counted.set()
         name = attempt.kind
         if name in self.failures_by_kind or len(self.failures_by_kind) < LOGGED_FAILING_KINDS_MAX:

@@ -43,6 +43,7 @@ from riverpy._postgres.schema import (
     CLIENT_STATE_MIGRATION,
     CLIENTS_MIGRATION,
     DOMAINS_MIGRATION,
+    JOB_COUNTS_MIGRATION,
     LEASE_REPORTS_MIGRATION,
     RIVERPY_MIGRATION_LINE,
     check_schema,
@@ -56,6 +57,7 @@ from riverpy._work.counters import MetricEmitter, RunCounters
 from riverpy._work.elections import ElectionManager
 from riverpy._work.executor import JobExecutor
 from riverpy._work.ignored_periodic_jobs import IgnoredPeriodicJobsLog
+from riverpy._work.job_count_writer import JobCountWriter
 from riverpy._work.loop_watch import LoopWatch
 from riverpy._work.producer import Producer
 from riverpy._work.progress_writer import ProgressWriter
@@ -152,6 +154,7 @@ class ClientRun:
         self._fleet_publisher = context.make_fleet_publisher()
         self._notifier = None if config.poll_only else self._make_notifier()
         self._summary_logger = JobSummaryLogger(context.counters, self.stats, client.id)
+        self._job_count_writer = JobCountWriter(context)
 
     def _make_heartbeat(self) -> HeartbeatWriter:
         connections = self._connections
@@ -401,6 +404,7 @@ class ClientRun:
                     self._report_stopping()
                     await self._drain_running_jobs()
             self._summary_logger.log_last_summary()
+            await self._job_count_writer.write_last_counts()
             return await self._end_run()
         except BaseExceptionGroup as group:
             raise unwrap_single_error(group) from None
@@ -452,6 +456,8 @@ class ClientRun:
         await services.start(self._reconciler)
         await services.start(ProgressWriter(self._run_context, self.running_attempts))
         await services.start(self._summary_logger)
+        if JOB_COUNTS_MIGRATION in schema_versions:
+            await services.start(self._job_count_writer)
         await services.start(LoopWatch(self.running_attempts, self._record_loop_lag))
         if self._notifier is not None:
             await services.start(self._fleet_publisher)

@@ -97,6 +97,15 @@ ROWS = {
         "next_run_at": "now() + interval '1 hour'",
     },
     "riverpy_exec": {"epoch": "1", "claimed_by": "'gone'"},
+    "riverpy_job_count": dict.fromkeys(
+        (
+            *("attempts", "completed", "failed", "discarded", "wait_seconds", "wait_max"),
+            *("waits_over_100ms", "waits_over_1s", "waits_over_10s", "waits_over_1m"),
+            "waits_over_5m",
+        ),
+        "1",
+    )
+    | {"seconds": "60"},
     "riverpy_queue_owner": {"domain": "'other'", "claimed_by": "'gone'"},
 }
 KEYS = {
@@ -105,6 +114,7 @@ KEYS = {
     "riverpy_lease": "name",
     "riverpy_periodic": "id",
     "riverpy_exec": "key",
+    "riverpy_job_count": "queue",
     "riverpy_queue_owner": "queue",
 }
 JOB_STATES = (
@@ -131,6 +141,9 @@ SELECT name FROM river_queue
 WHERE updated_at < now() - interval '30 days' AND paused_at IS NULL AND metadata = '{}'
 UNION ALL
 SELECT key FROM riverpy_exec WHERE kept_until < now()
+UNION ALL
+SELECT queue FROM riverpy_job_count WHERE started_at < now() - interval '9 days'
+  OR started_at > now() + interval '2 days'
 UNION ALL
 SELECT id FROM riverpy_periodic WHERE next_run_at < now() AND paused_at IS NULL
 """

@@ -13,6 +13,7 @@ from riverpy import JobRetention, Worker, Workers
 from riverpy._maintenance.client_cleaner import ClientCleaner
 from riverpy._maintenance.execution_cleaner import ExecutionCleaner
 from riverpy._maintenance.job_cleaner import JobCleaner
+from riverpy._maintenance.job_count_cleaner import JobCountCleaner
 from riverpy._maintenance.job_expirer import JobExpirer
 from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
@@ -204,6 +205,18 @@ CASES = {
         ),
         "SELECT key FROM riverpy_exec",
         "key",
+    ),
+    "job count cleaner": Case(
+        _new(JobCountCleaner),
+        "riverpy_job_count",
+        "DELETE",
+        _rows(
+            "INSERT INTO riverpy_job_count SELECT 60, now() - interval '2 days'"
+            " - i * interval '1 minute', 'q', 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0"
+            " FROM generate_series(1, $1::int) AS i RETURNING to_jsonb(started_at) #>> '{}'"
+        ),
+        "SELECT to_jsonb(started_at) #>> '{}' FROM riverpy_job_count WHERE seconds = 60",
+        "started_at",
     ),
     "client cleaner": Case(
         _client_cleaner,

@@ -30,6 +30,7 @@ _RIVERPY_TABLES_BY_VERSION = {
     4: "riverpy_lease",
     5: "riverpy_exec",
     6: "riverpy_queue_owner",
+    9: "riverpy_job_count",
 }
 """The versions of riverpy's own migrations that create a table, each with the table."""
 _INSERT_PRIVILEGES = {

@@ -61,7 +61,7 @@ SENT = {
 """The statements that a client of `default` sends from its start to its stop, as the leader. None
 of them needs the tables of domains."""
 SHORT = timedelta(seconds=6)
-EXECUTIONS = {"exec_exists", "exec_expired"}
+OWN_TABLES = {"exec_exists", "exec_expired", "job_count_exists", "job_count_old_periods"}
 
 
 DOMAIN_WORDS = re.compile(r"\b(riverpy_queue_owner|domain|settings)\b")
@@ -100,10 +100,10 @@ async def test_default_leader_needs_no_domains(
     expected = SENT
     if version == 3:
         await Migrator(rig.url, schema=rig.schema.name, line="riverpy").down(target=3)
-        expected = SENT | {"exec_exists", "owner_exists"}
+        expected = SENT | {"exec_exists", "job_count_exists", "owner_exists"}
     else:
         own = {"client_set_state", "member_mark_supports_domains", "owner_exists", "owner_read"}
-        expected = SENT | EXECUTIONS | own
+        expected = SENT | OWN_TABLES | own
     sent = record_statements(monkeypatch)
     async with member(rig, "a", None, "default", dead_after=SHORT) as a:
         await a.until_leader()

@@ -1,0 +1,58 @@
+"""JobCountCleaner: adds counts of minutes to those of hours, and deletes old ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from riverpy._maintenance.base import MaintenanceService
+from riverpy._maintenance.batch_runner import BatchRunner
+from riverpy._postgres.job_counts import (
+    CountedPeriod,
+    job_count_change_periods,
+    job_count_list_periods,
+    job_count_table_exists,
+)
+
+if TYPE_CHECKING:
+    from riverpy._leading.term_context import TermContext
+    from riverpy._lifecycle import StopScope
+
+RUN_INTERVAL = 600.0
+"""Seconds between two runs."""
+PERIODS_PER_STATEMENT_MAX = 20
+"""The maximum number of minutes or hours that one transaction changes. Each may have a row for each
+queue of the schema."""
+
+
+class JobCountCleaner(MaintenanceService):
+    """Limits the number of rows with counts, in the whole schema. Two leaders may do this at the
+    same time: a minute is deleted by the statement that adds it to its hour."""
+
+    name = "job count cleaner"
+
+    def __init__(self, context: TermContext) -> None:
+        super().__init__(context)
+        self.batch_runner: BatchRunner[CountedPeriod] = BatchRunner(
+            self,
+            "summing counts of jobs",
+            self._change_periods,
+            row_key=lambda period: period[:2],
+            row_name=lambda period: period.started_at_text,
+            rows_max=PERIODS_PER_STATEMENT_MAX,
+        )
+
+    async def run_once(self, scope: StopScope) -> float:
+        """Change all periods that are old or have too many queues, if the table exists."""
+        async with self.read_connection("looking for the table of counts") as connection:
+            has_table = await job_count_table_exists(connection, self.schema)
+        if has_table:
+            await self.batch_runner.send_pages(self._read_periods)
+        return self.batch_runner.seconds_until_next_run(RUN_INTERVAL)
+
+    async def _read_periods(self, after: CountedPeriod | None, limit: int) -> list[CountedPeriod]:
+        async with self.read_connection("reading periods of counts") as connection:
+            return await job_count_list_periods(connection, self.schema, after=after, limit=limit)
+
+    async def _change_periods(self, periods: list[CountedPeriod]) -> None:
+        async with self.batch_runner.open_transaction() as connection:
+            await job_count_change_periods(connection, self.schema, periods=periods)

@@ -1,0 +1,198 @@
+"""The statements on counts of jobs by queue and minute: one typed function per SQL statement in
+`sql/queries/riverpy_job_count.sql`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+from riverpy._postgres.sql_files import get_query, lists_by_field
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy._postgres.driver import Transaction
+
+_SQL_FILE = "riverpy_job_count"
+
+ALL_QUEUES_ROW = ""
+"""The queue of the rows that count all queues together. No queue has this name."""
+OTHER_QUEUES_ROW = "*"
+"""The queue of the rows that count the queues that have no row of their own in a period, because
+they are not among the busiest ones. No queue has this name."""
+QUEUES_PER_PERIOD_MAX = 200
+"""The maximum number of queues with a row of their own in each minute or hour."""
+MINUTES_RETENTION = timedelta(hours=25)
+"""How long the counts of minutes are kept. Then they are added to those of their hour."""
+HOURS_RETENTION = timedelta(days=8)
+"""How long the counts of hours are kept."""
+WAIT_BOUNDS = (0.1, 1.0, 10.0, 60.0, 300.0)
+"""The waits in seconds above which waits are counted."""
+
+PeriodAction: TypeAlias = Literal["delete", "add to hour", "limit queues"]
+
+
+class JobCounts(NamedTuple):
+    """What was counted in a queue."""
+
+    queue: str
+    attempts: int
+    """The number of ended attempts, whatever their outcome."""
+    completed: int
+    failed: int
+    """The number of failed attempts, including those after which the job was discarded."""
+    discarded: int
+    wait_seconds: float
+    """The sum of the waits of these attempts in seconds."""
+    wait_max: float
+    """The longest of these waits in seconds."""
+    waits_over_100ms: int
+    """The number of waits that were longer than that. The bounds are `WAIT_BOUNDS`."""
+    waits_over_1s: int
+    waits_over_10s: int
+    waits_over_1m: int
+    waits_over_5m: int
+
+    def plus(self, other: JobCounts) -> JobCounts:
+        """Return the sum of two counts, for the queue of this one."""
+        values: list[Any] = list(self)
+        more: list[Any] = list(other)
+        sums = [one + two for one, two in zip(values[1:], more[1:], strict=True)]
+        return JobCounts(self.queue, *sums)._replace(wait_max=max(self.wait_max, other.wait_max))
+
+
+class CountedPeriod(NamedTuple):
+    """A minute or an hour that the leader has to change."""
+
+    seconds: int
+    """The length of the period."""
+    started_at_text: str
+    """The start of the period, as the server writes it."""
+    action: PeriodAction
+
+
+class CountedStep(NamedTuple):
+    """The counts of one step of a range."""
+
+    started_at: int
+    """The start of the step, in seconds since 1970."""
+    counted_since: int | None
+    """When the oldest counts of the table begin, in seconds since 1970. None: the table is
+    empty."""
+    attempts: int
+    completed: int
+    failed: int
+    discarded: int
+    wait_seconds: float
+    wait_max: float
+    waits_over_100ms: int
+    waits_over_1s: int
+    waits_over_10s: int
+    waits_over_1m: int
+    waits_over_5m: int
+
+
+class QueueStep(NamedTuple):
+    """The counts of a queue in one step of the last hour."""
+
+    queue: str
+    started_at: int
+    attempts: int
+    failed: int
+    wait_max: float
+
+
+async def job_count_write(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    counts: Sequence[JobCounts],
+    age_seconds: float,
+    lock_timeout: timedelta,
+) -> None:
+    """Add counts to the minute that was `age_seconds` ago by the server's clock. Call this in a
+    transaction of its own. A wait for a lock that is longer than `lock_timeout` is an error."""
+    await get_query(_SQL_FILE, "job_count_set_limits", None).execute(
+        connection, lock_timeout=f"{round(lock_timeout.total_seconds() * 1000)}ms"
+    )
+    await get_query(_SQL_FILE, "job_count_write", schema).execute(
+        connection, age=age_seconds, **lists_by_field(counts)
+    )
+
+
+async def job_count_table_exists(connection: Transaction, schema: str | None) -> bool:
+    """Whether the table of counts exists."""
+    return await get_query(_SQL_FILE, "job_count_exists", None).fetchval(connection, schema=schema)
+
+
+async def job_count_list_periods(
+    connection: Transaction, schema: str | None, *, after: CountedPeriod | None, limit: int
+) -> list[CountedPeriod]:
+    """Return up to `limit` periods that the leader has to change, after the given one."""
+    rows = await get_query(_SQL_FILE, "job_count_old_periods", schema).fetch(
+        connection,
+        minutes_kept=MINUTES_RETENTION,
+        hours_kept=HOURS_RETENTION,
+        queues_max=QUEUES_PER_PERIOD_MAX,
+        after_seconds=after.seconds if after else 0,
+        after_time=after.started_at_text if after else "-infinity",
+        limit=limit,
+    )
+    return [CountedPeriod(*row) for row in rows]
+
+
+async def job_count_change_periods(
+    connection: Transaction, schema: str | None, *, periods: Sequence[CountedPeriod]
+) -> None:
+    """Do with periods what their action says. A repeated call changes nothing."""
+    seconds = [period.seconds for period in periods]
+    times = [period.started_at_text for period in periods]
+    lock = get_query(_SQL_FILE, "job_count_lock_periods", schema)
+    await lock.execute(connection, seconds=seconds, started_at=times)
+    deleted = [period for period in periods if period.action == "delete"]
+    if deleted:
+        await get_query(_SQL_FILE, "job_count_delete", schema).execute(
+            connection,
+            seconds=[period.seconds for period in deleted],
+            started_at=[period.started_at_text for period in deleted],
+        )
+    moved = [period.started_at_text for period in periods if period.action == "add to hour"]
+    if moved:
+        await get_query(_SQL_FILE, "job_count_add_to_hours", schema).execute(
+            connection, started_at=moved
+        )
+    limited = [period for period in periods if period.action == "limit queues"]
+    if limited:
+        await get_query(_SQL_FILE, "job_count_limit_queues", schema).execute(
+            connection,
+            seconds=[period.seconds for period in limited],
+            started_at=[period.started_at_text for period in limited],
+            queues_max=QUEUES_PER_PERIOD_MAX,
+        )
+
+
+async def job_count_read(
+    connection: Transaction, schema: str | None, *, queue: str, step_seconds: int, steps: int
+) -> list[CountedStep]:
+    """Return the counts of a queue in the last `steps` steps, oldest first. The last one is the
+    current one. `step_seconds` is at most an hour, in whole minutes."""
+    rows = await get_query(_SQL_FILE, "job_count_read", schema).fetch(
+        connection, queue=queue, step_seconds=step_seconds, steps=steps
+    )
+    return [CountedStep(row[0], row[1], *(value or 0 for value in tuple(row)[2:])) for row in rows]
+
+
+async def job_count_read_queues(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    queues: Sequence[str],
+    step_seconds: int,
+    rows_max: int,
+) -> list[QueueStep]:
+    """Return the counts of queues in the last hour, by queue, oldest first. Steps without attempts
+    are left out. At most `rows_max` rows are read, newest first."""
+    rows = await get_query(_SQL_FILE, "job_count_read_queues", schema).fetch(
+        connection, queues=queues, step_seconds=step_seconds, rows_max=rows_max
+    )
+    return [QueueStep(*row) for row in rows]

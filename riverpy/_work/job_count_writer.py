@@ -1,0 +1,192 @@
+"""JobCountWriter: adds the counts of a run to the counts of its queues in the database, once a
+minute. The dashboard shows them as plots.
+
+The counts are approximate. If it is not known whether a write was committed, it is not repeated.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import anyio
+
+from riverpy._log import RepeatedFailureLog, get_logger
+from riverpy._log_events import JOB_COUNTS_NOT_STORED, JOB_COUNTS_STORED_AGAIN
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error, is_rolled_back
+from riverpy._postgres.job_counts import (
+    ALL_QUEUES_ROW,
+    OTHER_QUEUES_ROW,
+    QUEUES_PER_PERIOD_MAX,
+    WAIT_BOUNDS,
+    JobCounts,
+    job_count_write,
+)
+from riverpy._work.counters import WAIT_TIME_BUCKET_BOUNDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from anyio.abc import TaskStatus
+
+    from riverpy._lifecycle import StopScope
+    from riverpy._work.counters import QueueCounters, RunCounters
+    from riverpy._work.run_context import RunContext
+
+MINUTE = 60.0
+WRITE_SPREAD = 10.0
+"""Clients write at different times within this many seconds after the start of a minute, so that
+they do not all wait for the same rows."""
+WRITE_TIMEOUT = 2.0
+"""Seconds that one write may take."""
+LAST_WRITE_TIMEOUT = 1.0
+"""Seconds that the write at the end of a run may take."""
+LOCK_TIMEOUT = timedelta(seconds=1)
+"""The longest wait of a write for a locked row or table."""
+_FIRST_BUCKETS_OVER = [WAIT_TIME_BUCKET_BOUNDS.index(bound) + 1 for bound in WAIT_BOUNDS]
+"""For each of `WAIT_BOUNDS`, the first bucket of the waits that are longer."""
+
+
+class JobCountCollector:
+    """Finds what a run has counted since the last time, without a cost for each job."""
+
+    def __init__(self, counters: RunCounters) -> None:
+        self._counters = counters
+        self._seen: dict[QueueCounters, tuple[str, list[int], tuple[float, ...]]] = {}
+        """By the counters of a queue: the queue, the buckets of the waits, and the other sums of
+        the last time. The counters of a removed queue are read once more."""
+
+    def take_counts(self) -> list[JobCounts]:
+        """Return the counts of each queue in which attempts have ended since the last call."""
+        current = {of_queue: queue for queue, of_queue in self._counters.counters_by_queue.items()}
+        removed = {
+            of_queue: seen[0] for of_queue, seen in self._seen.items() if of_queue not in current
+        }
+        taken: list[JobCounts] = []
+        for of_queue, queue in (*removed.items(), *current.items()):
+            buckets = of_queue.wait_times.bucket_counts
+            seen = self._seen.get(of_queue)
+            if buckets == seen[1] if seen else not any(buckets):
+                continue
+            sums = (
+                of_queue.not_completed_count,
+                of_queue.failed_count,
+                of_queue.discarded_count,
+                of_queue.wait_times.value_sum,
+            )
+            _, last_buckets, last_sums = seen or ("", [0] * len(buckets), (0,) * len(sums))
+            self._seen[of_queue] = queue, buckets.copy(), sums
+            added = [now - then for now, then in zip(buckets, last_buckets, strict=True)]
+            not_completed, failed, discarded, waited = (
+                now - then for now, then in zip(sums, last_sums, strict=True)
+            )
+            attempts = sum(added)
+            taken.append(
+                JobCounts(
+                    queue,
+                    attempts,
+                    attempts - int(not_completed),
+                    int(failed),
+                    int(discarded),
+                    waited,
+                    of_queue.longest_wait,
+                    *(sum(added[first:]) for first in _FIRST_BUCKETS_OVER),
+                )
+            )
+            of_queue.longest_wait = 0.0
+        for of_queue in removed:
+            del self._seen[of_queue]
+        return taken
+
+
+def add_counts(counts: Iterable[JobCounts]) -> list[JobCounts]:
+    """Return one sum for each queue. `counts` may have a queue several times."""
+    by_queue: dict[str, JobCounts] = {}
+    for one in counts:
+        known = by_queue.get(one.queue)
+        by_queue[one.queue] = one if known is None else known.plus(one)
+    return list(by_queue.values())
+
+
+def make_rows(counts: Iterable[JobCounts]) -> list[JobCounts]:
+    """Return the rows to write: all queues together, the busiest queues, and the others
+    together."""
+    by_queue = sorted(add_counts(counts), key=lambda one: -one.attempts)
+    rows = [one._replace(queue=ALL_QUEUES_ROW) for one in by_queue]
+    rows += by_queue[:QUEUES_PER_PERIOD_MAX]
+    rows += [one._replace(queue=OTHER_QUEUES_ROW) for one in by_queue[QUEUES_PER_PERIOD_MAX:]]
+    return add_counts(rows)
+
+
+class JobCountWriter:
+    """Writes the counts of one run each minute, if attempts have ended. A minute is a minute of the
+    server's clock; the clock of this machine only decides when the client writes."""
+
+    name = "job count writer"
+
+    def __init__(self, context: RunContext) -> None:
+        self._connection, self._schema = context.connections.reserved, context.schema
+        self._collector = JobCountCollector(context.counters)
+        self._unwritten: list[JobCounts] = []
+        """The counts of the last write, if it failed. They are written with the next ones, but
+        only once, so that an outage does not add many minutes to one."""
+        self._taken_at = time.monotonic()
+        self._delay_after_minute = random.uniform(0, WRITE_SPREAD)  # noqa: S311 (no secret)
+        self._is_running = False
+        self._failure_log = RepeatedFailureLog(get_logger())
+
+    async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
+        """Write until stopped. Then call `write_last_counts`."""
+        self._is_running = True
+        task_status.started()
+        while True:
+            scope.expect_progress(within=MINUTE + WRITE_TIMEOUT)
+            seconds = (self._delay_after_minute - time.time()) % MINUTE
+            await anyio.sleep(max(seconds, 1.0))
+            with anyio.CancelScope(shield=True):  # a stop during a write would lose its counts
+                await self._write_counts(WRITE_TIMEOUT)
+
+    async def write_last_counts(self) -> None:
+        """Write what was counted since the last write, at the end of the run. During an outage,
+        these counts are lost."""
+        if self._is_running and not self._connection.outage_tracker.is_outage_logged:
+            with anyio.CancelScope(shield=True):
+                await self._write_counts(LAST_WRITE_TIMEOUT)
+
+    async def _write_counts(self, timeout: float) -> None:
+        counts, now = self._collector.take_counts(), time.monotonic()
+        # The middle of the time in which they were counted is in their minute.
+        age = min(now - self._taken_at, MINUTE) / 2
+        self._taken_at = now
+        rows = make_rows([*self._unwritten, *counts])
+        self._unwritten = []
+        if not rows:
+            return
+        is_sent = False
+        try:
+            async with (
+                self._connection.acquire("storing counts of jobs", timeout) as connection,
+                connection.transaction(),
+            ):
+                is_sent = True
+                await job_count_write(
+                    connection,
+                    self._schema,
+                    counts=rows,
+                    age_seconds=age,
+                    lock_timeout=LOCK_TIMEOUT,
+                )
+        except DATABASE_ERRORS as error:
+            if not is_sent or is_rolled_back(error):
+                self._unwritten = counts
+            self._failure_log.log_failure(
+                JOB_COUNTS_NOT_STORED,
+                cause=type(error).__name__,
+                effect="the plots of the dashboard lack jobs of this client",
+                error=describe_error(error),
+                is_cause_logged=self._connection.outage_tracker.is_outage_logged,
+            )
+        else:
+            self._failure_log.log_recovery(JOB_COUNTS_STORED_AGAIN)

@@ -1,0 +1,1 @@
+DROP TABLE /* schema */ riverpy_job_count;
