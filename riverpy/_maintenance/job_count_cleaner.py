@@ -35,7 +35,7 @@ class JobCountCleaner(MaintenanceService):
         self.batch_runner: BatchRunner[CountedPeriod] = BatchRunner(
             self,
             "summing counts of jobs",
-            self._change_periods,
+            self.change_periods,
             row_key=lambda period: period[:2],
             row_name=lambda period: period.started_at_text,
             rows_max=PERIODS_PER_STATEMENT_MAX,
@@ -46,13 +46,15 @@ class JobCountCleaner(MaintenanceService):
         async with self.read_connection("looking for the table of counts") as connection:
             has_table = await job_count_table_exists(connection, self.schema)
         if has_table:
-            await self.batch_runner.send_pages(self._read_periods)
+            await self.batch_runner.send_pages(self.read_periods)
         return self.batch_runner.seconds_until_next_run(RUN_INTERVAL)
 
-    async def _read_periods(self, after: CountedPeriod | None, limit: int) -> list[CountedPeriod]:
+    async def read_periods(self, after: CountedPeriod | None, limit: int) -> list[CountedPeriod]:
+        """Return periods that have to be changed, after the given one."""
         async with self.read_connection("reading periods of counts") as connection:
             return await job_count_list_periods(connection, self.schema, after=after, limit=limit)
 
-    async def _change_periods(self, periods: list[CountedPeriod]) -> None:
+    async def change_periods(self, periods: list[CountedPeriod]) -> None:
+        """Do what the actions of the periods say. What is done already is not repeated."""
         async with self.batch_runner.open_transaction() as connection:
             await job_count_change_periods(connection, self.schema, periods=periods)

@@ -146,16 +146,18 @@ class JobCountWriter:
             seconds = (self._delay_after_minute - time.time()) % MINUTE
             await anyio.sleep(max(seconds, 1.0))
             with anyio.CancelScope(shield=True):  # a stop during a write would lose its counts
-                await self._write_counts(WRITE_TIMEOUT)
+                await self.write_counts(WRITE_TIMEOUT)
 
     async def write_last_counts(self) -> None:
         """Write what was counted since the last write, at the end of the run. During an outage,
         these counts are lost."""
         if self._is_running and not self._connection.outage_tracker.is_outage_logged:
             with anyio.CancelScope(shield=True):
-                await self._write_counts(LAST_WRITE_TIMEOUT)
+                await self.write_counts(LAST_WRITE_TIMEOUT)
 
-    async def _write_counts(self, timeout: float) -> None:
+    async def write_counts(self, timeout: float) -> None:
+        """Write what was counted since the last write, if anything was, in at most `timeout`
+        seconds."""
         counts, now = self._collector.take_counts(), time.monotonic()
         # The middle of the time in which they were counted is in their minute.
         age = min(now - self._taken_at, MINUTE) / 2

@@ -99,7 +99,6 @@ class ClientRun:
         `abandoned_claim_keys`, from earlier runs in this process, may still run."""
         self._client, self._config = client, client.config
         config = client.config
-        self._log = get_logger()
         self.state: Literal["starting", "working", "stopping", "stopped"] = "starting"
         self._started_at = time.monotonic()
         self._groups: list[ServiceGroup] = []
@@ -553,7 +552,7 @@ class ClientRun:
         soft = 0.0 if running.is_run_cancelled else self._stop_timeouts.soft_stop_seconds_left()
         if running and soft != 0.0:
             seconds = None if soft is None else round(soft, 1)
-            self._log.info(CLIENT_STOP_STARTED, running=len(running), seconds=seconds)
+            get_logger().info(CLIENT_STOP_STARTED, running=len(running), seconds=seconds)
         try:
             with anyio.CancelScope(shield=soft == 0.0):
                 await running.drain(soft, self._stop_timeouts.seconds_left_for_jobs)

@@ -67,13 +67,13 @@ async def test_periods(schema: Schema) -> None:
         held_term(schema, term=held.term) as other,
     ):
         first, second = JobCountCleaner(held.context), JobCountCleaner(other.context)
-        stale = await second._read_periods(None, 1000)
+        stale = await second.read_periods(None, 1000)
         assert await held.run(first) == RUN_INTERVAL
         rows = {tuple(row) for row in await schema.fetch(HOURS)}
         assert rows == {("", 50, 75.0, 48.0), ("aa", 52, 78.0, 48.0), ("aa", 2, 3.0, 2.0)}
         assert await schema.fetchval("SELECT count(*) FROM riverpy_job_count") == 3 + 4
         before = await schema.fetch("SELECT ctid, * FROM riverpy_job_count ORDER BY 1")
-        await second._change_periods(stale)
+        await second.change_periods(stale)
         await other.run(second)
         await held.run(first)
         assert await schema.fetch("SELECT ctid, * FROM riverpy_job_count ORDER BY 1") == before

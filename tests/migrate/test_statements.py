@@ -15,6 +15,7 @@ from alembic.config import Config
 from sqlalchemy import create_engine, inspect, make_url, text
 from sqlalchemy.dialects import postgresql
 
+from riverpy._postgres.schema import load_migrations
 from riverpy.migrate import Direction, Migrator, is_riverpy_table, migrate_all
 from tests.migrate.catalog import catalog_vector, read_catalog, without_history
 
@@ -36,7 +37,7 @@ async def test_statements(connection: asyncpg.Connection[Any], schema: str) -> N
         await connection.execute(statement)
     assert not any(result.steps for result in await migrate_all(connection, schema=schema))
     for line in ("riverpy", "main"):
-        versions = reversed(VERSIONS)
+        versions = sorted(load_migrations(line), reverse=True)
         statements = Migrator.statements(line=line, schema=schema, direction=Direction.DOWN)
         for version, statement in zip(versions, statements, strict=True):
             for _ in range(2):

@@ -129,8 +129,10 @@ def test_collected_counts() -> None:
 
 
 @pytest.fixture
-async def writer(schema: Schema) -> AsyncGenerator[tuple[JobCountWriter, RunCounters]]:
-    """A writer, and what it counts."""
+async def writer(
+    schema: Schema,
+) -> AsyncGenerator[tuple[JobCountWriter, RunCounters, DedicatedConnection]]:
+    """A writer, what it counts, and its connection."""
     counters = RunCounters(["k"], ["aa"])
     connection = DedicatedConnection(
         "reserved", lambda: connect(schema.url), ConnectionOutageTracker()
@@ -138,13 +140,13 @@ async def writer(schema: Schema) -> AsyncGenerator[tuple[JobCountWriter, RunCoun
     await connection.open()
     connections = SimpleNamespace(reserved=connection)
     context: Any = SimpleNamespace(connections=connections, schema=schema.name, counters=counters)
-    yield JobCountWriter(context), counters
+    yield JobCountWriter(context), counters, connection
     await connection.close()
 
 
 async def test_failed_writes(
     schema: Schema,
-    writer: tuple[JobCountWriter, RunCounters],
+    writer: tuple[JobCountWriter, RunCounters, DedicatedConnection],
     log: list[dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -152,11 +154,11 @@ async def test_failed_writes(
     one. The failure is logged once. A write that may have been committed is not repeated. A locked
     table costs a moment, not the connection."""
     monkeypatch.setattr(job_count_writer, "LOCK_TIMEOUT", timedelta(milliseconds=20))
-    writing, counters = writer
+    writing, counters, connection = writer
 
     async def write(jobs: int) -> None:
         counters.count_ended_attempts([attempt_in("aa") for _ in range(jobs)])
-        await writing._write_counts(job_count_writer.WRITE_TIMEOUT)
+        await writing.write_counts(job_count_writer.WRITE_TIMEOUT)
 
     await schema.execute("ALTER TABLE riverpy_job_count RENAME TO moved")
     for jobs in (100, 10, 1):
@@ -171,7 +173,7 @@ async def test_failed_writes(
         async with locking.transaction():
             await locking.execute("LOCK TABLE riverpy_job_count")
             await write(10_000)
-            assert writing._connection.is_connected
+            assert connection.is_connected
         # The answer to the commit is lost.
         name = "riverpy_job_count"
         await schema.execute(
