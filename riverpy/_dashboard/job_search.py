@@ -12,7 +12,6 @@ from riverpy._calls.job_page import plan_page
 from riverpy._dashboard.errors import PageError
 from riverpy._postgres import jobs
 from riverpy._postgres.damaged_jobs import read_jobs_in_parts
-from riverpy._postgres.driver import PostgresError, is_unreadable_value_error
 from riverpy._postgres.job_search import job_search
 from riverpy._postgres.jobs import FINAL_STATES
 from riverpy._timestamps import decode_wire_timestamp
@@ -66,6 +65,9 @@ class FoundPlaces(NamedTuple):
     """As in FoundJobs."""
     limit_note: str | None
     """As in FoundJobs."""
+    damaged: dict[int, str]
+    """The jobs that the server cannot read, so that it is not known whether they pass the filters:
+    the server's errors by id."""
 
 
 class JobSearch(NamedTuple):
@@ -147,10 +149,11 @@ async def find_jobs(
     """Return one page of the jobs that pass the filters.
 
     Raises:
-        PageError: the cursor is wrong, or a filter meets a job that the server cannot read.
+        PageError: the cursor is wrong.
     """
     found = await find_job_ids(tx, schema, search, limit=limit)
     rows, damaged = await read_jobs(tx, schema, found.ids)
+    damaged |= dict(list(found.damaged.items())[:limit])
     return FoundJobs(rows, damaged, found.next_cursor, found.limit_note)
 
 
@@ -175,16 +178,18 @@ async def find_job_ids(
         PageError: as `find_jobs`.
     """
     plan = _plan_search(search, limit)
-    try:
-        return await _find_places(tx, schema, search, plan, limit)
-    except PostgresError as error:
-        if not is_unreadable_value_error(error):
-            raise
-        raise PageError(
-            503,
-            "The server cannot read one of the searched jobs.",
-            "Leave out the filters on metadata and errors: the list then names the job.",
-        ) from None
+    first, *others = _choose_sources(search)
+    found, note = await _search_source(tx, schema, plan, first)
+    for source in others:
+        if note is not None:
+            found, note = await _search_source(tx, schema, plan, source)
+    places = sorted(found.places, key=_get_sort_key, reverse=plan.descending)
+    cursor = None
+    if len(places) == limit:
+        last = places[-1]
+        time = None if last.time is None else decode_wire_timestamp(last.time)
+        cursor = plan.make_cursor(last.job_id, last.kind, last.queue, time)
+    return FoundPlaces([place.job_id for place in places], cursor, note, found.damaged)
 
 
 def _plan_search(search: JobSearch, limit: int) -> PagePlan:
@@ -202,23 +207,6 @@ def _plan_search(search: JobSearch, limit: int) -> PagePlan:
         raise PageError(
             400, f"This list cannot be shown: {error}.", "Go back to the first page of the list."
         ) from None
-
-
-async def _find_places(
-    tx: Transaction, schema: str | None, search: JobSearch, plan: PagePlan, limit: int
-) -> FoundPlaces:
-    first, *others = _choose_sources(search)
-    found, note = await _search_source(tx, schema, plan, first)
-    for source in others:
-        if note is not None:
-            found, note = await _search_source(tx, schema, plan, source)
-    places = sorted(found.places, key=_get_sort_key, reverse=plan.descending)
-    cursor = None
-    if len(places) == limit:
-        last = places[-1]
-        time = None if last.time is None else decode_wire_timestamp(last.time)
-        cursor = plan.make_cursor(last.job_id, last.kind, last.queue, time)
-    return FoundPlaces([place.job_id for place in places], cursor, note)
 
 
 async def _search_source(

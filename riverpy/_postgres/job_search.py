@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
+from riverpy._postgres.damaged_jobs import read_jobs_in_parts
+from riverpy._postgres.driver import PostgresError, is_unreadable_value_error
 from riverpy._postgres.sql_files import get_query, get_query_with_parts
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.job_lists import PageStatement
+    from riverpy._postgres.sql_files import Query
 
 SearchSource: TypeAlias = Literal["ids", "newest", "kinds", "ended", "waiting", "queues"]
 """Where a search takes its jobs from: those with the ids; the newest of the table; those of the
 kinds; those that ended last in the states; the first of the states in the order of claims; the
 first of the states in each of the queues."""
+
+_SQL_FILE = "riverpy_dashboard"
+_WIDE_FILTERS = {"tags_all", "tags_any", "metadata", "error"}
+"""The parts of a statement that read wide columns, which may be damaged."""
 
 
 class FoundPlace(NamedTuple):
@@ -32,6 +41,9 @@ class SearchResult(NamedTuple):
     places: list[FoundPlace]
     searched_count: int
     """The number of jobs that were searched."""
+    damaged: dict[int, str]
+    """The searched jobs that the server cannot read, so that they pass no filter: the server's
+    errors by id."""
 
 
 async def job_search(
@@ -42,24 +54,58 @@ async def job_search(
     candidates_max: int,
 ) -> SearchResult:
     """Return one page of the jobs that pass the filters, among at most `candidates_max` jobs for
-    each state, kind or queue."""
+    each state, kind or queue. If the server cannot read one of these jobs, find out which ones, and
+    search the others. The connection is in a transaction."""
     parts = {*page.sql_parts, f"from_{source}", "candidates"}
     values = page.parameter_values | {"candidates": candidates_max}
+    try:
+        async with connection.transaction():
+            return await _search(connection, schema, page, parts, values)
+    except PostgresError as error:
+        if not is_unreadable_value_error(error):
+            raise
+        statement = get_query_with_parts(
+            _SQL_FILE, "job_search_candidates", schema, frozenset(parts)
+        )
+        rows = await statement.fetch(connection, **_pick(values, statement))
+        check = get_query(_SQL_FILE, "job_search_check_damage", schema)
+        _, damaged = await read_jobs_in_parts(
+            connection, [row[0] for row in rows], lambda part: check.fetch(connection, id=part)
+        )
+        if not damaged:
+            raise
+    parts = {f"readable_{part}" if part in _WIDE_FILTERS else part for part in parts}
+    found = await _search(connection, schema, page, parts, {**values, "damaged": list(damaged)})
+    return found._replace(damaged=damaged)
+
+
+async def _search(
+    connection: Transaction,
+    schema: str | None,
+    page: PageStatement,
+    parts: set[str],
+    values: Mapping[str, object],
+) -> SearchResult:
     name = "job_search_by_id" if page.sort_order == "by_id" else "job_search_by_time"
     if page.sort_order == "by_finalized_at":
-        parts |= {"by_finalized_at", "states"}
+        parts = {*parts, "by_finalized_at", "states"}
     if "states" in parts:
         states = cast("list[str]", values["states"])
-        parts |= {f"state_{state}" for state in states}
-    statement = get_query_with_parts("riverpy_dashboard", name, schema, frozenset(parts))
-    rows = await statement.fetch(connection, **{key: values[key] for key in statement.parameters})
+        parts = parts.union(f"state_{state}" for state in states)
+    statement = get_query_with_parts(_SQL_FILE, name, schema, frozenset(parts))
+    rows = await statement.fetch(connection, **_pick(values, statement))
     places = [FoundPlace(*row[:4]) for row in rows if row[0] is not None]
-    return SearchResult(places, rows[0][4])
+    return SearchResult(places, rows[0][4], {})
+
+
+def _pick(values: Mapping[str, object], statement: Query) -> dict[str, Any]:
+    """Return the values of the parameters of a statement."""
+    return {key: values[key] for key in statement.parameters}
 
 
 async def list_kinds(
     connection: Transaction, schema: str | None, *, after: str, limit: int
 ) -> list[str]:
     """Return the first `limit` kinds of stored jobs behind `after`, sorted by the server."""
-    statement = get_query("riverpy_dashboard", "kinds", schema)
+    statement = get_query(_SQL_FILE, "kinds", schema)
     return [row[0] for row in await statement.fetch(connection, after=after, limit=limit)]

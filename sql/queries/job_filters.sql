@@ -3,7 +3,7 @@
 
 -- name: job_filters
 -- The conditions of the filters that are given. The text of an error is searched in the last error. Tags, priorities
--- and errors have no index. The states are literals: the planner cannot estimate how many rows the states of a
+-- and errors have no index. The parts `readable_…` read no wide column of the @damaged jobs. The states are literals: the planner cannot estimate how many rows the states of a
 -- parameter have, and would not use the index for a rare state.
 -- when candidates: and id = any(array(select id from candidate))
 -- when ids: and id = any(@ids::bigint[])
@@ -23,4 +23,8 @@
 -- when tags_all: and tags::text[] @> @tags_all::text[]
 -- when tags_any: and tags::text[] && @tags_any::text[]
 -- when metadata: and metadata @> @metadata::text::jsonb
+-- when readable_tags_all: and case when id <> all(@damaged::bigint[]) then tags::text[] @> @tags_all::text[] end
+-- when readable_tags_any: and case when id <> all(@damaged::bigint[]) then tags::text[] && @tags_any::text[] end
+-- when readable_metadata: and case when id <> all(@damaged::bigint[]) then metadata @> @metadata::text::jsonb end
+-- when readable_error: and case when id <> all(@damaged::bigint[]) then strpos(errors[array_upper(errors, 1)] ->> 'error', @error::text) > 0 end
 -- when error: and strpos(errors[array_upper(errors, 1)] ->> 'error', @error::text) > 0

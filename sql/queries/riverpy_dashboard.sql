@@ -25,6 +25,20 @@ from (select count(*) as number from candidate) as total
 left join page on true;
 
 
+-- name: job_search_candidates
+-- The candidates of a search.
+select candidate.id from (
+  -- include: job_candidates.candidates
+) as candidate;
+
+
+-- name: job_search_check_damage
+-- Read the columns that filters read. It fails if one of them is damaged.
+select max(length(metadata::text)), max(length(errors::text)), max(length(tags::text))
+from /* schema */ river_job
+where id = any(@id::bigint[]);
+
+
 -- name: kinds
 -- Up to @limit kinds of stored jobs behind @after. The index is searched once for each kind.
 with recursive held (kind, number) as (

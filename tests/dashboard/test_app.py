@@ -287,7 +287,8 @@ async def test_hidden_args(schema: Schema, client: Client, log: list[dict[str, A
 
 
 async def test_damaged_job(schema: Schema, client: Client) -> None:
-    """A job that the server cannot read breaks no page. Home, the list and its page say so."""
+    """A job that the server cannot read breaks no page. The list and its page say so. A list with
+    filters that the server cannot check for this job has the others, and names it."""
     job_id, other_id = await insert_job(schema), await insert_job(schema)
     await damage(schema, job_id, "metadata")
     async with Browser(dashboard(client)) as browser:
@@ -295,6 +296,11 @@ async def test_damaged_job(schema: Schema, client: Client) -> None:
         assert "The server cannot read this job" in listed
         assert f'/jobs/{other_id}"' in listed
         assert "the server cannot read job" in await browser.see(f"/jobs/{job_id}")
+        await schema.execute("UPDATE river_job SET metadata = '{\"n\": 1}' WHERE id = $1", other_id)
+        for filters in ("", "&state=available", "&kind=k"):
+            listed = await browser.see(f'/jobs?metadata={{"n": 1}}{filters}')
+            assert f'id="job-{other_id}"' in listed
+            assert re.findall(r"/jobs/(\d+)\">\d+</a></th>\s*<td colspan", listed) == [str(job_id)]
 
 
 async def test_mounted(schema: Schema, client: Client) -> None:
