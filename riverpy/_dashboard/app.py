@@ -27,6 +27,9 @@ from riverpy._dashboard import (
     job_neighbors_page,
     job_page,
     leader_page,
+    periodic_changes,
+    periodic_job_page,
+    periodic_list_page,
     queue_changes,
     queue_list_page,
     queue_page,
@@ -70,6 +73,8 @@ PAGES = (
     queue_page.PAGE,
     worker_list_page.PAGE,
     worker_page.PAGE,
+    periodic_list_page.PAGE,
+    periodic_job_page.PAGE,
     leader_page.PAGE,
     doctor_page.PAGE,
     bulk_run_page.PAGE,
@@ -80,6 +85,7 @@ CHANGES = (
     bulk_changes.START,
     bulk_changes.STOP,
     queue_changes.CHANGE,
+    periodic_changes.CHANGE,
 )
 """All changes that forms of the pages ask for."""
 FORM_FIELDS_MAX = 1_100

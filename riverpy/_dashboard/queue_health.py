@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from riverpy._dashboard.health_summary import has_leader
 from riverpy._dashboard.rendering import format_count as format_number
 from riverpy._dashboard.rendering import format_duration
 from riverpy._dashboard.sentence import Sentence, sort_sentences
@@ -222,7 +223,7 @@ def _explain_late_jobs(facts: QueueFacts) -> Iterator[Sentence]:
     )
     domain = facts.domain
     leader = facts.fleet.leader if domain is None else domain.leader
-    if leader is None or leader.expires_in < 0:
+    if leader is None or not has_leader(leader):
         where = "" if domain is None else f" of the domain {domain.name}"
         yield Sentence(
             "act", f"{subject} late, because there is no leader{where}: start a worker of it."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -18,6 +19,7 @@ from riverpy._tools.top.status import CLIENTS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from datetime import datetime
 
     from riverpy._dashboard.page import PageView
     from riverpy._postgres.dashboard_reads import KindSample
@@ -38,6 +40,7 @@ class QueueWorker(NamedTuple):
     client: ClientRow
     slots: int | None
     """The number of slots for this queue. None: not known."""
+    heartbeat_at: datetime
 
 
 class QueueRows(NamedTuple):
@@ -75,7 +78,7 @@ async def load_queue(view: PageView) -> Mapping[str, object]:
         "sentences": explain_queue(facts),
         "sample": rows.sample,
         "has_whole_sample": rows.sample.sampled_jobs < SAMPLED_JOBS_MAX,
-        "workers": _list_workers(rows.clients, name)[:WORKERS_SHOWN_MAX],
+        "workers": _list_workers(rows.clients, name, now)[:WORKERS_SHOWN_MAX],
         "workers_left_out": max(len(rows.clients) - WORKERS_SHOWN_MAX, 0),
         "metadata_json": msgspec.json.encode(rows.row.metadata if rows.row else {}).decode(),
         "others": [one for one in fleet.workers if one.state == "unregistered"],
@@ -126,10 +129,11 @@ def _find_kinds_without_worker(facts: QueueFacts, rows: QueueRows) -> QueueFacts
     return facts._replace(kinds_without_worker=missing)
 
 
-def _list_workers(clients: Sequence[ClientRow], name: str) -> list[QueueWorker]:
+def _list_workers(clients: Sequence[ClientRow], name: str, now: datetime) -> list[QueueWorker]:
     """Return the clients of a queue, each with its slots for this queue."""
     found: list[QueueWorker] = []
     for client in clients:
         slots = dict(zip(client.queues, client.queue_slots or (), strict=False))
-        found.append(QueueWorker(client, slots.get(name)))
+        heartbeat_at = now - timedelta(seconds=client.heartbeat_age)
+        found.append(QueueWorker(client, slots.get(name), heartbeat_at))
     return found

@@ -143,6 +143,11 @@ def format_time(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03} UTC"
 
 
+def format_utc(moment: datetime | None) -> str:
+    """Return a time in UTC without fractions of seconds. None: `–`."""
+    return "–" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
 class StaticFile(NamedTuple):
     """A file that browsers load beside the pages."""
 
@@ -183,6 +188,7 @@ class Templates:
             "periodic_job_path": make_periodic_job_path,
             "queue_path": make_queue_path,
             "rate": format_rate,
+            "utc": format_utc,
             "visible": show_value,
             "worker_path": make_worker_path,
         }

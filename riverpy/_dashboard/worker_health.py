@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from riverpy._dashboard.health_summary import has_leader
 from riverpy._dashboard.rendering import format_duration
 from riverpy._dashboard.sentence import Sentence, sort_sentences
 from riverpy._names import DEFAULT_DOMAIN
@@ -45,7 +46,7 @@ def _explain_silence(worker: WorkerStatus, fleet: FleetStatus) -> Sentence:
     if not worker.running:
         return Sentence("look", f"{text} It runs no job. The leader deletes its row.")
     jobs = format_count(worker.running, "job")
-    if fleet.leader is None or fleet.leader.expires_in < 0:
+    if not has_leader(fleet.leader):
         return Sentence(
             "act", f"{text} {jobs} of it cannot be released, because there is no leader."
         )
@@ -89,5 +90,5 @@ def find_led_domains(client_id: str, fleet: FleetStatus) -> list[str]:
     return [
         domain
         for domain, leader in leaders.items()
-        if leader is not None and leader.expires_in >= 0 and leader.leader_id == client_id
+        if leader is not None and has_leader(leader) and leader.leader_id == client_id
     ]

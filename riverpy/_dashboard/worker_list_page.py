@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._dashboard.database import open_read
@@ -13,6 +14,7 @@ from riverpy._tools.top.status import CLIENTS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from datetime import datetime
 
     from riverpy._dashboard.page import PageView
     from riverpy._dashboard.sentence import Sentence
@@ -32,6 +34,8 @@ class ListedWorker(NamedTuple):
     led_domains: Sequence[str]
     domain: str | None
     """None: not known."""
+    heartbeat_at: datetime | None
+    """None: the worker is not registered."""
 
 
 async def load_workers(view: PageView) -> Mapping[str, object]:
@@ -44,6 +48,7 @@ async def load_workers(view: PageView) -> Mapping[str, object]:
             explain_worker(worker, fleet),
             find_led_domains(worker.client_id, fleet),
             domains.get(worker.client_id),
+            None if worker.silent_for is None else fleet.at - timedelta(seconds=worker.silent_for),
         )
         for worker in fleet.workers
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._dashboard.database import open_read
@@ -70,6 +71,7 @@ async def load_worker(view: PageView) -> Mapping[str, object]:
         "worker": worker,
         "sentences": explain_worker(worker, fleet),
         "client": client,
+        "heartbeat_at": None if client is None else _find_heartbeat(client, rows.now),
         "queues": [] if client is None else _list_queues(client),
         "running": rows.jobs,
         "stuck_ids": [] if client is None else client.stuck_job_ids,
@@ -135,6 +137,10 @@ async def _read_held_leases(tx: Transaction, schema: str | None, client_id: str)
             raise
     held = [row for row in rows if row.is_held and row.holder == client_id]
     return [row.name.removeprefix(USER_LEASE_NAME_PREFIX) for row in held]
+
+
+def _find_heartbeat(client: ClientRow, now: datetime) -> datetime:
+    return now - timedelta(seconds=client.heartbeat_age)
 
 
 def _list_queues(client: ClientRow) -> list[tuple[str, int | None]]:

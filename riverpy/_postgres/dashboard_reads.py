@@ -1,5 +1,5 @@
-"""What pages of the dashboard read about one queue, one worker and one job: one typed function for
-each statement in `sql/queries/riverpy_dashboard.sql`."""
+"""What pages of the dashboard read about queues, workers, jobs and periodic jobs: one typed function
+for each of their statements in `sql/queries/riverpy_dashboard.sql`."""
 
 from __future__ import annotations
 
@@ -73,6 +73,31 @@ class NeighborJobs(NamedTuple):
     """Whether a state has more jobs than were searched."""
 
 
+class PeriodicJobEntry(NamedTuple):
+    """The row of a periodic job."""
+
+    id: str
+    schedule: str
+    next_run_at: datetime | None
+    last_run_at: datetime | None
+    """The time (slot) of the last inserted job."""
+    paused_at: datetime | None
+    run_requested_at: datetime | None
+    """When a run was requested for which no leader has inserted a job yet."""
+    updated_at: datetime | None
+    is_used: bool
+    """Whether a leader has used the row lately."""
+
+
+class InsertedPeriodicJob(NamedTuple):
+    """A job that the leader inserted for a periodic job."""
+
+    job_id: int
+    kind: str
+    queue: str
+    state: str
+
+
 async def queue_sample_kinds(
     connection: Transaction,
     schema: str | None,
@@ -139,3 +164,28 @@ async def job_list_neighbors(
     job_count, read_count = rows[0][:2]
     jobs = [NeighborJob(*row[2:]) for row in rows if row[2] is not None]
     return NeighborJobs(jobs, job_count, read_count >= searched_jobs_max)
+
+
+async def periodic_list_entries(
+    connection: Transaction, schema: str | None, *, limit: int, job_id: str | None = None
+) -> list[PeriodicJobEntry]:
+    """Return up to `limit` periodic jobs by id, or only the one with the id `job_id`."""
+    rows = await get_query(_SQL_FILE, "periodic_rows", schema).fetch(
+        connection, id=job_id, limit=limit
+    )
+    return [PeriodicJobEntry(*row) for row in rows]
+
+
+async def periodic_find_newest_jobs(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    periodic_job_ids: Sequence[str],
+    searched_jobs_max: int,
+) -> dict[str, InsertedPeriodicJob]:
+    """Return the newest job of each periodic job, among the newest `searched_jobs_max` jobs. The
+    ids have no domain."""
+    rows = await get_query(_SQL_FILE, "periodic_newest_jobs", schema).fetch(
+        connection, periodic_job_ids=periodic_job_ids, searched=searched_jobs_max
+    )
+    return {row[0]: InsertedPeriodicJob(*row[1:]) for row in rows}

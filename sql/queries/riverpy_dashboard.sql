@@ -137,3 +137,32 @@ left join (
   order by attempted_at desc, id desc
   limit @limit::bigint
 ) as shown on true;
+
+
+-- name: periodic_rows
+-- The periodic jobs by id, or one of them. A row is used if a leader updated it in the last two hours.
+select
+  id, schedule, /* finite */ (next_run_at) as next_run_at, /* finite */ (last_run_at) as last_run_at,
+  /* finite */ (paused_at) as paused_at, /* finite */ (run_requested_at) as run_requested_at,
+  /* finite */ (updated_at) as updated_at, updated_at >= now() - interval '2 hours' as is_used
+from /* schema */ riverpy_periodic
+where @id::text is null or id = @id::text
+order by id
+limit @limit::bigint;
+
+
+-- name: periodic_newest_jobs
+-- The newest job of each periodic job, among the newest @searched jobs of the table. Metadata of more than 4 kB are not
+-- read, because that is slow.
+with newest as materialized (
+  select
+    id, kind, queue, state,
+    case when pg_column_size(metadata) <= 4096 then metadata ->> 'river:periodic_job_id' end as periodic_job_id
+  from /* schema */ river_job
+  order by id desc
+  limit @searched::bigint
+)
+select distinct on (periodic_job_id) periodic_job_id, id, kind, queue, state::text
+from newest
+where periodic_job_id = any(@periodic_job_ids::text[])
+order by periodic_job_id, id desc;

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests._database import Schema
 
-OLD = "now() - interval '5 min'"
+OLD = "now() - interval '5 h'"
 SILENT = "now() - interval '3 h'"
 STRANGE_NAMES = [
     "a/b",
@@ -52,8 +52,8 @@ async def test_why_a_queue_is_behind(schema: Schema) -> None:
         "paused": ("look", "The queue has been paused for 2h, so no worker takes jobs of it."),
         "alone": ("act", "No worker works this queue. Start one with `riverpy worker"),
         "gone": ("act", 'All workers of this queue are silent ("dead")'),
-        "full": ("look", "No slot is free: 2 jobs run in 2 slots. 1 job waits, for 5m"),
-        "slow": ("look", "1 job waits, for 5m, although 50 slots are free."),
+        "full": ("look", "No slot is free: 2 jobs run in 2 slots. 1 job waits, for 5h"),
+        "slow": ("look", "1 job waits, for 5h, although 50 slots are free."),
         "late": ("act", "1 scheduled job or retry is late, because there is no leader"),
         "idle": ("ok", "Not behind: no due job waits."),
     }

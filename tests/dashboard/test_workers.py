@@ -22,7 +22,7 @@ async def test_workers(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     silent, stops, has stuck jobs, skips rows, or is not registered, as a client of River in Go. The
     worst comes first. The page of a worker has its running and stuck jobs, the rows that it skips,
     its queues, its leases, and whether it is the leader."""
-    running = {"attempted_at": "now() - interval '90 s'", "attempt": "1"}
+    running = {"attempted_at": "now() - interval '90 min'", "attempt": "1"}
     stuck = await insert_job(schema, "running", attempted_by="array['stuck']", **running)
     for name in ("full", "silent", "in Go"):
         by = f"array['x','{name}']"
@@ -48,7 +48,7 @@ async def test_workers(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     sentences = {
         "idle": "It runs 0 jobs in 5 slots.",
-        "full": "It runs 2 jobs in 2 slots, the longest for 1m30s: no slot is free.",
+        "full": "It runs 2 jobs in 2 slots, the longest for 1h30m: no slot is free.",
         "silent": "It sent no heartbeat for 3h: it stopped without a notice",
         "stopping": "It stops: it takes no new jobs, and waits for 0 jobs.",
         "stuck": "1 job still runs after the cancellation. It can work no other job. Restart it",

@@ -1,0 +1,125 @@
+"""Changes of periodic jobs: pause, resume and run now."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get_args
+from urllib.parse import unquote
+
+from riverpy._dashboard.change import Change, Question, RequestedChange, log_change
+from riverpy._dashboard.database import open_connection
+from riverpy._dashboard.errors import PageError
+from riverpy._dashboard.messages import Message
+from riverpy._dashboard.periodic_health import find_domain_leader, split_periodic_id
+from riverpy._dashboard.rendering import format_utc, show_value
+from riverpy._postgres.periodic import periodic_get
+from riverpy.errors import NotFoundError, SchemaMissingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.datastructures import QueryParams
+
+    from riverpy._dashboard.access import Access
+    from riverpy._dashboard.site import Site
+    from riverpy.periodic import PeriodicJobState
+
+PeriodicAction: TypeAlias = Literal["pause", "resume", "run"]
+
+
+class PeriodicChangeForm(NamedTuple):
+    """A form that asks for a change of a periodic job."""
+
+    action: PeriodicAction
+    job_id: str
+
+
+def read_periodic_change(_path_params: Mapping[str, Any], fields: QueryParams) -> RequestedChange:
+    """Return the change that a form asks for. The field of the button has the action as its name,
+    and the id of the periodic job as its value, with escapes as in an address.
+
+    Raises:
+        PageError: the form is not one of this dashboard.
+    """
+    actions = [action for action in get_args(PeriodicAction) if action in fields]
+    if len(actions) != 1:
+        raise PageError(400, "The form names no change.", "Go back, and use one of the buttons.")
+    form = PeriodicChangeForm(cast("PeriodicAction", actions[0]), unquote(fields[actions[0]]))
+    if not form.job_id or "\0" in form.job_id:
+        raise PageError(
+            400, "The form names no periodic job.", "Go back, and use one of the buttons."
+        )
+    question = None
+    if form.action == "run":
+        question = Question(
+            f"Run {show_value(form.job_id)} now?",
+            "The leader inserts one more job now, also if the periodic job is paused. The schedule "
+            "does not change.",
+            keep_text="Do not run it now",
+        )
+    return RequestedChange(partial(change_periodic_job, form), question)
+
+
+async def change_periodic_job(form: PeriodicChangeForm, site: Site, access: Access) -> Message:
+    """Change a periodic job, log it, and return the message for the user."""
+    client = site.client
+    methods = {
+        "pause": client.periodic_pause,
+        "resume": client.periodic_resume,
+        "run": client.periodic_run,
+    }
+    try:
+        async with open_connection(client) as connection, connection.transaction():
+            before = await periodic_get(connection, client.config.schema, form.job_id)
+            await methods[form.action](form.job_id, tx=connection)
+    except NotFoundError:
+        raise PageError(
+            404,
+            f"There is no periodic job {form.job_id!r}.",
+            "A leader registers the periodic jobs of its code. Start a worker with this code.",
+        ) from None
+    except SchemaMissingError as error:
+        raise PageError(
+            404, f"Nothing was changed: {error}.", "Then load the page again."
+        ) from None
+    log_change(access, f"{form.action} periodic job", form.job_id)
+    if form.action == "run":
+        return await _describe_run(before, site)
+    return _describe_pause(form, before)
+
+
+def _describe_pause(form: PeriodicChangeForm, before: PeriodicJobState) -> Message:
+    name = f"The periodic job {show_value(form.job_id)}"
+    if form.action == "resume":
+        if before.paused_at is None:
+            return Message(f"{name} was not paused.")
+        return Message(f"{name} is resumed. Runs that were due during the pause are skipped.")
+    if before.paused_at is not None:
+        return Message(f"{name} has been paused since {format_utc(before.paused_at)}.")
+    return Message(f"{name} is paused: no job is inserted until it is resumed.")
+
+
+async def _describe_run(before: PeriodicJobState, site: Site) -> Message:
+    """Return the message about a requested run, which names the leader that inserts the job."""
+    name = show_value(before.id)
+    if before.run_requested_at is not None:
+        return Message(
+            f"A run of {name} was requested at {format_utc(before.run_requested_at)} already: the "
+            "leader inserts one job for both requests.",
+            "look",
+        )
+    _, domain = split_periodic_id(before.id)
+    leader = find_domain_leader(domain, await site.statuses.read())
+    if leader is None:
+        return Message(
+            f"A run of {name} is requested. There is no leader now: the next leader that has it "
+            "inserts the job.",
+            "look",
+        )
+    return Message(
+        f"A run of {name} is requested: the leader {show_value(leader.leader_id)} inserts the job "
+        "within seconds, if its code has this periodic job."
+    )
+
+
+CHANGE = Change("/periodic/change", read_periodic_change, "/periodic")

@@ -1,0 +1,137 @@
+"""The page of one periodic job: its next times, and its last jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+from starlette.datastructures import QueryParams
+
+from riverpy._dashboard.database import open_read
+from riverpy._dashboard.errors import PageError
+from riverpy._dashboard.health_summary import describe_leaders
+from riverpy._dashboard.job_search import find_jobs, read_search
+from riverpy._dashboard.page import Page
+from riverpy._dashboard.periodic_health import (
+    explain_periodic_job,
+    find_last_jobs,
+    split_periodic_id,
+)
+from riverpy._dashboard.sentence import sort_sentences
+from riverpy._postgres.dashboard_reads import periodic_list_entries
+from riverpy._postgres.periodic import periodic_table_exists
+from riverpy._postgres.transactions import read_server_time
+from riverpy.errors import ConfigError
+from riverpy.schedules import CronSchedule, next_time, parse_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    from riverpy._dashboard.job_search import FoundJobs, JobSearch
+    from riverpy._dashboard.page import PageView
+    from riverpy._postgres.dashboard_reads import PeriodicJobEntry
+    from riverpy._postgres.driver import Transaction
+
+NEXT_TIMES_SHOWN = 5
+JOBS_SHOWN_MAX = 10
+
+
+class NextTimes(NamedTuple):
+    """The next times of a periodic job."""
+
+    times: list[datetime]
+    zone_name: str | None = None
+    """The time zone of the schedule. None: the schedule has none."""
+    local_times: Sequence[str] = ()
+    """The times in this zone."""
+    note: str = ""
+    """Why later times are not known."""
+
+
+async def load_periodic_job(view: PageView) -> Mapping[str, object]:
+    """Read the periodic job that the parameter `id` names."""
+    row_id = view.query.get("id", "")
+    client = view.site.client
+    schema = client.config.schema
+    fleet = await view.site.statuses.read()
+    async with open_read(client) as tx:
+        entry = await _read_entry(tx, schema, row_id)
+        now = await read_server_time(tx)
+        last_job = (await find_last_jobs(tx, schema, [entry])).get(entry.id)
+        job_id, domain = split_periodic_id(entry.id)
+        kind = {job.id: job.kind for job in client.periodic_jobs}.get(job_id)
+        search = _make_search(job_id, kind if last_job is None else last_job.kind)
+        found = await _find_jobs(tx, schema, search)
+    sentence = explain_periodic_job(entry, fleet, now)
+    return {
+        "entry": entry,
+        "now": now,
+        "sentences": sort_sentences([sentence, *describe_leaders(fleet)]),
+        "domain": domain,
+        "kind": kind if last_job is None else last_job.kind,
+        "last_job": last_job,
+        "found": found,
+        "search": search,
+        "next_times": find_next_times(entry),
+    }
+
+
+PAGE = Page("periodic_job", "/periodic-job", "periodic_job.html", load_periodic_job)
+
+
+async def _read_entry(tx: Transaction, schema: str | None, row_id: str) -> PeriodicJobEntry:
+    if not await periodic_table_exists(tx, schema):
+        raise PageError(
+            404,
+            "The table of periodic jobs is missing.",
+            "Run `riverpy migrate up --line riverpy` on the database.",
+        )
+    entries: list[PeriodicJobEntry] = []
+    if row_id and "\0" not in row_id:
+        entries = await periodic_list_entries(tx, schema, limit=1, job_id=row_id)
+    if not entries:
+        raise PageError(
+            404,
+            f"There is no periodic job {row_id!r}.",
+            "The page Periodic lists all that a leader has registered.",
+        )
+    return entries[0]
+
+
+def _make_search(job_id: str, kind: str | None) -> JobSearch:
+    """Return the search for the jobs of a periodic job."""
+    metadata = msgspec.json.encode({"river:periodic_job_id": job_id}).decode()
+    values = {"metadata": metadata, **({} if kind is None else {"kind": kind})}
+    return read_search(QueryParams(values))
+
+
+async def _find_jobs(tx: Transaction, schema: str | None, search: JobSearch) -> FoundJobs | None:
+    """Return the newest jobs. None: one of the searched jobs is damaged."""
+    try:
+        async with tx.transaction():
+            return await find_jobs(tx, schema, search, limit=JOBS_SHOWN_MAX)
+    except PageError:
+        return None
+
+
+def find_next_times(entry: PeriodicJobEntry) -> NextTimes:
+    """Return the next times of a periodic job, as far as the text of its schedule shows them."""
+    if entry.next_run_at is None:
+        return NextTimes([])
+    times = [entry.next_run_at]
+    try:
+        schedule = parse_schedule(entry.schedule)
+    except ConfigError as error:
+        return NextTimes(times, note=f"Later times are not known: {error}.")
+    if schedule is None:
+        return NextTimes(times, note="Only the code of the schedule can compute later times.")
+    while len(times) < NEXT_TIMES_SHOWN:
+        following = next_time(schedule, times[-1])
+        if following is None:
+            break
+        times.append(following)
+    if not isinstance(schedule, CronSchedule) or schedule.timezone == "UTC":
+        return NextTimes(times)
+    local = [f"{time.astimezone(schedule.zone):%a %Y-%m-%d %H:%M:%S}" for time in times]
+    return NextTimes(times, schedule.timezone, local)

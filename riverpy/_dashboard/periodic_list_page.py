@@ -1,0 +1,80 @@
+"""The page with all periodic jobs: when each runs next, and whether it ran."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from riverpy._dashboard.database import open_read
+from riverpy._dashboard.health_summary import describe_leaders
+from riverpy._dashboard.page import Page
+from riverpy._dashboard.periodic_health import (
+    SEARCHED_JOBS_MAX,
+    explain_periodic_job,
+    find_last_jobs,
+)
+from riverpy._dashboard.sentence import rank_health, sort_sentences
+from riverpy._postgres.dashboard_reads import periodic_list_entries
+from riverpy._postgres.periodic import PERIODIC_TABLE_MISSING_MESSAGE, periodic_table_exists
+from riverpy._postgres.transactions import read_server_time
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from riverpy._dashboard.page import PageView
+    from riverpy._dashboard.sentence import Sentence
+    from riverpy._postgres.dashboard_reads import InsertedPeriodicJob, PeriodicJobEntry
+
+PERIODIC_JOBS_SHOWN_MAX = 500
+
+
+class ListedPeriodicJob(NamedTuple):
+    """One row of the table."""
+
+    entry: PeriodicJobEntry
+    sentence: Sentence
+    last_job: InsertedPeriodicJob | None
+    """None: not known."""
+    kind: str | None
+    """The kind of its jobs. None: not known."""
+
+
+async def load_periodic_jobs(view: PageView) -> Mapping[str, object]:
+    """Read all periodic jobs."""
+    client = view.site.client
+    schema = client.config.schema
+    fleet = await view.site.statuses.read()
+    async with open_read(client) as tx:
+        if not await periodic_table_exists(tx, schema):
+            return {"missing": PERIODIC_TABLE_MISSING_MESSAGE}
+        now = await read_server_time(tx)
+        entries = await periodic_list_entries(tx, schema, limit=PERIODIC_JOBS_SHOWN_MAX + 1)
+        shown = entries[:PERIODIC_JOBS_SHOWN_MAX]
+        last_jobs = await find_last_jobs(tx, schema, shown)
+    kinds = {job.id: job.kind for job in client.periodic_jobs}
+    found = [
+        ListedPeriodicJob(
+            entry,
+            explain_periodic_job(entry, fleet, now),
+            last := last_jobs.get(entry.id),
+            kinds.get(entry.id) if last is None else last.kind,
+        )
+        for entry in shown
+    ]
+    return {
+        "missing": None,
+        "now": now,
+        "leader_sentences": sort_sentences(list(describe_leaders(fleet))),
+        "periodic_jobs": sorted(found, key=_get_urgency),
+        "are_left_out": len(entries) > PERIODIC_JOBS_SHOWN_MAX,
+        "searched_jobs_max": SEARCHED_JOBS_MAX,
+    }
+
+
+PAGE = Page("periodic", "/periodic", "periodic.html", load_periodic_jobs, "Periodic")
+
+
+def _get_urgency(one: ListedPeriodicJob) -> tuple[int, bool, float, str]:
+    """Return the sort key of a periodic job: the worst state first, then the one that runs next."""
+    next_run_at = one.entry.next_run_at
+    timestamp = 0.0 if next_run_at is None else next_run_at.timestamp()
+    return -rank_health(one.sentence.health), next_run_at is None, timestamp, one.entry.id
