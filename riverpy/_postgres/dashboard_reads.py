@@ -1,5 +1,5 @@
-"""What pages of the dashboard read about queues, workers, jobs and periodic jobs: one typed function
-for each of their statements in `sql/queries/riverpy_dashboard.sql`."""
+"""What pages of the dashboard read about queues, workers, jobs and periodic jobs: one typed
+function for each of their statements in `sql/queries/riverpy_dashboard.sql`."""
 
 from __future__ import annotations
 
