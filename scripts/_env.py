@@ -54,7 +54,7 @@ class Environment:
             self.create()
         chosen = [word for group in sorted(groups) for word in ("--group", group)]
         self.pip_install(PIP)
-        self.pip_install("--editable", ".[embedded]", *chosen)
+        self.pip_install("--editable", ".[embedded,web]", *chosen)
         self.stamp.write_text(json.dumps({"key": self.key(), "groups": sorted(groups)}))
 
     def create(self) -> None:

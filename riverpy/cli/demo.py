@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,16 +18,28 @@ import click
 from riverpy._dsn import mask_passwords
 from riverpy._tools.demo.files import FileScan
 from riverpy._tools.demo.run import MAX_WORKERS, DemoRun
+from riverpy._tools.health.http import Address
 from riverpy._version import VERSION
+from riverpy.cli._dashboard_server import (
+    DASHBOARD_POOL_SIZE,
+    PORT_DEFAULT,
+    DashboardServer,
+    expect_web_packages,
+    is_port_free,
+)
 from riverpy.cli._embedded import start_server
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import database_options
 from riverpy.cli._output import find_riverpy_command, print_json, print_note, print_table
 from riverpy.cli._run import EXIT_FAILURE, run_async
 from riverpy.cli._types import IntegerType
+from riverpy.client import Client
+from riverpy.config import Config
 from riverpy.events import EventKind
 
 if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
     from riverpy._tools.demo.run import DemoResult
     from riverpy.cli._options import DatabaseSettings
     from riverpy.events import Event
@@ -49,6 +63,8 @@ Exit codes:
 
 Each run creates a schema, riverpy_demo_<8 hex digits>. It is kept until the next run, so that you
 can look at its jobs. --schema names another schema, which must exist and contain no jobs.
+
+On a terminal the command serves the dashboard at the end, and prints its address. Ctrl-C ends it.
 """
 
 
@@ -68,9 +84,20 @@ can look at its jobs. --schema names another schema, which must exist and contai
     help="Insert at most N jobs. Default: one for each file, and nine of other kinds.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
+@click.option(
+    "--web/--no-web",
+    default=None,
+    help="Serve the dashboard at the end, until Ctrl-C. Default: only on a terminal, without "
+    "--json, and if the variable CI is not set.",
+)
 @database_options
 def demo(
-    *, directory: Path | None, limit: int | None, as_json: bool, database: DatabaseSettings
+    *,
+    directory: Path | None,
+    limit: int | None,
+    as_json: bool,
+    web: bool | None,
+    database: DatabaseSettings,
 ) -> None:
     """Run example jobs on your files, without a database to set up.
 
@@ -79,7 +106,10 @@ def demo(
     exist once. At the end the results are checked in SQL.
 
     Without a database URL the command starts an embedded PostgreSQL, and stops it at the end.
+    On a terminal it then serves the dashboard of these jobs until Ctrl-C.
     """
+    if web:
+        expect_web_packages("riverpy demo --web")
     configure_logging("console", "error")  # some jobs fail on purpose: log only errors
     signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
     files = FileScan(directory, limit)
@@ -92,14 +122,18 @@ def demo(
     with ExitStack() as stack:
         url = database.url or start_server(stack, POSTGRES_NAME, f"riverpy {VERSION}").url
         result = run_async(_run_demo, url, database.schema, files, limit)
-    for reason in result.read_errors[:PRINTED_PROBLEMS_MAX]:
-        print_note(f"skipped {reason}")
-    if as_json:
-        _print_result_json(result)
-    else:
-        _print_result_tables(result, unread_count=len(files.problems) + len(result.read_errors))
-        _print_next_commands(result, None if database.url is None else mask_passwords(database.url))
-    _print_problems(result)
+        for reason in result.read_errors[:PRINTED_PROBLEMS_MAX]:
+            print_note(f"skipped {reason}")
+        if as_json:
+            _print_result_json(result)
+        else:
+            count = len(files.problems) + len(result.read_errors)
+            _print_result_tables(result, unread_count=count)
+            shown_url = None if database.url is None else mask_passwords(database.url)
+            _print_next_commands(result, shown_url)
+        _print_problems(result)
+        if web or (web is None and not as_json and _should_serve_by_default()):
+            _serve_dashboard(url, result.schema)
     sys.exit(0 if result.is_ok else EXIT_FAILURE)
 
 
@@ -113,6 +147,29 @@ async def _run_demo(url: str, schema: str | None, files: FileScan, limit: int | 
         return await demo_run.run(lambda: print_note(title))
     finally:
         progress.print_final_counts()
+
+
+def _should_serve_by_default() -> bool:
+    """Return whether the command runs on a terminal, with the packages of the dashboard."""
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty() and not os.environ.get("CI")
+    return is_terminal and all(find_spec(name) for name in ("jinja2", "starlette", "uvicorn"))
+
+
+def _serve_dashboard(url: str, schema: str) -> None:
+    """Serve the dashboard of the demo's jobs until a signal arrives."""
+    from riverpy.web import dashboard
+
+    async def open_client(stack: AsyncExitStack) -> Client:
+        config = Config(schema=schema, pool_size=DASHBOARD_POOL_SIZE)
+        return await stack.enter_async_context(Client(url, config=config))
+
+    def print_address(address: Address) -> None:
+        print_note(f"\nThe dashboard shows the jobs: http://{address}/ (Ctrl-C ends the demo)")
+
+    address = Address("127.0.0.1", PORT_DEFAULT)
+    if not is_port_free(address):
+        address = address._replace(port=0)  # any free port
+    run_async(DashboardServer(address, dashboard).serve, open_client, print_address)
 
 
 class _ProgressPrinter:
@@ -181,6 +238,7 @@ def _print_next_commands(result: DemoResult, url: str | None) -> None:
     database = f'"$({riverpy} db start {POSTGRES_NAME})"' if url is None else shlex.quote(url)
     options = f"--database-url {database} --schema {result.schema}"
     click.echo("\nLook at the jobs, which the next demo deletes:")
+    click.echo(f"  {riverpy} web {options}")
     click.echo(f"  {riverpy} job list {options}")
     click.echo(f"  {riverpy} job list --state cancelled {options}")
     if url is None:

@@ -16,12 +16,15 @@ import click
 from riverpy._dsn import url_for_display
 from riverpy._duration import format_duration
 from riverpy._tools.dev.supervisor import WorkerSupervisor
+from riverpy._tools.health.http import Address
 from riverpy.cli import _settings
+from riverpy.cli._dashboard_server import PORT_DEFAULT, expect_web_packages, listen
 from riverpy.cli._embedded import dev_server_name, start_server
 from riverpy.cli._options import database_options
 from riverpy.cli._output import print_note
 from riverpy.cli._run import EXIT_USAGE_ERROR, CommandError, run_async
 from riverpy.cli._settings import SettingSources
+from riverpy.cli._types import IntegerType
 from riverpy.config import HARD_STOP_TIMEOUT_DEFAULT
 from riverpy.migrate import migrate_all
 
@@ -45,6 +48,9 @@ updated, also in a database of your own.
 With --reload, a change of pyproject.toml, riverpy.toml or a .py file below the current directory
 restarts the worker. If the code cannot be loaded, the command waits for the next change.
 
+With --web, the command prints the address of the dashboard, which only this machine can use. A
+restart of the worker does not restart the dashboard.
+
 Ctrl-C or SIGTERM stops the worker, and running jobs may finish. A second Ctrl-C or SIGTERM cancels
 them, and the command ends within 2 s. Options after -- are those of `riverpy worker`.
 """
@@ -54,6 +60,12 @@ them, and the command ends within 2 s. Options after -- are those of `riverpy wo
 @click.argument("target", metavar="MODULE:ATTR")
 @click.argument("worker_options", metavar="[-- WORKER-OPTION...]", nargs=-1)
 @click.option("--reload", is_flag=True, help="Restart the worker when code changes.")
+@click.option("--web", is_flag=True, help="Also serve the dashboard, as `riverpy web` does.")
+@click.option(
+    "--web-port",
+    type=IntegerType(0, 65535),
+    help=f"Port of the dashboard; 0: any free port. Implies --web. Default: {PORT_DEFAULT}.",
+)
 @click.option(
     "--health",
     metavar="HOST:PORT",
@@ -71,6 +83,8 @@ def dev(
     target: str,
     worker_options: tuple[str, ...],
     reload: bool,
+    web: bool,
+    web_port: int | None,
     health: str | None,
     soft_stop: timedelta | None,
     log_level: str | None,
@@ -91,6 +105,10 @@ def dev(
             "--reload needs the package watchfiles: pip install 'riverpy-queue[dev]'",
             exit_code=EXIT_USAGE_ERROR,
         )
+    if web or web_port is not None:
+        expect_web_packages("riverpy dev --web")
+        web_port = PORT_DEFAULT if web_port is None else web_port
+        listen(Address("127.0.0.1", web_port), option="--web-port").close()  # check the port
     signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
     sources = SettingSources()
     stop = sources.find_value(_settings.SOFT_STOP, soft_stop).or_none() or SOFT_STOP_TIMEOUT_DEFAULT
@@ -101,6 +119,9 @@ def dev(
         arguments += ["--schema", database.schema]
     if health is not None:
         arguments += ["--health", health]
+    web_arguments = None if web_port is None else ["web", "--port", str(web_port)]
+    if web_arguments is not None and database.schema is not None:
+        web_arguments += ["--schema", database.schema]
     with ExitStack() as stack:
         url = database.url or _start_embedded_server(stack)
         if database.url is not None:
@@ -113,6 +134,7 @@ def dev(
             print_note(f"riverpy dev: restarts when code below {Path.cwd()} changes")
         supervisor = WorkerSupervisor(
             [*arguments, *worker_options],
+            web_arguments,
             {**os.environ, _settings.DATABASE_URL.environment_variable: url},
             directory=Path.cwd() if reload else None,
             stop_timeout=stop.total_seconds() + WORKER_KILL_DELAY,

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import signal
-import socket
 from base64 import b64decode
-from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from hmac import compare_digest
 from typing import TYPE_CHECKING
 
@@ -16,6 +13,12 @@ from msgspec import UNSET
 
 from riverpy._tools.health.http import Address
 from riverpy.cli import _settings
+from riverpy.cli._dashboard_server import (
+    DASHBOARD_POOL_SIZE,
+    PORT_DEFAULT,
+    DashboardServer,
+    expect_web_packages,
+)
 from riverpy.cli._options import HOW_TO_GIVE_A_DATABASE, database_options
 from riverpy.cli._output import print_note
 from riverpy.cli._run import EXIT_USAGE_ERROR, CommandError, run_async
@@ -25,8 +28,7 @@ from riverpy.client import Client
 from riverpy.config import Config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
+    from contextlib import AsyncExitStack
 
     from starlette.applications import Starlette
     from starlette.requests import Request
@@ -35,11 +37,7 @@ if TYPE_CHECKING:
     from riverpy.cli._options import DatabaseSettings
     from riverpy.cli._target import ClientTarget
 
-PORT_DEFAULT = 8080
 PASSWORD_LENGTH_MIN = 8
-STOP_TIMEOUT = 5
-"""Seconds that open requests may take after a signal."""
-_CLIENT_POOL_SIZE = 4
 
 _EPILOG = f"""\b
 Exit codes:
@@ -93,24 +91,23 @@ def web(
     """
     password = os.environ.get(_settings.WEB_PASSWORD_VARIABLE) or None
     _check_address(Address(host, port), password, allow_network=allow_network)
-    try:
-        import uvicorn  # noqa: F401  # pyright: ignore[reportUnusedImport] (a check)
-
-        from riverpy.web import dashboard
-    except ImportError as error:
-        raise CommandError(
-            f"riverpy web needs more packages: pip install 'riverpy-queue[web]' ({error})",
-            exit_code=EXIT_USAGE_ERROR,
-        ) from error
+    expect_web_packages("riverpy web")
     loaded = None if target is None else load_client_target(target)
     if loaded is None:
         database.require_url()
 
     def make_app(client: Client) -> Starlette:
+        from riverpy.web import dashboard
+
         authorize = None if password is None else _PasswordCheck(password).authorize
         return dashboard(client, authorize=authorize, read_only=read_only, hide_args=hide_args)
 
-    run_async(_DashboardServer(Address(host, port), make_app).serve, loaded, database)
+    server = DashboardServer(Address(host, port), make_app)
+    run_async(server.serve, partial(_open_client, target=loaded, database=database), _print_address)
+
+
+def _print_address(address: Address) -> None:
+    print_note(f"riverpy web: http://{address}/ (Ctrl-C stops it)")
 
 
 def _check_address(address: Address, password: str | None, *, allow_network: bool) -> None:
@@ -155,62 +152,11 @@ class _PasswordCheck:
         return Access("write", user.decode("utf-8", "replace") or None)
 
 
-class _DashboardServer:
-    """Serves the dashboard until a signal arrives."""
-
-    def __init__(self, address: Address, make_app: Callable[[Client], Starlette]) -> None:
-        self._address, self._make_app = address, make_app
-        self._is_serving = False
-        """Whether uvicorn handles the signals."""
-
-    async def serve(self, target: ClientTarget | None, database: DatabaseSettings) -> None:
-        """Open the client, and serve until SIGINT or SIGTERM."""
-        import uvicorn
-
-        with ExitStack() as sockets:
-            listener = sockets.enter_context(self._listen())
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, self._handle_signal)
-            async with AsyncExitStack() as stack:
-                client = await _open_client(stack, target, database)
-                config = uvicorn.Config(
-                    self._make_app(client),
-                    log_config=None,
-                    access_log=False,
-                    server_header=False,
-                    timeout_graceful_shutdown=STOP_TIMEOUT,
-                )
-                port = listener.getsockname()[1]
-                address = self._address._replace(port=port)
-                print_note(f"riverpy web: http://{address}/ (Ctrl-C stops it)")
-                self._is_serving = True
-                await uvicorn.Server(config).serve(sockets=[listener])
-
-    def _listen(self) -> socket.socket:
-        host, port = self._address
-        try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            return socket.create_server((host, port), family=family)
-        except OSError as error:
-            hint = (
-                "another process uses the port: choose another one with --port"
-                if error.errno == errno.EADDRINUSE
-                else error.strerror or str(error)
-            )
-            raise CommandError(f"cannot listen on {self._address}: {hint}") from error
-
-    def _handle_signal(self, _number: int, _frame: FrameType | None) -> None:
-        """Stop the start of the server. uvicorn handles signals while it serves, and repeats them
-        at its end: then there is nothing left to stop."""
-        if not self._is_serving:
-            raise SystemExit(0)
-
-
 async def _open_client(
-    stack: AsyncExitStack, target: ClientTarget | None, database: DatabaseSettings
+    stack: AsyncExitStack, *, target: ClientTarget | None, database: DatabaseSettings
 ) -> Client:
     if target is None:
-        config = Config(schema=database.schema, pool_size=_CLIENT_POOL_SIZE)
+        config = Config(schema=database.schema, pool_size=DASHBOARD_POOL_SIZE)
         client = Client(database.require_url(), config=config)
     else:
         client = await stack.enter_async_context(open_client(target))

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from riverpy._tools.demo import run as _demo_run
@@ -240,6 +241,31 @@ async def test_next_commands(files: Path, database_url: str, command: list[str |
         shown = await asyncio.to_thread(run, "/bin/sh", "-c", line)
         assert shown.returncode == 0, shown.stderr
         assert "cancel_itself" in shown.stdout
+
+
+async def test_dashboard(files: Path, database_url: str) -> None:
+    """With --web, which is the default on a terminal, it serves the dashboard of its jobs at the
+    end, until a signal. The exit code is that of the demo."""
+    process = await asyncio.create_subprocess_exec(
+        *(RIVERPY, "demo", "--dir", files, "--json", "--web", "--database-url", database_url),
+        env=environment(),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr
+    assert process.stdout
+    text = ""
+    while "(Ctrl-C ends the demo)" not in text:
+        line = await process.stderr.readline()
+        assert line, text
+        text += line.decode()
+    (url,) = re.findall(r"http://\S+", text)
+    async with httpx.AsyncClient() as http:
+        assert "compress_file" in (await http.get(f"{url}jobs")).text
+    process.send_signal(signal.SIGINT)
+    stdout, _ = await process.communicate()
+    assert process.returncode == 0
+    assert json.loads(stdout)["ok"] is True
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
+import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -285,3 +287,29 @@ def test_server_names() -> None:
     assert len(set(names)) == len(names)
     for name in names:
         assert EmbeddedPostgres(name).name == name
+
+
+async def test_dashboard(fresh_database_url: str, tmp_path: Path) -> None:
+    """With --web it serves the dashboard, prints its address, keeps it when the worker restarts,
+    and ends it with itself. A port in use is refused before anything starts."""
+    async with (
+        developing(tmp_path, "--reload", "--web-port=0", DATABASE_URL=fresh_database_url) as dev,
+        httpx.AsyncClient() as http,
+    ):
+        await dev.until_workers(1)
+        await dev.until_text("riverpy web: http://")
+        (line,) = [one["text"] for one in dev.logged if "riverpy web:" in one.get("text", "")]
+        url = line.split()[2]
+        for worker_count in (1, 2):
+            await dev.until_workers(worker_count)
+            assert "is alive" in (await http.get(url)).text
+            change(tmp_path, f"{JOBS}\n# changed {worker_count}\n")
+        dev.send_to_group(signal.SIGINT)
+        assert await dev.exit_code() == 0
+        with pytest.raises(httpx.ConnectError):
+            await http.get(url)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, errors = await command(tmp_path, "dev", "jobs:client", "--web-port", port)
+    assert code == 1
+    assert "choose another one with --web-port" in errors

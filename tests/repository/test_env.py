@@ -70,7 +70,7 @@ def test_installs_what_is_missing(tree: Path) -> None:
     assert prepare(tree, "check") == ["--editable .[embedded] --group check --group test"]
     with (tree / "pyproject.toml").open("a") as file:
         file.write("version = '1'\n")
-    assert prepare(tree) == ["--editable .[embedded]"]
+    assert prepare(tree) == ["--editable .[embedded,web]"]
     assert prepare(tree, "test") == ["--editable .[embedded] --group test"]
 
 
@@ -78,10 +78,10 @@ def test_broken_environment_is_made_again(tree: Path) -> None:
     """An environment without a working Python, or one that was moved, is created again."""
     prepare(tree)
     (tree / ".venv" / "bin" / "python").unlink()
-    assert prepare(tree) == ["--editable .[embedded]"]
+    assert prepare(tree) == ["--editable .[embedded,web]"]
     moved = tree.with_name(f"{tree.name}-moved")
     tree.rename(moved)
-    assert prepare(moved) == ["--editable .[embedded]"]
+    assert prepare(moved) == ["--editable .[embedded,web]"]
     assert f"{moved}/.venv" in (moved / ".venv" / "pyvenv.cfg").read_text()
 
 

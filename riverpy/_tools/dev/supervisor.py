@@ -1,4 +1,5 @@
-"""The supervisor of `riverpy dev`: runs a worker process and restarts it when code changes."""
+"""The supervisor of `riverpy dev`: runs a worker process, restarts it when code changes, and runs
+the dashboard beside it."""
 
 from __future__ import annotations
 
@@ -6,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from pathlib import Path
 
     from anyio.abc import TaskStatus
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 HARD_STOP_TIMEOUT = 2.0
 """Seconds from the second signal until a worker that has not ended is killed."""
+DASHBOARD_STOP_TIMEOUT = 10.0
+"""Seconds until a dashboard that has not ended is killed. It waits 5 seconds for open requests."""
 _SETTINGS_FILES = ("/pyproject.toml", "/riverpy.toml")
 _IGNORED_DIRECTORIES = ("site-packages", "venv")
 """The names of directories in which changes are ignored, in addition to watchfiles' own names."""
@@ -30,18 +33,20 @@ _REPORT_DELAY_MAX_MS = 1_000
 """The longest time until watchfiles reports a change, in milliseconds."""
 
 
-class WorkerProcess:
-    """A `riverpy worker` in its own session, so that the terminal sends Ctrl-C only to the
-    supervisor. The arguments are those of WorkerSupervisor."""
+class CommandProcess:
+    """A `riverpy worker` or `riverpy web` in its own session, so that the terminal sends Ctrl-C
+    only to the supervisor. `name` says what it is in notes. The other arguments are those of
+    WorkerSupervisor."""
 
     def __init__(
         self,
+        name: str,
         arguments: Sequence[str],
         environ: Mapping[str, str],
         stop_timeout: float,
         print_note: Callable[[str], None],
     ) -> None:
-        self._stop_timeout, self._print_note = stop_timeout, print_note
+        self._name, self._stop_timeout, self._print_note = name, stop_timeout, print_note
         self.ended_event = anyio.Event()
         reader, self._pipe_writer = os.pipe()
         os.set_inheritable(reader, True)
@@ -62,7 +67,7 @@ class WorkerProcess:
         os.close(reader)
 
     async def wait_until_ended(self) -> None:
-        """Wait for the end of the worker. Then kill the processes that its jobs started and did not
+        """Wait for the end of the process. Then kill the processes that jobs started and did not
         end."""
         try:
             await anyio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
@@ -73,14 +78,14 @@ class WorkerProcess:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the ended worker. If a signal killed the worker: 128 + the number of the
+        """The exit code of the ended process. If a signal killed it: 128 + the number of the
         signal."""
         code = self._process.wait()
         return 128 - code if code < 0 else code
 
     async def stop(self, hard_stop_requested: anyio.Event) -> None:
-        """Stop the worker. When `hard_stop_requested` is set, the worker cancels its jobs and must
-        end within `HARD_STOP_TIMEOUT`."""
+        """Stop the process. When `hard_stop_requested` is set, a worker cancels its jobs, and the
+        process must end within `HARD_STOP_TIMEOUT`."""
         self._process.terminate()
         with anyio.move_on_after(self._stop_timeout):
             await wait_for_any_event(self.ended_event, hard_stop_requested)
@@ -89,7 +94,7 @@ class WorkerProcess:
             with anyio.move_on_after(HARD_STOP_TIMEOUT):
                 await self.ended_event.wait()
         if not self.ended_event.is_set():
-            self._print_note("riverpy dev: the worker did not end in time and is killed")
+            self._print_note(f"riverpy dev: the {self._name} did not end in time and is killed")
             self._kill_process_group()
             await self.ended_event.wait()
 
@@ -99,10 +104,11 @@ class WorkerProcess:
 
 
 class WorkerSupervisor:
-    """Runs a worker until a signal arrives.
+    """Runs a worker until a signal arrives, with the dashboard beside it.
 
     Args:
-        arguments: the arguments of `riverpy`.
+        arguments: the arguments of `riverpy` for the worker.
+        web_arguments: those for the dashboard. None: no dashboard.
         environ: the environment of the worker process.
         directory: the directory to watch. None: the supervisor ends when the worker ends.
         stop_timeout: the timeout of a stop, in seconds. When it expires, the worker is killed.
@@ -112,13 +118,14 @@ class WorkerSupervisor:
     def __init__(
         self,
         arguments: Sequence[str],
+        web_arguments: Sequence[str] | None,
         environ: Mapping[str, str],
         *,
         directory: Path | None,
         stop_timeout: float,
         print_note: Callable[[str], None],
     ) -> None:
-        self._arguments, self._environ = arguments, environ
+        self._arguments, self._web_arguments, self._environ = arguments, web_arguments, environ
         self._print_note = print_note
         self._directory, self._stop_timeout = directory, stop_timeout
         self._stop_requested, self._hard_stop_requested = anyio.Event(), anyio.Event()
@@ -131,18 +138,52 @@ class WorkerSupervisor:
             await tasks.start(self._handle_stop_signals)
             if self._directory is not None:
                 tasks.start_soon(self._watch_file_changes, self._directory)
-            while not self._stop_requested.is_set():
-                self._files_changed = anyio.Event()
-                code = await self._run_worker()
-                if self._directory is None:
-                    break
+            async with self._running_dashboard():
+                while not self._stop_requested.is_set():
+                    self._files_changed = anyio.Event()
+                    code = await self._run_worker()
+                    if self._directory is None:
+                        break
             tasks.cancel_scope.cancel()
         return code
+
+    @asynccontextmanager
+    async def _running_dashboard(self) -> AsyncGenerator[None]:
+        """Run the dashboard during the block. It needs none of the code that changes."""
+        if self._web_arguments is None:
+            yield
+            return
+        dashboard = CommandProcess(
+            "dashboard",
+            self._web_arguments,
+            self._environ,
+            DASHBOARD_STOP_TIMEOUT,
+            self._print_note,
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._wait_for_dashboard, dashboard)
+            try:
+                yield
+            finally:
+                self._stop_requested.set()
+                with anyio.CancelScope(shield=True):  # `stop` has a timeout
+                    if not dashboard.ended_event.is_set():
+                        await dashboard.stop(self._hard_stop_requested)
+
+    async def _wait_for_dashboard(self, dashboard: CommandProcess) -> None:
+        await dashboard.wait_until_ended()
+        if not self._stop_requested.is_set():
+            self._print_note(
+                f"riverpy dev: the dashboard ended with code {dashboard.exit_code}. The worker "
+                "continues"
+            )
 
     async def _run_worker(self) -> int:
         """Run one worker to its end. If it ends by itself and a directory is watched, wait for a
         changed file or a stop. Return the exit code of the worker."""
-        worker = WorkerProcess(self._arguments, self._environ, self._stop_timeout, self._print_note)
+        worker = CommandProcess(
+            "worker", self._arguments, self._environ, self._stop_timeout, self._print_note
+        )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(worker.wait_until_ended)
             await wait_for_any_event(worker.ended_event, self._files_changed, self._stop_requested)
