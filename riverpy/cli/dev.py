@@ -96,19 +96,9 @@ def dev(
     """
     if sys.platform == "win32":
         raise CommandError("riverpy dev runs on Linux and macOS")
-    if worker_options and not worker_options[0].startswith("-"):
-        raise click.UsageError(f"unexpected argument {worker_options[0]!r}")
-    if any(option.partition("=")[0] == "--processes" for option in worker_options):
-        raise click.UsageError("riverpy dev runs one worker process, so it takes no --processes")
-    if reload and find_spec("watchfiles") is None:
-        raise CommandError(
-            "--reload needs the package watchfiles: pip install 'riverpy-queue[dev]'",
-            exit_code=EXIT_USAGE_ERROR,
-        )
+    _check_options(worker_options, reload=reload)
     if web or web_port is not None:
-        expect_web_packages("riverpy dev --web")
-        web_port = PORT_DEFAULT if web_port is None else web_port
-        listen(Address("127.0.0.1", web_port), option="--web-port").close()  # check the port
+        web_port = _check_port_of_dashboard(web_port)
     signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
     sources = SettingSources()
     stop = sources.find_value(_settings.SOFT_STOP, soft_stop).or_none() or SOFT_STOP_TIMEOUT_DEFAULT
@@ -142,6 +132,26 @@ def dev(
         )
         code = run_async(supervisor.run)
     sys.exit(code)
+
+
+def _check_options(worker_options: tuple[str, ...], *, reload: bool) -> None:
+    if worker_options and not worker_options[0].startswith("-"):
+        raise click.UsageError(f"unexpected argument {worker_options[0]!r}")
+    if any(option.partition("=")[0] == "--processes" for option in worker_options):
+        raise click.UsageError("riverpy dev runs one worker process, so it takes no --processes")
+    if reload and find_spec("watchfiles") is None:
+        raise CommandError(
+            "--reload needs the package watchfiles: pip install 'riverpy-queue[dev]'",
+            exit_code=EXIT_USAGE_ERROR,
+        )
+
+
+def _check_port_of_dashboard(port: int | None) -> int:
+    """Return the port of the dashboard. Raise CommandError if another process uses it."""
+    expect_web_packages("riverpy dev --web")
+    port = PORT_DEFAULT if port is None else port
+    listen(Address("127.0.0.1", port), option="--web-port").close()
+    return port
 
 
 def _start_embedded_server(stack: ExitStack) -> str:

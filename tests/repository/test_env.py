@@ -64,14 +64,14 @@ def prepare(tree: Path, *groups: str) -> list[str]:
 def test_installs_what_is_missing(tree: Path) -> None:
     """The first call installs its groups, the same call nothing, and another group only itself. A
     changed pyproject.toml installs all of them again."""
-    assert prepare(tree, "test") == ["--editable .[embedded] --group test"]
+    assert prepare(tree, "test") == ["--editable .[embedded,web] --group test"]
     assert prepare(tree, "test") == []
     assert prepare(tree) == []
-    assert prepare(tree, "check") == ["--editable .[embedded] --group check --group test"]
+    assert prepare(tree, "check") == ["--editable .[embedded,web] --group check --group test"]
     with (tree / "pyproject.toml").open("a") as file:
         file.write("version = '1'\n")
     assert prepare(tree) == ["--editable .[embedded,web]"]
-    assert prepare(tree, "test") == ["--editable .[embedded] --group test"]
+    assert prepare(tree, "test") == ["--editable .[embedded,web] --group test"]
 
 
 def test_broken_environment_is_made_again(tree: Path) -> None:
