@@ -47,6 +47,7 @@ from riverpy._dashboard.api import make_api
 from riverpy._dashboard.change import CONFIRMED_FIELD
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.headers import SecureHeaders
+from riverpy._dashboard.litestar_paths import LitestarPaths
 from riverpy._dashboard.live import RegionKey
 from riverpy._dashboard.messages import forget_message, read_message, set_message
 from riverpy._dashboard.page import Frame, PageView, make_page_values
@@ -125,9 +126,8 @@ class _DashboardApp:
         ]
         handlers: dict[Any, Any] = {HTTPException: self._send_http_error}
         handlers |= dict.fromkeys((RiverError, *DATABASE_ERRORS), self._send_failure)
-        return Starlette(
-            routes=routes, exception_handlers=handlers, middleware=[Middleware(SecureHeaders)]
-        )
+        middleware = [Middleware(LitestarPaths), Middleware(SecureHeaders)]
+        return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
 
     async def _make_view(self, request: Request) -> PageView:
         options = self._site.options
