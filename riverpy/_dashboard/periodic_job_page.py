@@ -14,11 +14,15 @@ from riverpy._dashboard.job_search import find_jobs, read_search
 from riverpy._dashboard.page import Page
 from riverpy._dashboard.periodic_health import (
     explain_periodic_job,
-    find_last_jobs,
     split_periodic_id,
 )
 from riverpy._dashboard.sentence import sort_sentences
-from riverpy._postgres.dashboard_reads import periodic_list_entries
+from riverpy._postgres.dashboard_reads import (
+    InsertedPeriodicJob,
+    periodic_find_job_of_slot,
+    periodic_list_entries,
+)
+from riverpy._postgres.driver import PostgresError, is_unreadable_value_error
 from riverpy._postgres.periodic import periodic_table_exists
 from riverpy._postgres.transactions import read_server_time
 from riverpy.errors import ConfigError
@@ -32,9 +36,12 @@ if TYPE_CHECKING:
     from riverpy._dashboard.page import PageView
     from riverpy._postgres.dashboard_reads import PeriodicJobEntry
     from riverpy._postgres.driver import Transaction
+    from riverpy._tools.top.status import FleetStatus
 
 NEXT_TIMES_SHOWN = 5
 JOBS_SHOWN_MAX = 10
+SEARCHED_QUEUES_MAX = 200
+"""The maximum number of queues in which the job of the last run is searched."""
 
 
 class NextTimes(NamedTuple):
@@ -58,11 +65,11 @@ async def load_periodic_job(view: PageView) -> Mapping[str, object]:
     async with open_read(client) as tx:
         entry = await _read_entry(tx, schema, row_id)
         now = await read_server_time(tx)
-        last_job = (await find_last_jobs(tx, schema, [entry])).get(entry.id)
         job_id, domain = split_periodic_id(entry.id)
         kind = {job.id: job.kind for job in client.periodic_jobs}.get(job_id)
-        search = _make_search(job_id, kind if last_job is None else last_job.kind)
+        search = _make_search(job_id, kind)
         found = await _find_jobs(tx, schema, search)
+        last_job = await _find_last_job(tx, schema, entry, found, fleet)
     sentence = explain_periodic_job(entry, fleet, now)
     return {
         "entry": entry,
@@ -112,6 +119,33 @@ async def _find_jobs(tx: Transaction, schema: str | None, search: JobSearch) -> 
         async with tx.transaction():
             return await find_jobs(tx, schema, search, limit=JOBS_SHOWN_MAX)
     except PageError:
+        return None
+
+
+async def _find_last_job(
+    tx: Transaction,
+    schema: str | None,
+    entry: PeriodicJobEntry,
+    found: FoundJobs | None,
+    fleet: FleetStatus,
+) -> InsertedPeriodicJob | None:
+    """Return the last job: the newest one that was found, or that of the last run, which may be
+    older than the searched jobs. None: not known."""
+    if found is not None and found.jobs:
+        newest = found.jobs[0]
+        return InsertedPeriodicJob(newest.id, newest.kind, newest.queue, newest.state)
+    if entry.last_run_at is None:
+        return None
+    queues = [queue.name for queue in fleet.queues[:SEARCHED_QUEUES_MAX]]
+    job_id, _ = split_periodic_id(entry.id)
+    try:
+        async with tx.transaction():
+            return await periodic_find_job_of_slot(
+                tx, schema, periodic_job_id=job_id, slot=entry.last_run_at, queues=queues
+            )
+    except PostgresError as error:
+        if not is_unreadable_value_error(error):  # the job is damaged
+            raise
         return None
 
 

@@ -11,6 +11,7 @@ from riverpy._dashboard.rendering import format_count as format_number
 from riverpy._dashboard.rendering import format_duration
 from riverpy._dashboard.sentence import Sentence, sort_sentences
 from riverpy._names import DEFAULT_DOMAIN
+from riverpy._postgres.dashboard_reads import queue_list_kinds_without_worker
 from riverpy._tools.text import format_count, format_names
 from riverpy._tools.top.statements import read_ended_jobs, read_queue_counts
 from riverpy._tools.top.status import JOB_COUNT_MAX, LATE_JOB_AFTER, RATE_WINDOW, queue_statuses
@@ -29,6 +30,15 @@ LONG_WAIT_SECONDS = 60.0
 USED_WITHIN_SECONDS = 1200.0
 """A client works a queue whose row was updated within this time. Clients in every language update
 the row every 10 minutes."""
+
+
+SAMPLED_JOBS_MAX = 1_000
+"""The maximum number of waiting jobs of a queue whose kinds are read. For several queues it is less
+of each."""
+SAMPLED_JOBS_TOTAL_MAX = 4_000
+"""The maximum number of waiting jobs whose kinds are read in all queues."""
+MISSING_KINDS_MAX = 100
+"""The maximum number of kinds without a worker that are read, in all queues."""
 
 
 class QueueFacts(NamedTuple):
@@ -95,15 +105,26 @@ async def add_queue(
     )
 
 
+async def read_kinds_without_worker(
+    tx: Transaction, schema: str | None, fleet: FleetStatus, names: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return the kinds among the first jobs of some queues that no live worker of the queue has."""
+    if fleet.candidates is None or not names:  # the table of clients is missing
+        return {}
+    jobs_max = min(SAMPLED_JOBS_MAX, SAMPLED_JOBS_TOTAL_MAX // len(names))
+    return await queue_list_kinds_without_worker(
+        tx, schema, queues=names, jobs_max=jobs_max, kinds_max=MISSING_KINDS_MAX
+    )
+
+
 def gather_facts(
-    fleet: FleetStatus, rows: Mapping[str, Queue], read_at: datetime
+    fleet: FleetStatus,
+    rows: Mapping[str, Queue],
+    kinds_without_worker: Mapping[str, Sequence[str]],
+    read_at: datetime,
 ) -> list[QueueFacts]:
     """Return what is known about each queue of a status. `rows` are those of River's table."""
     domains = {queue: domain for domain in fleet.domains for queue in domain.queues}
-    kinds: dict[str, list[str]] = {}
-    for kind in fleet.kinds_without_worker:
-        for name in kind.queues:
-            kinds.setdefault(name, []).append(kind.kind)
     silent: dict[str, list[WorkerStatus]] = {}
     for worker in fleet.workers:
         if worker.state == "silent":
@@ -115,7 +136,7 @@ def gather_facts(
             rows.get(queue.name),
             domains.get(queue.name),
             silent.get(queue.name, ()),
-            kinds.get(queue.name, ()),
+            kinds_without_worker.get(queue.name, ()),
             fleet,
             read_at,
         )
@@ -147,8 +168,8 @@ def _explain_waits(facts: QueueFacts) -> Sentence:
         noun = "kind" if len(kinds) == 1 else "kinds"
         return Sentence(
             "act",
-            f"No worker has the {noun} {format_names(kinds)}: such jobs wait until a worker with "
-            f"this code runs. {waits}.",
+            f"No worker of this queue has the {noun} {format_names(kinds)}: such jobs wait until a "
+            f"worker with this code runs. {waits}.",
         )
     return _explain_busy_workers(facts, waits)
 

@@ -10,7 +10,13 @@ import msgspec
 from riverpy._dashboard.database import open_read
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.page import Page
-from riverpy._dashboard.queue_health import QueueFacts, add_queue, explain_queue, gather_facts
+from riverpy._dashboard.queue_health import (
+    SAMPLED_JOBS_MAX,
+    add_queue,
+    explain_queue,
+    gather_facts,
+    read_kinds_without_worker,
+)
 from riverpy._postgres.dashboard_reads import queue_sample_kinds
 from riverpy._postgres.queues import queue_get
 from riverpy._postgres.transactions import read_server_time
@@ -28,8 +34,6 @@ if TYPE_CHECKING:
     from riverpy._tools.top.status import FleetStatus, QueueStatus
     from riverpy.queue import Queue
 
-SAMPLED_JOBS_MAX = 1_000
-"""The maximum number of waiting jobs whose kinds are read."""
 KINDS_SHOWN_MAX = 20
 WORKERS_SHOWN_MAX = 100
 
@@ -64,11 +68,11 @@ async def load_queue(view: PageView) -> Mapping[str, object]:
         schema = site.client.config.schema
         rows = await _read_rows(tx, schema, name, fleet)
         fleet = await add_queue(tx, schema, fleet, name, rows.clients)
+        missing = await read_kinds_without_worker(tx, schema, fleet, [name])
     known = {name: rows.row} if rows.row is not None else {}
-    facts = next(one for one in gather_facts(fleet, known, now) if one.status.name == name)
+    facts = next(one for one in gather_facts(fleet, known, missing, now) if one.status.name == name)
     if not (rows.row or rows.clients or _has_jobs(facts.status)):
         raise _make_not_found_error(name)
-    facts = _find_kinds_without_worker(facts, rows)
     return {
         "name": name,
         "now": now,
@@ -119,14 +123,6 @@ async def _read_rows(
 
 def _has_jobs(queue: QueueStatus) -> bool:
     return bool(queue.available or queue.running or queue.scheduled or queue.retryable)
-
-
-def _find_kinds_without_worker(facts: QueueFacts, rows: QueueRows) -> QueueFacts:
-    """Return the facts with the kinds of the sample that no live worker of this queue has."""
-    live = [client for client in rows.clients if client.is_alive]
-    known = {kind for client in live for kind in client.kinds}
-    missing = [one.kind for one in rows.sample.kinds if live and one.kind not in known]
-    return facts._replace(kinds_without_worker=missing)
 
 
 def _list_workers(clients: Sequence[ClientRow], name: str, now: datetime) -> list[QueueWorker]:

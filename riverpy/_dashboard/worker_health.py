@@ -67,13 +67,13 @@ def _describe_use(worker: WorkerStatus) -> str:
 def _explain_troubles(worker: WorkerStatus) -> Iterator[Sentence]:
     if worker.stuck:
         jobs = format_count(worker.stuck, "job")
-        verb = "runs" if worker.stuck == 1 else "run"
+        verb, uses = ("runs", "uses a slot") if worker.stuck == 1 else ("run", "use slots")
         is_full = worker.slots is not None and worker.stuck >= worker.slots
-        effect = "It can work no other job. Restart it" if is_full else "They use its slots"
+        effect = " It can work no other job: restart it." if is_full else ""
         yield Sentence(
             "act" if is_full else "look",
-            f"{jobs} still {verb} after the cancellation. {effect}, and correct the code: it must "
-            "not catch the cancellation.",
+            f"{jobs} still {verb} after the cancellation, and {uses}.{effect} The code of the job "
+            "must not catch the cancellation.",
         )
     if worker.aside:
         rows = format_count(worker.aside, "row")

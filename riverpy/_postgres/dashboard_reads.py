@@ -114,6 +114,26 @@ async def queue_sample_kinds(
     return KindSample([KindCount(*row[:2]) for row in rows], rows[0][2] if rows else 0)
 
 
+async def queue_list_kinds_without_worker(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    queues: Sequence[str],
+    jobs_max: int,
+    kinds_max: int,
+) -> dict[str, list[str]]:
+    """Return the kinds of waiting jobs that no live client of their queue has, by queue. The first
+    `jobs_max` jobs of each queue are read. Queues without a live client are left out. Migration
+    CLIENTS_MIGRATION must be applied."""
+    rows = await get_query(_SQL_FILE, "queue_kinds_without_worker", schema).fetch(
+        connection, queues=queues, limit=jobs_max, kinds=kinds_max
+    )
+    found: dict[str, list[str]] = {}
+    for queue, kind in rows:
+        found.setdefault(queue, []).append(kind)
+    return found
+
+
 async def client_list_running_jobs(
     connection: Transaction,
     schema: str | None,
@@ -189,3 +209,19 @@ async def periodic_find_newest_jobs(
         connection, periodic_job_ids=periodic_job_ids, searched=searched_jobs_max
     )
     return {row[0]: InsertedPeriodicJob(*row[1:]) for row in rows}
+
+
+async def periodic_find_job_of_slot(
+    connection: Transaction,
+    schema: str | None,
+    *,
+    periodic_job_id: str,
+    slot: datetime,
+    queues: Sequence[str],
+) -> InsertedPeriodicJob | None:
+    """Return the job that was inserted for a slot of a periodic job in one of the queues. None: it
+    is not known, for example because the job was deleted or has failed. The id has no domain."""
+    row = await get_query(_SQL_FILE, "periodic_job_of_slot", schema).fetchrow(
+        connection, periodic_job_id=periodic_job_id, slot=slot, queues=queues
+    )
+    return None if row is None else InsertedPeriodicJob(*row)

@@ -66,6 +66,35 @@ order by jobs desc, first.kind
 limit @kinds::bigint;
 
 
+-- name: queue_kinds_without_worker
+-- For each given queue that a live client works: the kinds among its first @limit available jobs that no such client
+-- has.
+with living as materialized (
+  select queues, kinds
+  from /* schema */ riverpy_client
+  where heartbeat_at between now() - dead_after and now() + dead_after and queues && @queues::text[]
+)
+select given.queue, waiting.kind
+from unnest(@queues::text[]) as given (queue)
+cross join lateral (
+  select first.kind, count(*) as jobs
+  from (
+    select job.kind
+    from /* schema */ river_job as job
+    where job.state = 'available' and job.queue = given.queue
+    order by job.priority, job.scheduled_at, job.id
+    limit @limit::bigint
+  ) as first
+  group by first.kind
+) as waiting
+where exists (select from living where given.queue = any(living.queues))
+  and not exists (
+    select from living where given.queue = any(living.queues) and waiting.kind = any(living.kinds)
+  )
+order by given.queue, waiting.jobs desc, waiting.kind
+limit @kinds::bigint;
+
+
 -- name: client_running_jobs
 -- The jobs that a client runs, those that run longest first, among the first @searched running jobs of all clients. One
 -- row without a job if it runs none. An unknown client has the id ''. The clients of the @skipped jobs are not read,
@@ -166,3 +195,24 @@ select distinct on (periodic_job_id) periodic_job_id, id, kind, queue, state::te
 from newest
 where periodic_job_id = any(@periodic_job_ids::text[])
 order by periodic_job_id, id desc;
+
+
+-- name: periodic_job_of_slot
+-- The job that was inserted for a slot of a periodic job. Such a job is due at the slot, until it is tried again. The
+-- index of claims is searched once for each state, queue and priority.
+select job.id, job.kind, job.queue, job.state::text
+from unnest(enum_range(null::/* schema */ river_job_state)) as given (state)
+cross join unnest(@queues::text[]) as named (queue)
+cross join generate_series(1, 4) as level (priority)
+cross join lateral (
+  select id, kind, queue, state, metadata
+  from /* schema */ river_job
+  where state = given.state
+    and queue = named.queue
+    and priority = level.priority
+    and scheduled_at = @slot::timestamptz
+  limit 100
+) as job
+where job.metadata ->> 'river:periodic_job_id' = @periodic_job_id
+order by job.id desc
+limit 1;

@@ -6,7 +6,7 @@ import re
 from html import unescape
 from typing import TYPE_CHECKING, Any
 
-from riverpy._dashboard import periodic_list_page
+from riverpy._dashboard import job_search, periodic_list_page
 from riverpy._dashboard.paths import make_periodic_job_path
 from riverpy._log_events import DASHBOARD_MADE_A_CHANGE
 from tests.dashboard.site_kit import insert_client, insert_job, open_site
@@ -87,6 +87,12 @@ async def test_periodic_jobs(schema: Schema, monkeypatch: pytest.MonkeyPatch) ->
             *("&lt;b&gt;", 'href="/queue?name=q"', f'id="job-{last}"'),
         ):
             assert text in page
+        monkeypatch.setattr(job_search, "SEARCHED_JOBS_MAX", 1)
+        await insert_job(schema, "completed", scheduled_at="'2026-01-31 01:00Z'", metadata=metadata)
+        await insert_job(schema)
+        page = await browser.see(make_periodic_job_path("nightly"))
+        assert f'href="/jobs/{last + 1}"' in page
+        assert "This list searched the newest 1 jobs" in page
         own = await browser.see(make_periodic_job_path("own"))
         assert "Only the code of the schedule can compute later times." in own
         monkeypatch.setattr(periodic_list_page, "PERIODIC_JOBS_SHOWN_MAX", 1)

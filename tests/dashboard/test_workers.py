@@ -51,7 +51,7 @@ async def test_workers(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
         "full": "It runs 2 jobs in 2 slots, the longest for 1h30m: no slot is free.",
         "silent": "It sent no heartbeat for 3h: it stopped without a notice",
         "stopping": "It stops: it takes no new jobs, and waits for 0 jobs.",
-        "stuck": "1 job still runs after the cancellation. It can work no other job. Restart it",
+        "stuck": "1 job still runs after the cancellation, and uses a slot. It can work no",
         "skips": "It skips 3 rows for a while",
         "in Go": "It is not registered, but runs 1 job. It may be a client of River in Go",
         "": "It is not registered, but runs 1 job.",
