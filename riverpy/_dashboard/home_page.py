@@ -13,6 +13,7 @@ from riverpy._dashboard.health_summary import (
 )
 from riverpy._dashboard.page import Page
 from riverpy._dashboard.paths import make_queue_path
+from riverpy._dashboard.plots import load_plots, make_sparklines
 from riverpy._dashboard.rendering import format_count as format_number
 from riverpy._dashboard.rendering import format_duration, format_rate
 from riverpy._dashboard.sentence import Sentence
@@ -37,10 +38,14 @@ async def load_home(view: PageView) -> Mapping[str, object]:
     """Read the status, and describe it."""
     status = await view.site.statuses.read()
     queues = sorted(status.queues, key=_get_urgency)
+    shown = queues[:QUEUES_SHOWN_MAX]
+    recent = await view.site.job_counts.read_queues([queue.name for queue in shown])
     return {
         "status": status,
         "summary": summarize([*describe_status(status), *_describe_checks(view)]),
-        "queues": queues[:QUEUES_SHOWN_MAX],
+        "plots": await load_plots(view, status, PAGE.path),
+        "queues": shown,
+        "sparklines": make_sparklines(recent, status.at),
         "queues_left_out": max(len(queues) - QUEUES_SHOWN_MAX, 0),
     }
 

@@ -10,6 +10,7 @@ import msgspec
 from riverpy._dashboard.database import open_read
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.page import Page
+from riverpy._dashboard.plots import load_plots
 from riverpy._dashboard.queue_health import (
     SAMPLED_JOBS_MAX,
     add_queue,
@@ -80,6 +81,7 @@ async def load_queue(view: PageView) -> Mapping[str, object]:
         "facts": facts,
         "queue": facts.status,
         "sentences": explain_queue(facts),
+        "plots": await load_plots(view, fleet, PAGE.path, queue=name),
         "sample": rows.sample,
         "has_whole_sample": rows.sample.sampled_jobs < SAMPLED_JOBS_MAX,
         "workers": _list_workers(rows.clients, name, now)[:WORKERS_SHOWN_MAX],

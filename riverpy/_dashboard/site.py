@@ -8,6 +8,7 @@ import msgspec
 
 from riverpy._dashboard.bulk_runs import BulkRuns
 from riverpy._dashboard.doctor_cache import DoctorCache
+from riverpy._dashboard.job_count_cache import JobCountCache
 from riverpy._dashboard.live import LiveRegions
 from riverpy._dashboard.rendering import Templates
 from riverpy._dashboard.status_cache import StatusCache
@@ -45,7 +46,7 @@ class ShownArgs(NamedTuple):
 
 class Site:
     """What all pages of one dashboard share: the client, the options, the templates, the status,
-    the findings of doctor."""
+    the findings of doctor, the counts of jobs."""
 
     def __init__(self, client: Client, options: SiteOptions) -> None:
         self.client = client
@@ -53,6 +54,7 @@ class Site:
         self.templates = Templates()
         self.statuses = StatusCache(client)
         self.doctor = DoctorCache(client)
+        self.job_counts = JobCountCache(client)
         self.regions = LiveRegions()
         self.bulk_runs = BulkRuns(client)
         self._log = get_logger()

@@ -1,0 +1,142 @@
+"""JobCountCache: the counts of jobs by queue and minute, which all viewers share."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+import anyio
+
+from riverpy._dashboard.database import open_read
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
+from riverpy._postgres.job_counts import (
+    job_count_read,
+    job_count_read_queues,
+    job_count_table_exists,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+
+    from riverpy._postgres.driver import Transaction
+    from riverpy._postgres.job_counts import CountedStep, QueueStep
+    from riverpy.client import Client
+
+COUNTS_AGE_MAX = 10.0
+"""Seconds for which counts, or the error of a read, are used again. Workers write once a minute."""
+CACHED_READS_MAX = 200
+"""The maximum number of cached reads. The oldest one is dropped."""
+RECENT_ROWS_MAX = 20_000
+"""The maximum number of rows of the last hour that are read to show the queues side by side."""
+RECENT_STEP_SECONDS = 300
+NO_TABLE_TEXT = (
+    "The plots need the table riverpy_job_count: run `riverpy migrate up`, and restart the workers."
+)
+
+CountsT = TypeVar("CountsT")
+
+
+class CountRange(NamedTuple):
+    """A range of time, up to now, in steps of the same length."""
+
+    name: str
+    title: str
+    step_seconds: int
+    steps: int
+    unit: str
+    """The length of a step, in words."""
+    time_format: str
+    """How the start of a step is shown."""
+
+
+COUNT_RANGES = (
+    CountRange("hour", "Last hour", 60, 60, "minute", "%H:%M"),
+    CountRange("day", "Last day", 900, 96, "15 minutes", "%d %b %H:%M"),
+    CountRange("week", "Last week", 3600, 168, "hour", "%d %b %H:%M"),
+)
+
+
+class CountsRead(NamedTuple, Generic[CountsT]):
+    """What was read, or why nothing could be read."""
+
+    counts: Sequence[CountsT]
+    problem: str | None = None
+
+
+class _CachedReads(Generic[CountsT]):
+    """Reads of one kind. Requests that arrive during a read wait for its result."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._lock = anyio.Lock()
+        self._reads: dict[Hashable, tuple[float, CountsRead[CountsT]]] = {}
+        """By key: when the result expires, and the result."""
+
+    async def read(
+        self, key: Hashable, read: Callable[[Transaction], Awaitable[Sequence[CountsT]]]
+    ) -> CountsRead[CountsT]:
+        """Return what `read` returns, or what it has returned for this key a moment ago."""
+        async with self._lock:
+            expires_at, known = self._reads.pop(key, (0.0, None))
+            if known is None or time.monotonic() >= expires_at:
+                known = await self._read_now(read)
+                expires_at = time.monotonic() + COUNTS_AGE_MAX
+            self._reads[key] = expires_at, known
+            if len(self._reads) > CACHED_READS_MAX:
+                del self._reads[next(iter(self._reads))]
+            return known
+
+    async def _read_now(
+        self, read: Callable[[Transaction], Awaitable[Sequence[CountsT]]]
+    ) -> CountsRead[CountsT]:
+        try:
+            async with open_read(self._client) as tx:
+                if not await job_count_table_exists(tx, self._client.config.schema):
+                    return CountsRead((), NO_TABLE_TEXT)
+                return CountsRead(await read(tx))
+        except DATABASE_ERRORS as error:  # the page is useful without plots
+            return CountsRead((), f"The counts cannot be read: {describe_error(error)}.")
+
+
+class JobCountCache:
+    """Reads counts of jobs."""
+
+    def __init__(self, client: Client) -> None:
+        self._schema = client.config.schema
+        self._ranges = _CachedReads["CountedStep"](client)
+        self._queues = _CachedReads["QueueStep"](client)
+
+    async def read_range(self, queue: str, count_range: CountRange) -> CountsRead[CountedStep]:
+        """Return the counts of a queue in each step of a range, oldest first."""
+
+        async def read(tx: Transaction) -> Sequence[CountedStep]:
+            # Workers add the counts of a minute after its end, so the current minute is left out.
+            is_by_minute = count_range.step_seconds == 60
+            steps = await job_count_read(
+                tx,
+                self._schema,
+                queue=queue,
+                step_seconds=count_range.step_seconds,
+                steps=count_range.steps + is_by_minute,
+            )
+            return steps[: count_range.steps]
+
+        return await self._ranges.read((queue, count_range.name), read)
+
+    async def read_queues(self, queues: Sequence[str]) -> Mapping[str, list[QueueStep]]:
+        """Return the counts of queues in the last hour, in steps of `RECENT_STEP_SECONDS`. Steps
+        and queues without attempts are left out. After an error, all are left out."""
+
+        async def read(tx: Transaction) -> Sequence[QueueStep]:
+            return await job_count_read_queues(
+                tx,
+                self._schema,
+                queues=queues,
+                step_seconds=RECENT_STEP_SECONDS,
+                rows_max=RECENT_ROWS_MAX,
+            )
+
+        by_queue: dict[str, list[QueueStep]] = {}
+        for step in (await self._queues.read(tuple(sorted(queues)), read)).counts:
+            by_queue.setdefault(step.queue, []).append(step)
+        return by_queue

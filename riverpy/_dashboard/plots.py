@@ -1,0 +1,304 @@
+"""Plots of the counts of jobs: the shapes of their SVG, and the same in words and numbers."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlencode
+
+from riverpy._dashboard.errors import PageError
+from riverpy._dashboard.job_count_cache import COUNT_RANGES, RECENT_STEP_SECONDS
+from riverpy._dashboard.rendering import format_count, format_duration
+from riverpy._postgres.job_counts import ALL_QUEUES_ROW, WAIT_BOUNDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from riverpy._dashboard.job_count_cache import CountRange
+    from riverpy._dashboard.page import PageView
+    from riverpy._postgres.job_counts import CountedStep, QueueStep
+    from riverpy._tools.top.status import FleetStatus
+
+PLOT_HEIGHT = 100
+"""The height of the plots in the units of their SVG. The width of a step is 1."""
+RANGE_PARAMETER = "range"
+_WAIT_TOPS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 4 * 3600, 24 * 3600)
+"""The tops of the scale of waits in seconds. Longer waits have a scale of whole days."""
+_RECENT_STEPS = 3600 // RECENT_STEP_SECONDS
+
+
+class Bars(NamedTuple):
+    """One row of bars."""
+
+    style: str
+    """The CSS class."""
+    path: str
+    """The outline of all bars, as the data of an SVG path."""
+
+
+class Plot(NamedTuple):
+    """One plot. All values of the page have the same scale of time."""
+
+    title: str
+    text: str
+    """What the plot shows, in a sentence."""
+    top: str
+    """The value at the top of the scale."""
+    bars: Sequence[Bars]
+
+
+class PlotRow(NamedTuple):
+    """The numbers of a step."""
+
+    time: str
+    step: CountedStep
+
+    @property
+    def mean_wait(self) -> float:
+        """The mean of the waits in seconds."""
+        return self.step.wait_seconds / max(self.step.attempts, 1)
+
+
+class RangeLink(NamedTuple):
+    """A link to the same page with another range."""
+
+    title: str
+    path: str
+    is_current: bool
+
+
+class PlotSection(NamedTuple):
+    """The plots of a page."""
+
+    links: Sequence[RangeLink]
+    title: str
+    unit: str
+    """The length of a step, in words."""
+    text: str
+    """The sum of all steps in words."""
+    plots: Sequence[Plot]
+    width: int
+    """The number of steps."""
+    unknown_steps: int
+    """The number of steps, from the first one, of which it is not known how many attempts
+    ended."""
+    times: Sequence[str]
+    """The start of the first, of the middle and of the last step."""
+    rows: Sequence[PlotRow]
+    """The steps in which attempts ended, newest first."""
+    notes: Sequence[str]
+    """What the plots lack."""
+
+
+class Sparkline(NamedTuple):
+    """The last hour of a queue, in a small plot."""
+
+    attempts: int
+    failed: int
+    bars: Sequence[Bars]
+    width: int = _RECENT_STEPS
+
+
+async def load_plots(
+    view: PageView, status: FleetStatus, path: str, *, queue: str | None = None
+) -> PlotSection:
+    """Read the counts of the range that the address names, and return their plots.
+
+    Args:
+        view: the page. Its query has the range.
+        status: the status, which says whether other clients work jobs too.
+        path: the path of the page, for the links to other ranges.
+        queue: the queue. None: all queues together.
+
+    Raises:
+        PageError: there is no such range.
+    """
+    chosen = view.query.get(RANGE_PARAMETER, COUNT_RANGES[0].name)
+    count_range = next((one for one in COUNT_RANGES if one.name == chosen), None)
+    if count_range is None:
+        raise PageError(400, f"There is no range {chosen!r}.", "Choose hour, day or week.")
+    row = ALL_QUEUES_ROW if queue is None else queue
+    read = await view.site.job_counts.read_range(row, count_range)
+    others = [item for item in view.query.multi_items() if item[0] != RANGE_PARAMETER]
+    links = [
+        RangeLink(
+            one.title,
+            f"{path}?{urlencode([*others, (RANGE_PARAMETER, one.name)])}",
+            one is count_range,
+        )
+        for one in COUNT_RANGES
+    ]
+    has_others = any(worker.state == "unregistered" for worker in status.workers)
+    notes = [] if read.problem is None else [read.problem]
+    if has_others or (status.leader is not None and status.leader.foreign):
+        notes.append("Jobs that clients of River in Go work are not counted here.")
+    return make_section(read.counts, count_range, links, notes)
+
+
+def make_section(
+    steps: Sequence[CountedStep],
+    count_range: CountRange,
+    links: Sequence[RangeLink],
+    notes: Sequence[str],
+) -> PlotSection:
+    """Return the plots of counts. Without steps there is no plot."""
+    rows = [
+        PlotRow(_show_time(one.started_at, count_range.time_format), one)
+        for one in reversed(steps)
+        if one.attempts
+    ]
+    unknown = _count_unknown_steps(steps, count_range)
+    more: list[str] = []
+    if steps and steps[0].counted_since is None:
+        more.append("Nothing was counted yet. Workers write counts once a minute.")
+    elif 0 < unknown < len(steps):
+        since = _show_time(steps[unknown].started_at, count_range.time_format)
+        more.append(f"Nothing was counted before {since} (UTC). This part is grey.")
+    elif steps and unknown:
+        more.append("Nothing was counted in this time.")
+    return PlotSection(
+        links=links,
+        title=count_range.title,
+        unit=count_range.unit,
+        text=_describe_sum(rows, count_range) if steps else "",
+        plots=_make_plots(steps, rows, count_range) if rows else [],
+        width=max(len(steps), 1),
+        unknown_steps=unknown,
+        times=[
+            _show_time(steps[place].started_at, count_range.time_format)
+            for place in (0, len(steps) // 2, -1)
+            if steps
+        ],
+        rows=rows,
+        notes=[*notes, *more],
+    )
+
+
+def make_sparklines(
+    recent: Mapping[str, list[QueueStep]], now: datetime
+) -> Mapping[str, Sparkline]:
+    """Return a small plot of the last hour for each queue in `recent`. `now` is the server's
+    time."""
+    last = int(now.timestamp()) // RECENT_STEP_SECONDS
+    found: dict[str, Sparkline] = {}
+    for queue, steps in recent.items():
+        attempts, failed = [0] * _RECENT_STEPS, [0] * _RECENT_STEPS
+        for step in steps:
+            place = _RECENT_STEPS - 1 - last + step.started_at // RECENT_STEP_SECONDS
+            if 0 <= place < _RECENT_STEPS:
+                attempts[place], failed[place] = step.attempts, step.failed
+        top = max(attempts)
+        if top:
+            bars = [
+                Bars("plot-main", draw_bars(attempts, top)),
+                Bars("plot-bad", draw_bars(failed, top)),
+            ]
+            found[queue] = Sparkline(sum(attempts), sum(failed), bars)
+    return found
+
+
+def draw_bars(values: Sequence[float], top: float) -> str:
+    """Return the data of an SVG path with a bar for each value. A value above 0 can be seen."""
+    bars: list[str] = []
+    for place, value in enumerate(values):
+        if value > 0:
+            height = max(min(value / top, 1.0) * PLOT_HEIGHT, 1.5)
+            bars.append(f"M{place}.1 {PLOT_HEIGHT}v-{height:.1f}h.8v{height:.1f}z")
+    return "".join(bars)
+
+
+def choose_count_top(highest: float) -> int:
+    """Return the top of a scale of counts: 1, 2 or 5 times a power of ten."""
+    power = 10 ** max(math.floor(math.log10(max(highest, 1))), 0)
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= highest)
+
+
+def choose_wait_top(longest: float) -> float:
+    """Return the top of a scale of waits in seconds."""
+    day = 24 * 3600
+    return next((top for top in _WAIT_TOPS if top >= longest), math.ceil(longest / day) * day)
+
+
+def _make_plots(
+    steps: Sequence[CountedStep], rows: Sequence[PlotRow], count_range: CountRange
+) -> list[Plot]:
+    most = max(rows, key=lambda row: row.step.attempts)
+    worst = max(rows, key=lambda row: row.step.failed)
+    longest = max(rows, key=lambda row: row.step.wait_max)
+    attempts_top = choose_count_top(most.step.attempts)
+    failed_top = choose_count_top(worst.step.failed)
+    wait_top = choose_wait_top(longest.step.wait_max)
+    failed = sum(row.step.failed for row in rows)
+    return [
+        Plot(
+            f"Ended attempts in each {count_range.unit}"
+            if count_range.unit != "15 minutes"
+            else "Ended attempts in 15 minutes",
+            f"Most: {format_count(most.step.attempts)} at {most.time}.",
+            format_count(attempts_top),
+            [Bars("plot-main", draw_bars([one.attempts for one in steps], attempts_top))],
+        ),
+        Plot(
+            "Failed attempts",
+            f"Most: {format_count(worst.step.failed)} at {worst.time}."
+            if failed
+            else "No attempt failed.",
+            format_count(failed_top),
+            [Bars("plot-bad", draw_bars([one.failed for one in steps], failed_top))],
+        ),
+        Plot(
+            "Waits: the longest (light) and the mean (dark)",
+            f"Longest: {format_duration(longest.step.wait_max)} at {longest.time}.",
+            format_duration(wait_top),
+            [
+                Bars("plot-light", draw_bars([one.wait_max for one in steps], wait_top)),
+                Bars(
+                    "plot-main",
+                    draw_bars([one.wait_seconds / max(one.attempts, 1) for one in steps], wait_top),
+                ),
+            ],
+        ),
+    ]
+
+
+def _count_unknown_steps(steps: Sequence[CountedStep], count_range: CountRange) -> int:
+    """Return how many steps ended before anything was counted. Later steps without counts had no
+    attempts."""
+    if not steps or steps[0].counted_since is None:
+        return len(steps)
+    since = steps[0].counted_since
+    return sum(one.started_at + count_range.step_seconds <= since for one in steps)
+
+
+def _describe_sum(rows: Sequence[PlotRow], count_range: CountRange) -> str:
+    steps = [row.step for row in rows]
+    attempts = sum(step.attempts for step in steps)
+    if not attempts:
+        return f"{count_range.title}: no attempt ended."
+    completed, failed, discarded = (
+        format_count(sum(values))
+        for values in zip(
+            *((one.completed, one.failed, one.discarded) for one in steps), strict=True
+        )
+    )
+    longest = max(step.wait_max for step in steps)
+    overs = [
+        sum(values)
+        for values in zip(*(tuple(step)[-len(WAIT_BOUNDS) :] for step in steps), strict=True)
+    ]
+    # The first bound that at most 5 % of the waits exceed.
+    bound = next(
+        (bound for bound, over in zip(WAIT_BOUNDS, overs, strict=True) if over <= attempts * 0.05),
+        longest,
+    )
+    return (
+        f"{count_range.title}: {format_count(attempts)} attempts ended, {completed} completed and "
+        f"{failed} failed. {discarded} jobs were discarded. The longest wait was "
+        f"{format_duration(longest)}, and 95 % of the jobs waited at most "
+        f"{format_duration(min(bound, longest))}."
+    )
+
+
+def _show_time(seconds: int, time_format: str) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime(time_format)
