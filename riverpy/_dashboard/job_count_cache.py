@@ -50,9 +50,9 @@ class CountRange(NamedTuple):
 
 
 COUNT_RANGES = (
-    CountRange("hour", "Last hour", 60, 60, "minute", "%H:%M"),
+    CountRange("hour", "Last hour", 60, 60, "a minute", "%H:%M"),
     CountRange("day", "Last day", 900, 96, "15 minutes", "%d %b %H:%M"),
-    CountRange("week", "Last week", 3600, 168, "hour", "%d %b %H:%M"),
+    CountRange("week", "Last week", 3600, 168, "an hour", "%d %b %H:%M"),
 )
 
 

@@ -11,6 +11,7 @@ from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.job_count_cache import COUNT_RANGES, RECENT_STEP_SECONDS
 from riverpy._dashboard.rendering import format_count, format_duration
 from riverpy._postgres.job_counts import ALL_QUEUES_ROW, WAIT_BOUNDS
+from riverpy._tools.text import format_count as format_noun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -232,11 +233,9 @@ def _make_plots(
     failed = sum(row.step.failed for row in rows)
     return [
         Plot(
-            f"Ended attempts in each {count_range.unit}"
-            if count_range.unit != "15 minutes"
-            else "Ended attempts in 15 minutes",
+            f"Ended attempts in {count_range.unit}",
             f"Most: {format_count(most.step.attempts)} at {most.time}.",
-            format_count(attempts_top),
+            format_noun(attempts_top, "attempt"),
             [Bars("plot-main", draw_bars([one.attempts for one in steps], attempts_top))],
         ),
         Plot(
@@ -244,7 +243,7 @@ def _make_plots(
             f"Most: {format_count(worst.step.failed)} at {worst.time}."
             if failed
             else "No attempt failed.",
-            format_count(failed_top),
+            format_noun(failed_top, "failure"),
             [Bars("plot-bad", draw_bars([one.failed for one in steps], failed_top))],
         ),
         Plot(
@@ -277,7 +276,7 @@ def _describe_sum(rows: Sequence[PlotRow], count_range: CountRange) -> str:
     if not attempts:
         return f"{count_range.title}: no attempt ended."
     completed, failed, discarded = (
-        format_count(sum(values))
+        sum(values)
         for values in zip(
             *((one.completed, one.failed, one.discarded) for one in steps), strict=True
         )
@@ -292,10 +291,11 @@ def _describe_sum(rows: Sequence[PlotRow], count_range: CountRange) -> str:
         (bound for bound, over in zip(WAIT_BOUNDS, overs, strict=True) if over <= attempts * 0.05),
         longest,
     )
+    verb = "was" if discarded == 1 else "were"
     return (
-        f"{count_range.title}: {format_count(attempts)} attempts ended, {completed} completed and "
-        f"{failed} failed. {discarded} jobs were discarded. The longest wait was "
-        f"{format_duration(longest)}, and 95 % of the jobs waited at most "
+        f"{count_range.title}: {format_noun(attempts, 'attempt')} ended ({completed:,} completed, "
+        f"{failed:,} failed). {format_noun(discarded, 'job')} {verb} discarded. The longest wait "
+        f"was {format_duration(longest)}, and 95 % of the jobs waited at most "
         f"{format_duration(min(bound, longest))}."
     )
 

@@ -99,7 +99,6 @@ class QueueStep(NamedTuple):
     started_at: int
     attempts: int
     failed: int
-    wait_max: float
 
 
 async def job_count_write(

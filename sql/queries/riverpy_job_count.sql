@@ -165,18 +165,19 @@ order by step.second;
 
 -- name: job_count_read_queues
 -- The attempts of each of the given queues in the last hour, in steps of @step_seconds. The newest rows are read first,
--- up to a limit.
+-- up to a limit. (date_part is faster than extract, which returns a numeric.)
 with recent as materialized (
-  select queue, extract(epoch from started_at)::bigint / @step_seconds::integer as step, attempts, failed, wait_max
+  select queue, started_at, attempts, failed
   from /* schema */ riverpy_job_count
   where seconds = 60 and started_at > now() - interval '1 hour' and started_at <= now()
   order by seconds desc, started_at desc, queue desc
   limit @rows_max::bigint
 )
-select
-  queue, step * @step_seconds::integer as second, sum(attempts)::bigint as attempts, sum(failed)::bigint as failed,
-  max(wait_max) as wait_max
-from recent
-where queue = any(@queues::text[])
+select queue, step * @step_seconds::integer as second, sum(attempts)::bigint as attempts, sum(failed)::bigint as failed
+from (
+  select queue, date_part('epoch', started_at)::bigint / @step_seconds::integer as step, attempts, failed
+  from recent
+  where queue = any(@queues::text[])
+) as chosen
 group by queue, step
 order by queue, step;

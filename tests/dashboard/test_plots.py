@@ -65,7 +65,7 @@ def test_shapes() -> None:
     assert (section.unknown_steps, section.width, len(section.rows)) == (3, 8, 1)
     assert section.notes == ["Nothing was counted before 01 Jan 03:00 (UTC). This part is grey."]
     assert "95 % of the jobs waited at most 11m40s." in section.text
-    assert [plot.top for plot in section.plots] == ["20", "1", "30m"]
+    assert [plot.top for plot in section.plots] == ["20 attempts", "1 failure", "30m"]
     assert (
         make_section([step_at(60, None)], HOUR, [], []).notes[0].startswith("Nothing was counted")
     )
@@ -75,10 +75,10 @@ def test_shapes() -> None:
     lines = make_sparklines(
         {
             "aa": [
-                QueueStep("aa", 3600 * 5, 4, 1, 0.1),
-                QueueStep("aa", 3600 * 4 + 300, 8, 0, 0.1),
+                QueueStep("aa", 3600 * 5, 4, 1),
+                QueueStep("aa", 3600 * 4 + 300, 8, 0),
             ],
-            "old": [QueueStep("old", 0, 4, 0, 0.1)],
+            "old": [QueueStep("old", 0, 4, 0)],
         },
         now,
     )
@@ -99,7 +99,7 @@ async def test_pages(schema: Schema) -> None:
     ):
         home = await browser.see("/")
         assert (
-            "Last hour: 2,400 attempts ended, 2,314 completed and 82 failed. 6 jobs were "
+            "Last hour: 2,400 attempts ended (2,314 completed, 82 failed). 6 jobs were "
             "discarded. The longest wait was 2.1s, and 95 % of the jobs waited at most 1s." in home
         )
         assert home.count('class="plot-area"') == 3
