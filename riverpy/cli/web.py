@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from riverpy.cli._target import ClientTarget
 
 PASSWORD_LENGTH_MIN = 8
+_HEALTH_CHECKS_PATH = "/api/health-checks/"
 
 _EPILOG = f"""\b
 Exit codes:
@@ -136,11 +137,14 @@ class _PasswordCheck:
         self._password = password.encode()
 
     def authorize(self, request: Request) -> Access:
-        """Return the access of a user. Without the password, ask the browser for it."""
+        """Return the access of a user. Without the password, ask the browser for it. Health checks
+        need no password, because a load balancer has none."""
         from starlette.exceptions import HTTPException
 
         from riverpy.web import Access
 
+        if request.method == "GET" and request.scope["path"].startswith(_HEALTH_CHECKS_PATH):
+            return Access("read")
         scheme, _, encoded = request.headers.get("authorization", "").partition(" ")
         try:
             user, _, given = b64decode(encoded, validate=True).partition(b":")

@@ -484,3 +484,13 @@ async def test_neighbors(large: asyncpg.Connection[Any]) -> None:
     nodes = await plan_of_query(large, statement, [by_name[name] for name in statement.parameters])
     assert scans_of(nodes) == {"river_job_state_and_finalized_at_index", FETCH}
     assert {node["Node Type"] for node in nodes} >= {"Index Scan", "Limit"}
+
+
+async def test_dashboard_kinds(large: asyncpg.Connection[Any]) -> None:
+    """The names of kinds are found one by one in an index."""
+    statement = get_query("riverpy_dashboard", "kinds", None)
+    arguments = [{"after": "", "limit": 10}[name] for name in statement.parameters]
+    lines = await large.fetch(f"EXPLAIN {statement.text}", *arguments)
+    scans = [line[0] for line in lines if " on river_job" in line[0]]
+    assert scans
+    assert all("river_job_kind" in line for line in scans)
