@@ -494,3 +494,45 @@ async def test_dashboard_kinds(large: asyncpg.Connection[Any]) -> None:
     scans = [line[0] for line in lines if " on river_job" in line[0]]
     assert scans
     assert all("river_job_kind" in line for line in scans)
+
+
+DASHBOARD_VALUES = {
+    "client_id": "'c1'",
+    "kinds": "20",
+    "limit": "1000",
+    "periodic_job_id": "'p'",
+    "periodic_job_ids": "'{p}'",
+    "queue": "'backlog'",
+    "queues": "'{backlog,q1}'",
+    "searched": "1000",
+    "skipped": "'{}'",
+    "slot": "'2026-01-01Z'",
+    "state": "'available'",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("queue_sample_kinds", FETCH),
+        ("queue_kinds_without_worker", FETCH),
+        ("client_running_jobs", FETCH),
+        ("periodic_newest_jobs", "river_job_pkey"),
+        ("periodic_job_of_slot", FETCH),
+    ],
+)
+async def test_dashboard_reads(large: asyncpg.Connection[Any], name: str, index: str) -> None:
+    """What the pages of queues, workers and periodic jobs read of jobs, they read from one index,
+    and no more than their limits."""
+    statement = get_query("riverpy_dashboard", name, None)
+    literals = [DASHBOARD_VALUES[one] for one in statement.parameters]
+    async with large.transaction():
+        await set_statement_timeout(large, timedelta(seconds=60))
+        assert scans_of(await plan_of_query(large, statement, literals)) == {index}
+        await large.execute(f"PREPARE planned AS {statement.text}")
+        text = await large.fetchval(
+            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) EXECUTE planned({', '.join(literals)})"
+        )
+        await large.execute("DEALLOCATE planned")
+    root = json.loads(text)[0]["Plan"]
+    assert root["Shared Hit Blocks"] + root["Shared Read Blocks"] < 2_500
