@@ -68,7 +68,7 @@ async def load_periodic_job(view: PageView) -> Mapping[str, object]:
         job_id, domain = split_periodic_id(entry.id)
         kind = {job.id: job.kind for job in client.periodic_jobs}.get(job_id)
         search = _make_search(job_id, kind)
-        found = await _find_jobs(tx, schema, search)
+        found = await find_jobs(tx, schema, search, limit=JOBS_SHOWN_MAX)
         last_job = await _find_last_job(tx, schema, entry, found, fleet)
     sentence = explain_periodic_job(entry, fleet, now)
     return {
@@ -113,25 +113,16 @@ def _make_search(job_id: str, kind: str | None) -> JobSearch:
     return read_search(QueryParams(values))
 
 
-async def _find_jobs(tx: Transaction, schema: str | None, search: JobSearch) -> FoundJobs | None:
-    """Return the newest jobs. None: one of the searched jobs is damaged."""
-    try:
-        async with tx.transaction():
-            return await find_jobs(tx, schema, search, limit=JOBS_SHOWN_MAX)
-    except PageError:
-        return None
-
-
 async def _find_last_job(
     tx: Transaction,
     schema: str | None,
     entry: PeriodicJobEntry,
-    found: FoundJobs | None,
+    found: FoundJobs,
     fleet: FleetStatus,
 ) -> InsertedPeriodicJob | None:
     """Return the last job: the newest one that was found, or that of the last run, which may be
     older than the searched jobs. None: not known."""
-    if found is not None and found.jobs:
+    if found.jobs:
         newest = found.jobs[0]
         return InsertedPeriodicJob(newest.id, newest.kind, newest.queue, newest.state)
     if entry.last_run_at is None:

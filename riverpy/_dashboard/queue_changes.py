@@ -124,8 +124,10 @@ async def _clear_queue(form: QueueChangeForm, site: Site, access: Access) -> Mes
         refused=changes.refused,
     )
     parts = [f"{format_count(changes.changed, 'job')} of {form.target} deleted."]
-    if rest := changes.unchanged + changes.missing:
-        parts.append(f"{rest:,} were started or changed before, and stay.")
+    if changes.unchanged:
+        parts.append(f"{changes.unchanged:,} were started or changed before, and stay.")
+    if changes.missing:
+        parts.append(f"{changes.missing:,} had been deleted before.")
     if changes.refused:
         reason = next(iter(changes.reasons.values()), "")
         parts.append(f"{changes.refused:,} were refused ({reason}).")

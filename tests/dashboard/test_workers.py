@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from riverpy._dashboard import worker_page
 from riverpy._dashboard.paths import make_worker_path
 from tests.dashboard.site_kit import insert_client, insert_job, insert_queue, open_site
+from tests.kit.damaged_rows import damage
 
 if TYPE_CHECKING:
     import pytest
@@ -94,3 +95,25 @@ async def test_tables_missing(schema: Schema) -> None:
                 assert "<code>riverpy migrate up</code>" in page
         assert 'name="pause" value="default"' in await browser.see("/queue?name=default")
         assert "It is not registered" in await browser.see("/worker?id=go")
+
+
+async def test_damaged_jobs(schema: Schema) -> None:
+    """Jobs that the server cannot read break no page of queues, workers and periodic jobs."""
+    await schema.execute(
+        "INSERT INTO riverpy_periodic (id, schedule, next_run_at, last_run_at)"
+        " VALUES ('pp', 'every 1h', now(), now() - interval '1 h')"
+    )
+    await insert_client(schema, "c")
+    running = await insert_job(
+        schema, "running", attempted_by="array['c']", attempted_at="now()", attempt="1"
+    )
+    waiting = await insert_job(schema, scheduled_at="now() - interval '1 h'")
+    for job_id, column in ((running, "attempted_by"), (waiting, "metadata")):
+        await damage(schema, job_id, column)
+    async with open_site(schema) as browser:
+        for path in ("/queues", "/workers", "/periodic", "/periodic-job?id=pp"):
+            await browser.see(path)
+        assert "It runs no job" in await browser.see("/worker?id=c")
+        page = await browser.see("/queue?name=default")
+        answer = await browser.submit(page, "/queues/change", clear="default", confirmed="yes")
+        assert "1 job of the queue default deleted." in answer.text
