@@ -53,12 +53,14 @@ class JobCounts(NamedTuple):
     waits_over_1m: int
     waits_over_5m: int
 
-    def plus(self, other: JobCounts) -> JobCounts:
-        """Return the sum of two counts, for the queue of this one."""
-        values: list[Any] = list(self)
-        more: list[Any] = list(other)
-        sums = [one + two for one, two in zip(values[1:], more[1:], strict=True)]
-        return JobCounts(self.queue, *sums)._replace(wait_max=max(self.wait_max, other.wait_max))
+
+def sum_counts(queue: str, counts: Sequence[JobCounts]) -> JobCounts:
+    """Return the sum of at least one counts, for this queue."""
+    if len(counts) == 1:
+        return counts[0]._replace(queue=queue)
+    sums: list[Any] = [sum(values) for values in list(zip(*counts, strict=True))[1:]]
+    longest = max(one.wait_max for one in counts)
+    return JobCounts(queue, *sums)._replace(wait_max=longest)
 
 
 class CountedPeriod(NamedTuple):

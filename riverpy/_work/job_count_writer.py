@@ -23,11 +23,12 @@ from riverpy._postgres.job_counts import (
     WAIT_BOUNDS,
     JobCounts,
     job_count_write,
+    sum_counts,
 )
 from riverpy._work.counters import WAIT_TIME_BUCKET_BOUNDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from anyio.abc import TaskStatus
 
@@ -60,12 +61,14 @@ class JobCountCollector:
 
     def take_counts(self) -> list[JobCounts]:
         """Return the counts of each queue in which attempts have ended since the last call."""
-        current = {of_queue: queue for queue, of_queue in self._counters.counters_by_queue.items()}
-        removed = {
-            of_queue: seen[0] for of_queue, seen in self._seen.items() if of_queue not in current
-        }
+        current = self._counters.counters_by_queue
+        removed = [
+            (seen[0], of_queue)
+            for of_queue, seen in self._seen.items()
+            if current.get(seen[0]) is not of_queue
+        ]
         taken: list[JobCounts] = []
-        for of_queue, queue in (*removed.items(), *current.items()):
+        for queue, of_queue in (*removed, *current.items()):
             buckets = of_queue.wait_times.bucket_counts
             seen = self._seen.get(of_queue)
             if buckets == seen[1] if seen else not any(buckets):
@@ -96,28 +99,27 @@ class JobCountCollector:
                 )
             )
             of_queue.longest_wait = 0.0
-        for of_queue in removed:
+        for _, of_queue in removed:
             del self._seen[of_queue]
         return taken
 
 
-def add_counts(counts: Iterable[JobCounts]) -> list[JobCounts]:
-    """Return one sum for each queue. `counts` may have a queue several times."""
-    by_queue: dict[str, JobCounts] = {}
+def make_rows(counts: Sequence[JobCounts]) -> list[JobCounts]:
+    """Return the rows to write: all queues together, the busiest queues, and the others together.
+    `counts` may have a queue several times."""
+    by_queue: dict[str, list[JobCounts]] = {}
     for one in counts:
-        known = by_queue.get(one.queue)
-        by_queue[one.queue] = one if known is None else known.plus(one)
-    return list(by_queue.values())
-
-
-def make_rows(counts: Iterable[JobCounts]) -> list[JobCounts]:
-    """Return the rows to write: all queues together, the busiest queues, and the others
-    together."""
-    by_queue = sorted(add_counts(counts), key=lambda one: -one.attempts)
-    rows = [one._replace(queue=ALL_QUEUES_ROW) for one in by_queue]
-    rows += by_queue[:QUEUES_PER_PERIOD_MAX]
-    rows += [one._replace(queue=OTHER_QUEUES_ROW) for one in by_queue[QUEUES_PER_PERIOD_MAX:]]
-    return add_counts(rows)
+        by_queue.setdefault(one.queue, []).append(one)
+    busiest_first = sorted(
+        (sum_counts(queue, same) for queue, same in by_queue.items()),
+        key=lambda one: -one.attempts,
+    )
+    rows = busiest_first[:QUEUES_PER_PERIOD_MAX]
+    if counts:
+        rows.append(sum_counts(ALL_QUEUES_ROW, counts))
+    if others := busiest_first[QUEUES_PER_PERIOD_MAX:]:
+        rows.append(sum_counts(OTHER_QUEUES_ROW, others))
+    return rows
 
 
 class JobCountWriter:
