@@ -1,4 +1,4 @@
-"""The paths of pages whose addresses contain a name.
+"""The paths of pages whose addresses contain a name, and such names in sentences.
 
 Names are in the query of the address, because they may contain any character: browsers and proxies
 change paths with `..`, `//` or an escaped slash."""
@@ -6,6 +6,16 @@ change paths with `..`, `//` or an escaped slash."""
 from __future__ import annotations
 
 from urllib.parse import urlencode
+
+from riverpy._tools.text import shorten_line
+
+QUOTED_NAME_LENGTH_MAX = 200
+"""The maximum number of characters of a name that an error page shows."""
+
+
+def quote_name(name: str) -> str:
+    """Return a name that a request contains in quotes, for a sentence. A long name is cut."""
+    return repr(shorten_line(name, QUOTED_NAME_LENGTH_MAX))
 
 
 def make_queue_path(name: str) -> str:

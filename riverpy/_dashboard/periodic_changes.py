@@ -10,6 +10,7 @@ from riverpy._dashboard.change import Change, Question, RequestedChange, log_cha
 from riverpy._dashboard.database import open_connection
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.messages import Message
+from riverpy._dashboard.paths import quote_name
 from riverpy._dashboard.periodic_health import find_domain_leader, split_periodic_id
 from riverpy._dashboard.rendering import format_utc, show_value
 from riverpy._postgres.periodic import periodic_get
@@ -75,7 +76,7 @@ async def change_periodic_job(form: PeriodicChangeForm, site: Site, access: Acce
     except NotFoundError:
         raise PageError(
             404,
-            f"There is no periodic job {form.job_id!r}.",
+            f"There is no periodic job {quote_name(form.job_id)}.",
             "A leader registers the periodic jobs of its code. Start a worker with this code.",
         ) from None
     except SchemaMissingError as error:

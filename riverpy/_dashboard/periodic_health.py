@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from riverpy._dashboard.health_summary import has_leader
@@ -96,8 +97,8 @@ def _explain_late_run(leader: LeaderStatus, late: float) -> Sentence:
 async def find_last_jobs(
     tx: Transaction, schema: str | None, entries: Sequence[PeriodicJobEntry]
 ) -> dict[str, InsertedPeriodicJob]:
-    """Return the last inserted job of periodic jobs, by the ids of the rows, as far as it is
-    known."""
+    """Return the last inserted job of periodic jobs, by the ids of the rows, as far as it is known.
+    Jobs do not name their domain, so it is not known for an id that several domains use."""
     ids = sorted({split_periodic_id(entry.id)[0] for entry in entries})
     try:
         async with tx.transaction():
@@ -109,4 +110,9 @@ async def find_last_jobs(
             raise
         return {}
     by_row = {entry.id: found.get(split_periodic_id(entry.id)[0]) for entry in entries}
-    return {row_id: job for row_id, job in by_row.items() if job is not None}
+    uses = Counter(split_periodic_id(entry.id)[0] for entry in entries)
+    return {
+        row_id: job
+        for row_id, job in by_row.items()
+        if job is not None and uses[split_periodic_id(row_id)[0]] == 1
+    }

@@ -12,6 +12,7 @@ from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.health_summary import describe_leaders
 from riverpy._dashboard.job_search import find_jobs, read_search
 from riverpy._dashboard.page import Page
+from riverpy._dashboard.paths import quote_name
 from riverpy._dashboard.periodic_health import (
     explain_periodic_job,
     split_periodic_id,
@@ -100,7 +101,7 @@ async def _read_entry(tx: Transaction, schema: str | None, row_id: str) -> Perio
     if not entries:
         raise PageError(
             404,
-            f"There is no periodic job {row_id!r}.",
+            f"There is no periodic job {quote_name(row_id)}.",
             "The page Periodic lists all that a leader has registered.",
         )
     return entries[0]

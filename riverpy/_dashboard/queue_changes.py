@@ -10,6 +10,7 @@ from riverpy._dashboard.change import Change, Question, RequestedChange, log_cha
 from riverpy._dashboard.database import open_connection, open_read
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.messages import Message
+from riverpy._dashboard.paths import quote_name
 from riverpy._dashboard.queue_health import add_queue
 from riverpy._dashboard.rendering import format_count as format_number
 from riverpy._dashboard.rendering import format_time, show_value
@@ -150,7 +151,7 @@ async def _pause_or_resume(form: QueueChangeForm, site: Site, access: Access) ->
     except NotFoundError:
         raise PageError(
             404,
-            f"There is no queue {form.name!r} that could be paused or resumed.",
+            f"There is no queue {quote_name(form.name)} that could be paused or resumed.",
             "Only a queue that a worker works, or has worked lately, can be paused. Start a worker "
             "of the queue first.",
         ) from None

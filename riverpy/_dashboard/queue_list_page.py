@@ -75,6 +75,8 @@ def _choose_slow_queues(fleet: FleetStatus) -> list[str]:
 
 
 def _get_urgency(found: tuple[QueueFacts, Sequence[Sentence]]) -> tuple[int, float, str]:
-    """Return the sort key of a queue: the worst state first, then the longest wait."""
+    """Return the sort key of a queue: the worst state first, then the longest wait. Queues that are
+    not behind are in the order of their names, so that rows do not move under the pointer."""
     facts, sentences = found
-    return -rank_health(sentences[0].health), -(facts.status.due_for or 0), facts.status.name
+    rank = rank_health(sentences[0].health)
+    return -rank, -(facts.status.due_for or 0) if rank else 0.0, facts.status.name

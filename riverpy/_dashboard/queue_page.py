@@ -10,6 +10,7 @@ import msgspec
 from riverpy._dashboard.database import open_read
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.page import Page
+from riverpy._dashboard.paths import quote_name
 from riverpy._dashboard.plots import load_plots
 from riverpy._dashboard.queue_health import (
     SAMPLED_JOBS_MAX,
@@ -97,7 +98,7 @@ PAGE = Page("queue", "/queue", "queue.html", load_queue)
 def _make_not_found_error(name: str) -> PageError:
     return PageError(
         404,
-        f"There is no queue {name!r}.",
+        f"There is no queue {quote_name(name)}.",
         "A queue exists as long as it has jobs or a worker works it, and a day longer. The page "
         "Queues lists all.",
     )

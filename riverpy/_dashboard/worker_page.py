@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from riverpy._dashboard.database import open_read
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.page import Page
+from riverpy._dashboard.paths import quote_name
 from riverpy._dashboard.worker_health import explain_worker, find_led_domains
 from riverpy._names import DEFAULT_DOMAIN, USER_LEASE_NAME_PREFIX
 from riverpy._postgres.dashboard_reads import client_list_running_jobs
@@ -91,7 +92,7 @@ PAGE = Page("worker", "/worker", "worker.html", load_worker)
 def _make_not_found_error(client_id: str) -> PageError:
     return PageError(
         404,
-        f"There is no worker {client_id!r}.",
+        f"There is no worker {quote_name(client_id)}.",
         "A worker that has stopped is not listed any more. The page Workers lists all.",
     )
 

@@ -51,8 +51,10 @@ async def test_periodic_jobs(schema: Schema, monkeypatch: pytest.MonkeyPatch) ->
     await insert_periodic_job(schema, "own", schedule="'<i>'", next_run_at="now()")
     await insert_periodic_job(schema, "asked", run_requested_at="now()")
     await insert_periodic_job(schema, "bills@eu")
+    await insert_periodic_job(schema, "late@eu")
     metadata = '\'{"river:periodic_job_id": "nightly"}\''
     await insert_job(schema, "completed", metadata=metadata)
+    await insert_job(schema, metadata='\'{"river:periodic_job_id": "late"}\'')
     last = await insert_job(schema, "discarded", metadata=metadata, kind="'<b>'", queue="'q'")
     await insert_client(schema, "host-1")
     await set_leader(schema, "host-1")
@@ -65,12 +67,15 @@ async def test_periodic_jobs(schema: Schema, monkeypatch: pytest.MonkeyPatch) ->
         "own": "It runs now.",
         "asked": "A run was requested. The leader inserts its job within seconds.",
         "bills@eu": "but there is no leader of the domain eu now.",
+        "late@eu": "but there is no leader of the domain eu now.",
     }
     async with open_site(schema) as browser:
         listed = unescape(await browser.see("/periodic"))
         rows = {
             unescape(row[1]): row[0]
-            for row in re.finditer(r"<tr>\s*<th.*?>([^<]*)</a>.*?</tr>", listed, re.DOTALL)
+            for row in re.finditer(
+                r'<tr id="periodic-.*?<a [^>]*>([^<]*)</a>.*?</tr>', listed, re.DOTALL
+            )
         }
         assert set(rows) == set(sentences)
         for name, text in sentences.items():
@@ -80,6 +85,7 @@ async def test_periodic_jobs(schema: Schema, monkeypatch: pytest.MonkeyPatch) ->
         for text in ("2040-01-01 01:00:00 UTC", "2026-01-31 01:00:00 UTC", f"/jobs/{last}"):
             assert text in rows["nightly"]
         assert "discarded</span>" in rows["nightly"]
+        assert "/jobs/" not in rows["late"] + rows["late@eu"]
         assert "<i>" not in await browser.see("/periodic")
         page = await browser.see(make_periodic_job_path("nightly"))
         for text in (
