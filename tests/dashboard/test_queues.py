@@ -7,9 +7,10 @@ from html import unescape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from riverpy._dashboard import queue_changes
+from riverpy._dashboard import queue_changes, queue_list_page
 from riverpy._dashboard.paths import make_queue_path
 from riverpy._log_events import DASHBOARD_CHANGED_JOBS, DASHBOARD_MADE_A_CHANGE
+from riverpy._tools.top import status
 from tests.dashboard.site_kit import insert_client, insert_job, insert_queue, open_site
 
 if TYPE_CHECKING:
@@ -170,6 +171,22 @@ async def test_clear(
     ]
 
 
+async def test_many_queues(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If there are more queues than the status reads, the list says so, and each queue still has
+    its page."""
+    monkeypatch.setattr(status, "QUEUES_MAX", 1)
+    monkeypatch.setattr(queue_list_page, "QUEUES_MAX", 1)
+    for name in ("a", "b"):
+        await insert_job(schema, queue=f"'{name}'", scheduled_at=OLD)
+    async with open_site(schema) as browser:
+        listed = await browser.see("/queues")
+        assert "Only the first 1 queues by name were read." in listed
+        assert ">b<" not in listed
+        assert "1 job waits, for 5h" in await browser.see(make_queue_path("b"))
+        question = await browser.submit(listed, "/queues/change", clear="b")
+        assert "1 available" in question.text
+
+
 async def test_strange_names(schema: Schema) -> None:
     """A queue may have any name. Its page, its buttons and its live updates find it, and no text of
     a name is taken as HTML or turns the direction of other text."""
@@ -177,6 +194,8 @@ async def test_strange_names(schema: Schema) -> None:
         await insert_queue(schema, name)
     async with open_site(schema) as browser:
         listed = await browser.see("/queues")
+        assert "<img" not in listed
+        assert "\u202e" not in listed
         paths = {unescape(path) for path in re.findall(r'href="(/queue\?[^"]*)"', listed)}
         assert paths == {make_queue_path(name) for name in STRANGE_NAMES}
         for name in STRANGE_NAMES:
