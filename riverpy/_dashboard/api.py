@@ -107,7 +107,7 @@ class _Api:
         """Answer a request that failed because of the database or the client."""
         text = describe_error(error)
         self._log.warning(DASHBOARD_REQUEST_FAILED, path=request.url.path, error=text)
-        return _make_response(ErrorAnswer(f"The database could not be used: {text}"), 503)
+        return _make_response(ErrorAnswer(f"The request failed: {text}"), 503)
 
 
 def _make_response(answer: object, status: int = 200) -> Response:

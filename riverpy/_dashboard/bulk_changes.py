@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +16,13 @@ from riverpy._dashboard.job_search import find_job_ids, parse_filters, read_sear
 from riverpy._dashboard.messages import Message
 from riverpy._dashboard.paths import make_bulk_run_path
 from riverpy._dashboard.rendering import format_count
+from riverpy._postgres.driver import (
+    PostgresError,
+    is_statement_timeout,
+    is_unreadable_value_error,
+)
+from riverpy._postgres.job_lists import job_get_last_id, job_list_ids_in_range
+from riverpy._tools.top.statements import set_statement_timeout
 from riverpy.job import JobState
 
 if TYPE_CHECKING:
@@ -28,6 +36,8 @@ if TYPE_CHECKING:
     from riverpy._dashboard.site import Site
 
 MATCHES_COUNTED_MAX = 10_000
+COUNT_TIMEOUT = timedelta(seconds=1)
+"""The server cancels the count of the jobs that match after this time."""
 RUN_FIELD = "run"
 """The field with the id of a run. The question fills it."""
 
@@ -62,9 +72,25 @@ class BulkForm(NamedTuple):
 
 
 async def count_matches(site: Site, search: JobSearch) -> tuple[int, bool]:
-    """Return the number of jobs that match, up to a limit, and whether there are no more."""
+    """Return the number of jobs that match, up to a limit, and whether there are no more. If
+    counting takes too long, only the jobs that a list searches are counted."""
+    schema = site.client.config.schema
+    try:
+        async with open_read(site.client) as tx:
+            await set_statement_timeout(tx, COUNT_TIMEOUT)
+            ids = await job_list_ids_in_range(
+                tx,
+                schema,
+                search.filters.values,
+                after_id=0,
+                last_id=await job_get_last_id(tx, schema),
+                limit=MATCHES_COUNTED_MAX,
+            )
+        return len(ids), len(ids) < MATCHES_COUNTED_MAX
+    except PostgresError as error:
+        if not (is_statement_timeout(error) or is_unreadable_value_error(error)):
+            raise
     async with open_read(site.client) as tx:
-        schema = site.client.config.schema
         found = await find_job_ids(tx, schema, search, limit=MATCHES_COUNTED_MAX)
     count = len(found.ids)
     return count, count < MATCHES_COUNTED_MAX and found.limit_note is None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from riverpy import Client, Config
-from riverpy._dashboard import bulk_runs
+from riverpy._dashboard import bulk_changes, bulk_runs, job_search
 from riverpy._log_events import DASHBOARD_BULK_CHANGE_ENDED, DASHBOARD_BULK_CHANGE_STARTED
 from riverpy.job_list import JobChanges
 from riverpy.web import Access, dashboard
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from riverpy._postgres.driver import Transaction
     from tests._database import Schema
 
 PATIENCE = 60.0
@@ -188,3 +190,21 @@ async def test_early_end(
     assert [(one["outcome"], one["problem"]) for one in ends] == [
         *[("stopped", ""), ("failed", "no route"), ("stopped", bulk_runs.SERVER_STOPPED_TEXT)]
     ]
+
+
+async def test_slow_count(schema: Schema, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the count of the jobs takes too long, the question has the number of jobs that a list
+    found, and says that there may be more."""
+    for _ in range(3):
+        await insert_job(schema, "discarded")
+    monkeypatch.setattr(job_search, "SEARCHED_JOBS_MAX", 2)
+    monkeypatch.setattr(bulk_changes, "COUNT_TIMEOUT", timedelta(milliseconds=1))
+
+    async def wait_on_server(tx: Transaction, _schema: str | None) -> int:
+        return await tx.fetchval("SELECT 5 FROM pg_sleep(60)")
+
+    monkeypatch.setattr(bulk_changes, "job_get_last_id", wait_on_server)
+    async with Browser(dashboard(client, authorize=authorize)) as browser:
+        page = await browser.see("/jobs?state=discarded")
+        question = await browser.submit(page, ALL, action="delete", state="discarded")
+        assert "Delete all at least 2 jobs that match?" in question.text
