@@ -10,7 +10,12 @@ from urllib.parse import urlencode
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.job_count_cache import COUNT_RANGES, RECENT_STEP_SECONDS
 from riverpy._dashboard.rendering import format_count, format_duration
-from riverpy._postgres.job_counts import ALL_QUEUES_ROW, WAIT_BOUNDS
+from riverpy._postgres.job_counts import (
+    ALL_QUEUES_ROW,
+    OTHER_QUEUES_ROW,
+    QUEUES_PER_PERIOD_MAX,
+    WAIT_BOUNDS,
+)
 from riverpy._tools.text import format_count as format_noun
 
 if TYPE_CHECKING:
@@ -26,6 +31,10 @@ PLOT_HEIGHT = 100
 RANGE_PARAMETER = "range"
 _WAIT_TOPS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 4 * 3600, 24 * 3600)
 """The tops of the scale of waits in seconds. Longer waits have a scale of whole days."""
+_MANY_QUEUES_TEXT = (
+    f"More than {QUEUES_PER_PERIOD_MAX} queues had jobs at once. When this queue was not among the "
+    "busiest ones, its jobs were only counted together with those of other queues."
+)
 _RECENT_STEPS = 3600 // RECENT_STEP_SECONDS
 
 
@@ -121,6 +130,11 @@ async def load_plots(
         raise PageError(400, f"There is no range {chosen!r}.", "Choose hour, day or week.")
     row = ALL_QUEUES_ROW if queue is None else queue
     read = await view.site.job_counts.read_range(row, count_range)
+    notes = [] if read.problem is None else [read.problem]
+    if queue is not None:
+        rest = await view.site.job_counts.read_range(OTHER_QUEUES_ROW, count_range)
+        if any(step.attempts for step in rest.counts):
+            notes.append(_MANY_QUEUES_TEXT)
     others = [item for item in view.query.multi_items() if item[0] != RANGE_PARAMETER]
     links = [
         RangeLink(
@@ -131,7 +145,6 @@ async def load_plots(
         for one in COUNT_RANGES
     ]
     has_others = any(worker.state == "unregistered" for worker in status.workers)
-    notes = [] if read.problem is None else [read.problem]
     if has_others or (status.leader is not None and status.leader.foreign):
         notes.append("Jobs that clients of River in Go work are not counted here.")
     return make_section(read.counts, count_range, links, notes)

@@ -55,14 +55,15 @@ limit @limit::bigint;
 
 
 -- name: job_count_lock_periods
--- Lock the given periods. The transaction around it is fenced.
-select from /* schema */ riverpy_job_count
-where (seconds, started_at, queue) in (
-  select seconds, started_at, '' from unnest(@seconds::integer[], @started_at::text[]::timestamptz[])
-    as period (seconds, started_at)
+-- Lock the given periods, by their rows of all queues. A missing row is inserted, because only a row can be locked. The
+-- transaction around it is fenced.
+insert into /* schema */ riverpy_job_count as counted (
+  -- include: job_count_parts.job_count_columns
 )
+select seconds, started_at, '', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+from unnest(@seconds::integer[], @started_at::text[]::timestamptz[]) as period (seconds, started_at)
 order by seconds, started_at
-for update;
+on conflict (seconds, started_at, queue) do update set attempts = counted.attempts;
 
 
 -- name: job_count_delete
@@ -90,6 +91,7 @@ select
   3600, date_trunc('hour', started_at, 'UTC') as hour, queue,
   -- include: job_count_parts.job_count_sums
 from gone
+where attempts > 0
 group by hour, queue
 order by hour, queue
 -- include: job_count_parts.job_count_add

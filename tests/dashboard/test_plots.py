@@ -29,7 +29,7 @@ OVER = dict.fromkeys([name for name in CountedStep._fields if "over" in name], 9
 ADD = """
 INSERT INTO riverpy_job_count
 SELECT 60, date_trunc('minute', now()) - {age}, queue, 1200, 1157, 41, 3, 600, 2.1, 900, 20, 0, 0, 0
-FROM unnest(array['', '<b>q']) AS queue
+FROM unnest(array['', '*', '<b>q']) AS queue
 """
 
 
@@ -113,6 +113,8 @@ async def test_pages(schema: Schema) -> None:
         assert "Last week: 3,600" in await browser.see("/?range=week")
         queue = await browser.see("/queue?name=%3Cb%3Eq&range=week")
         assert "Last week: 3,600" in queue
+        assert "More than 200 queues had jobs at once" in queue
+        assert "More than 200 queues" not in home
         assert 'href="/queue?name=%3Cb%3Eq&amp;range=hour"' in queue
         assert "<b>" not in queue
         assert "Choose hour, day or week" in await browser.see("/?range=year", status=400)
