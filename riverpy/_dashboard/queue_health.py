@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -201,8 +202,8 @@ def _explain_missing_workers(facts: QueueFacts, waits: str) -> Sentence:
         )
     return Sentence(
         "act",
-        f"No worker works this queue. Start one with `riverpy worker MODULE:ATTR -q NAME:SLOTS`. "
-        f"{waits}.",
+        "No worker works this queue. Start one: `riverpy worker MODULE:ATTR "
+        f"-q {quote(facts.status.name)}:50`. {waits}.",
     )
 
 

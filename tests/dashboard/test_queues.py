@@ -52,7 +52,10 @@ async def test_why_a_queue_is_behind(schema: Schema) -> None:
     sentences = {
         "kinds": ("act", 'No worker of this queue has the kind "k"'),
         "paused": ("look", "The queue has been paused for 2h, so no worker takes jobs of it."),
-        "alone": ("act", "No worker works this queue. Start one with `riverpy worker"),
+        "alone": (
+            "act",
+            "No worker works this queue. Start one: `riverpy worker MODULE:ATTR -q alone:50`.",
+        ),
         "gone": ("act", 'All workers of this queue are silent ("dead")'),
         "full": ("look", "No slot is free: 2 jobs run in 2 slots. 1 job waits, for 5h"),
         "slow": ("look", "1 job waits, for 5h, although 50 slots are free."),
