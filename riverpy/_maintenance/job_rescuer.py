@@ -321,7 +321,7 @@ class JobRescuer(MaintenanceService):
                 for attempt in attempts
                 if attempt.dead_client_heartbeat is None or attempt.rescue.client_id in dead
             ]
-            states = await job_rescue(connection, self.schema, rescues)
+            states = await job_rescue(connection, self.schema, rescues) if rescues else {}
         if states:
             clients = {rescue.client_id for rescue in rescues if rescue.claim_key.id in states}
             self.log.warning(

@@ -147,8 +147,11 @@ class ConnectionOutageTracker:
 
     def record_loss(self, connection_name: str, error: BaseException) -> None:
         """Record that a connection is lost, or cannot be made."""
-        is_known = self._mark_used_again(connection_name) and self._is_outage_open
-        if not self._lost_connections and not is_known:
+        unused_since_by_connection = dict(self._unused_since_by_connection)
+        is_used_again = self._mark_used_again(connection_name)
+        if unused_since_by_connection and not (self._lost_connections or is_used_again):
+            self._end_outage_of_unused_connections(unused_since_by_connection)
+        if not self._is_outage_open:
             self.outage_count += 1
             self._outage_started_at = time.monotonic()
             self._is_outage_open = True
@@ -177,6 +180,12 @@ class ConnectionOutageTracker:
             now - last_unused_since >= NEW_OUTAGE_AFTER_UNUSED_SECONDS
         ):  # the lost connections are not needed now
             self._log_connection_restored(connection_name, last_unused_since)
+
+    def _end_outage_of_unused_connections(self, unused_since: Mapping[str, float]) -> None:
+        """Log the end of the outage of connections that are not used any more."""
+        if self._is_outage_open:
+            name = max(unused_since, key=unused_since.__getitem__)
+            self._log_connection_restored(name, unused_since[name])
 
     def _log_connection_restored(self, connection_name: str, ended_at: float) -> None:
         self._is_outage_open = False

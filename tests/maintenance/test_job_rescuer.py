@@ -206,11 +206,14 @@ async def test_server_restarted(quick: HeldTerm) -> None:
     assert await states(quick.schema) == ["running"]
 
 
-async def test_sign_of_life_in_between(quick: HeldTerm, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("others", [("dead", "beating"), ()])
+async def test_sign_of_life_in_between(
+    quick: HeldTerm, monkeypatch: pytest.MonkeyPatch, others: tuple[str, ...]
+) -> None:
     """A heartbeat that arrives while the jobs of a client are being rescued saves them, whether
-    it is stored already or still on its way."""
+    it is stored already or still on its way, and whether there are other dead clients or not."""
     schema = quick.schema
-    for client_id in ("late", "dead", "beating"):
+    for client_id in ("late", *others):
         await register(schema, client_id)
         await insert(schema, by=client_id)
     lock_dead = clients.client_lock_dead
@@ -223,7 +226,8 @@ async def test_sign_of_life_in_between(quick: HeldTerm, monkeypatch: pytest.Monk
     async with schema.connected() as connection, connection.transaction():
         await connection.execute(BEAT, "beating")
         await quick.run(await observing(quick))
-    assert await states(schema) == ["running", "available", "running"]
+    ends = {"late": "running", "dead": "available", "beating": "running"}
+    assert await states(schema) == [ends[client_id] for client_id in ("late", *others)]
 
 
 async def test_other_attempts_are_left(quick: HeldTerm) -> None:

@@ -105,9 +105,10 @@ def test_outage_of_a_connection_that_is_wanted_again(monkeypatch: pytest.MonkeyP
         outage.record_loss("maintenance", error)
         outage.record_unused("maintenance")
         outage.record_loss("maintenance", error)
-    assert [line["event"] for line in log] == [CONNECTION_LOST, CONNECTION_RESTORED] * 3 + [
-        CONNECTION_LOST
-    ] * 2
+    assert [line["event"] for line in log] == [
+        *[CONNECTION_LOST, CONNECTION_RESTORED] * 4,
+        CONNECTION_LOST,
+    ]
 
 
 def test_outage_of_a_connection_that_is_never_wanted_again(
@@ -168,11 +169,8 @@ async def test_end_of_an_idle_connection_is_told(schema: Schema) -> None:
             outage.record_unused("other")
             await _end(connection, schema)
             await _use(connection)
-            assert [line["event"] for line in log[10:]] == [
-                CONNECTION_LOST,
-                CONNECTION_LOST,
-                CONNECTION_RESTORED,
-            ]
+            assert [line["event"] for line in log] == [CONNECTION_LOST, CONNECTION_RESTORED] * 7
+            assert [line["connection"] for line in log[10:]] == ["other", "other", "idle", "idle"]
 
 
 async def test_close_while_it_is_made_again(schema: Schema) -> None:
