@@ -21,7 +21,7 @@ from riverpy._postgres.driver import (
     is_statement_timeout,
     is_unreadable_value_error,
 )
-from riverpy._postgres.job_lists import job_get_last_id, job_list_ids_in_range
+from riverpy._postgres.job_lists import job_count_up_to
 from riverpy._tools.top.statements import set_statement_timeout
 from riverpy.job import JobState
 
@@ -78,15 +78,8 @@ async def count_matches(site: Site, search: JobSearch) -> tuple[int, bool]:
     try:
         async with open_read(site.client) as tx:
             await set_statement_timeout(tx, COUNT_TIMEOUT)
-            ids = await job_list_ids_in_range(
-                tx,
-                schema,
-                search.filters.values,
-                after_id=0,
-                last_id=await job_get_last_id(tx, schema),
-                limit=MATCHES_COUNTED_MAX,
-            )
-        return len(ids), len(ids) < MATCHES_COUNTED_MAX
+            count = await job_count_up_to(tx, schema, search.filters.values, MATCHES_COUNTED_MAX)
+        return count, count < MATCHES_COUNTED_MAX
     except PostgresError as error:
         if not (is_statement_timeout(error) or is_unreadable_value_error(error)):
             raise

@@ -90,6 +90,17 @@ async def job_count(
     return count
 
 
+async def job_count_up_to(
+    connection: Transaction, schema: str | None, filters: Mapping[str, object], limit: int
+) -> int:
+    """Return the number of jobs with these filters. Counting ends at `limit`."""
+    values = {**filters, "limit": limit}
+    ((count,),) = await _fetch_rows(
+        connection, "river_job_list", "job_count_up_to", schema, filters, values
+    )
+    return count
+
+
 async def job_delete(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
     """Delete a job unless it is running. Return its row."""
     rows = await get_query("river_job_batch", "job_delete", schema).fetch(connection, id=job_id)

@@ -44,6 +44,18 @@ where id = any(array(select id from page));
 -- include: job_pages.job_page_by_finalized_at
 
 
+-- name: job_count_up_to
+-- The number of jobs with these filters. Counting ends at @limit.
+select count(*)
+from (
+  select
+  from /* schema */ river_job
+  where true
+  -- include: job_filters.job_filters
+  limit @limit::bigint
+) as found;
+
+
 -- name: job_count
 -- The number of jobs with these filters.
 select count(*)

@@ -200,10 +200,10 @@ async def test_slow_count(schema: Schema, client: Client, monkeypatch: pytest.Mo
     monkeypatch.setattr(job_search, "SEARCHED_JOBS_MAX", 2)
     monkeypatch.setattr(bulk_changes, "COUNT_TIMEOUT", timedelta(milliseconds=1))
 
-    async def wait_on_server(tx: Transaction, _schema: str | None) -> int:
+    async def wait_on_server(tx: Transaction, *_: object) -> int:
         return await tx.fetchval("SELECT 5 FROM pg_sleep(60)")
 
-    monkeypatch.setattr(bulk_changes, "job_get_last_id", wait_on_server)
+    monkeypatch.setattr(bulk_changes, "job_count_up_to", wait_on_server)
     async with Browser(dashboard(client, authorize=authorize)) as browser:
         page = await browser.see("/jobs?state=discarded")
         question = await browser.submit(page, ALL, action="delete", state="discarded")
