@@ -21,6 +21,7 @@ from riverpy.cli import main
 from riverpy.cli._embedded import dev_server_name
 from riverpy.embedded import EmbeddedPostgres
 from tests._database import connected
+from tests.cli.invoking import invoke
 from tests.cli.worker_process import JOBS, RIVERPY, SIGNAL_TIMEOUT, WorkerProcess, environment
 
 if TYPE_CHECKING:
@@ -135,8 +136,15 @@ async def states(url: str) -> list[tuple[str, int]]:
 
 async def test_reload(fresh_database_url: str, tmp_path: Path) -> None:
     """It migrates, works, starts a new worker when code changes, waits where the code cannot be
-    loaded, and stops at once when nothing runs. No command line has the URL (SE-02)."""
-    async with developing(tmp_path, "--reload", DATABASE_URL=fresh_database_url) as dev:
+    loaded, and stops at once when nothing runs. The dashboard beside it goes on all the time. No
+    command line has the URL (SE-02)."""
+    async with (
+        developing(tmp_path, "--reload", "--web-port=0", DATABASE_URL=fresh_database_url) as dev,
+        httpx.AsyncClient() as http,
+    ):
+        await dev.until_text("riverpy web: http://")
+        (line,) = [one["text"] for one in dev.logged if "riverpy web:" in one.get("text", "")]
+        url = line.split()[2]
         first = await dev.until_workers(1)
         if sys.platform == "linux":
             assert fresh_database_url not in Path(f"/proc/{first}/cmdline").read_text()
@@ -153,8 +161,11 @@ async def test_reload(fresh_database_url: str, tmp_path: Path) -> None:
         started = len(dev.workers())
         change(tmp_path, JOBS)
         await dev.until_workers(started + 1)
+        assert "is alive" in (await http.get(url)).text
         dev.send(signal.SIGINT)
         assert await dev.exit_code() == 0
+        with pytest.raises(httpx.ConnectError):
+            await http.get(url)
         await until_gone(dev.workers()[-1])
     assert not any("notes.txt" in entry.get("text", "") for entry in dev.logged)
 
@@ -289,27 +300,9 @@ def test_server_names() -> None:
         assert EmbeddedPostgres(name).name == name
 
 
-async def test_dashboard(fresh_database_url: str, tmp_path: Path) -> None:
-    """With --web it serves the dashboard, prints its address, keeps it when the worker restarts,
-    and ends it with itself. A port in use is refused before anything starts."""
-    async with (
-        developing(tmp_path, "--reload", "--web-port=0", DATABASE_URL=fresh_database_url) as dev,
-        httpx.AsyncClient() as http,
-    ):
-        await dev.until_workers(1)
-        await dev.until_text("riverpy web: http://")
-        (line,) = [one["text"] for one in dev.logged if "riverpy web:" in one.get("text", "")]
-        url = line.split()[2]
-        for worker_count in (1, 2):
-            await dev.until_workers(worker_count)
-            assert "is alive" in (await http.get(url)).text
-            change(tmp_path, f"{JOBS}\n# changed {worker_count}\n")
-        dev.send_to_group(signal.SIGINT)
-        assert await dev.exit_code() == 0
-        with pytest.raises(httpx.ConnectError):
-            await http.get(url)
+def test_port_in_use() -> None:
+    """A port in use for the dashboard is refused before anything starts."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        code, errors = await command(tmp_path, "dev", "jobs:client", "--web-port", port)
-    assert code == 1
-    assert "choose another one with --web-port" in errors
+        done = invoke("dev", "jobs:client", "--web-port", str(taken.getsockname()[1]))
+    assert done.exit_code == 1
+    assert "choose another one with --web-port" in done.stderr
