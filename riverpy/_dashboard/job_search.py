@@ -30,11 +30,16 @@ if TYPE_CHECKING:
     from riverpy.job_list import JobFilters, JobOrder
 
 SEARCHED_JOBS_MAX = 10_000
-"""The maximum number of jobs of a state, kind or queue that a list searches."""
+"""The maximum number of jobs of a state or queue that a list with further filters searches."""
+LISTED_JOBS_MAX = 2_000
+"""The maximum number of jobs of a state or queue that a list without further filters orders. A
+search of a kind reads no more, because it seldom reads all jobs of the kind."""
 VALUE_LENGTH_MAX = 1_000
 """The maximum number of characters of a filter."""
 FILTER_NAMES = ("state", "id", "kind", "queue", "priority", "tag", "metadata", "error")
 """The filters in the address of the page, in the order of the form."""
+_FILTER_PARTS = {"kinds", "queues", "priorities", "tags_all", "tags_any", "metadata", "error"}
+"""The parts of a statement whose filters may drop most jobs."""
 _DESCRIPTION_BY_SOURCE: dict[SearchSource, str] = {
     "ids": "",
     "newest": "the newest {} jobs of the table",
@@ -213,10 +218,17 @@ async def _search_source(
     tx: Transaction, schema: str | None, plan: PagePlan, source: SearchSource
 ) -> tuple[SearchResult, str | None]:
     """Return the result of a search, and what it searched; None: all jobs that can match."""
-    found = await job_search(tx, schema, plan.statement, source, SEARCHED_JOBS_MAX)
-    if source == "ids" or found.searched_count < SEARCHED_JOBS_MAX:
+    limit = _choose_limit(plan, source)
+    found = await job_search(tx, schema, plan.statement, source, limit)
+    if source == "ids" or found.searched_count < limit:
         return found, None
-    return found, _DESCRIPTION_BY_SOURCE[source].format(f"{SEARCHED_JOBS_MAX:,}")
+    return found, _DESCRIPTION_BY_SOURCE[source].format(f"{limit:,}")
+
+
+def _choose_limit(plan: PagePlan, source: SearchSource) -> int:
+    """Return how many jobs a search of a source reads."""
+    given = _FILTER_PARTS.intersection(plan.statement.sql_parts) - {source}
+    return LISTED_JOBS_MAX if source == "kinds" or not given else SEARCHED_JOBS_MAX
 
 
 def _choose_sources(search: JobSearch) -> list[SearchSource]:

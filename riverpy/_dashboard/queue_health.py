@@ -15,7 +15,13 @@ from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.dashboard_reads import queue_list_kinds_without_worker
 from riverpy._tools.text import format_count, format_names
 from riverpy._tools.top.statements import read_ended_jobs, read_queue_counts
-from riverpy._tools.top.status import JOB_COUNT_MAX, LATE_JOB_AFTER, RATE_WINDOW, queue_statuses
+from riverpy._tools.top.status import (
+    ENDED_JOBS_MAX,
+    LATE_JOB_AFTER,
+    RATE_WINDOW,
+    READ_JOBS_MAX,
+    queue_statuses,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -89,7 +95,7 @@ async def add_queue(
     if any(queue.name == name for queue in fleet.queues):
         return fleet
     ended = await read_ended_jobs(
-        tx, schema, window=RATE_WINDOW, count_limit=JOB_COUNT_MAX, damaged_job_ids=fleet.damaged
+        tx, schema, window=RATE_WINDOW, count_limit=ENDED_JOBS_MAX, damaged_job_ids=fleet.damaged
     )
     counts = await read_queue_counts(
         tx,
@@ -98,6 +104,7 @@ async def add_queue(
         window_start=ended[0].window_start,
         late_after=LATE_JOB_AFTER,
         count_limit=fleet.cap,
+        read_limit=READ_JOBS_MAX,
         damaged_job_ids=fleet.damaged,
     )
     known_clients = None if fleet.candidates is None else clients

@@ -102,11 +102,11 @@ order by name;
 
 -- name: top_queues
 -- For each queue, also without jobs: the jobs in each state, up to @cap; those that should have become available more
--- than @late seconds ago; when the oldest due job became due; and how many of the read jobs started and failed since
--- @since. A failed attempt also counts as started. A failure is found by the last error of the row. Times in errors are
--- compared as texts, so that a wrong format causes no error. Errors are large, so those of waiting jobs are read only
--- if the attempt began at most ten minutes earlier. Errors of the @skipped jobs are not read, because these jobs are
--- damaged.
+-- than @late seconds ago; when the oldest due job became due; and how many of the first @read jobs of each state started
+-- and failed since @since. Counts read only the index. A failed attempt also counts as started. A failure is found by
+-- the last error of the row. Times in errors are compared as texts, so that a wrong format causes no error. Errors are
+-- large, so those of waiting jobs are read only if the attempt began at most ten minutes earlier. Errors of the
+-- @skipped jobs are not read, because these jobs are damaged.
 select
   given.name,
   queue.paused_at is not null as is_paused,
@@ -116,35 +116,23 @@ select
   retryable.number as retryable,
   scheduled.late + retryable.late as late,
   /* finite */ (oldest.due_at) as due_at,
-  running.started + available.failed + running.failed + retryable.failed as started,
-  available.failed + running.failed + retryable.failed as failed
+  recent.started + recent.failed as started,
+  recent.failed as failed
 from unnest(@name::text[]) as given (name)
 left join /* schema */ river_queue as queue on queue.name = given.name
 cross join lateral (
-  select
-    count(*) as number,
-    count(*) filter (
-      where attempted_at >= @since::timestamptz - interval '10 minutes'
-        and (errors[array_upper(errors, 1)] ->> 'at') collate "C" >= @since_text::text
-    ) as failed
+  select count(*) as number
   from (
-    select job.attempted_at, case when job.id <> all(@skipped::bigint[]) then job.errors end as errors
-    from /* schema */ river_job as job
+    select from /* schema */ river_job as job
     where job.state = 'available' and job.queue = given.name
     order by job.priority, job.scheduled_at, job.id
     limit @cap::bigint
   ) as first
 ) as available
 cross join lateral (
-  select
-    count(*) as number,
-    count(*) filter (where attempted_at >= @since::timestamptz) as started,
-    count(*) filter (
-      where attempt > 1 and (errors[array_upper(errors, 1)] ->> 'at') collate "C" >= @since_text::text
-    ) as failed
+  select count(*) as number
   from (
-    select job.attempt, job.attempted_at, case when job.id <> all(@skipped::bigint[]) then job.errors end as errors
-    from /* schema */ river_job as job
+    select from /* schema */ river_job as job
     where job.state = 'running' and job.queue = given.name
     order by job.priority, job.scheduled_at, job.id
     limit @cap::bigint
@@ -161,22 +149,37 @@ cross join lateral (
   ) as first
 ) as scheduled
 cross join lateral (
-  select
-    count(*) as number,
-    count(*) filter (
-      where attempted_at >= @since::timestamptz - interval '10 minutes'
-        and (errors[array_upper(errors, 1)] ->> 'at') collate "C" >= @since_text::text
-    ) as failed,
-    count(*) filter (where scheduled_at < now() - @late::float8 * interval '1 second') as late
+  select count(*) as number, count(*) filter (where scheduled_at < now() - @late::float8 * interval '1 second') as late
   from (
-    select
-      job.attempted_at, case when job.id <> all(@skipped::bigint[]) then job.errors end as errors, job.scheduled_at
+    select job.scheduled_at
     from /* schema */ river_job as job
     where job.state = 'retryable' and job.queue = given.name
     order by job.priority, job.scheduled_at, job.id
     limit @cap::bigint
   ) as first
 ) as retryable
+cross join lateral (
+  select
+    count(*) filter (where first.is_running and first.attempted_at >= @since::timestamptz) as started,
+    count(*) filter (
+      where (first.is_running and first.attempt > 1
+          or not first.is_running and first.attempted_at >= @since::timestamptz - interval '10 minutes')
+        and (first.errors[array_upper(first.errors, 1)] ->> 'at') collate "C" >= @since_text::text
+    ) as failed
+  from (
+    select
+      state.name = 'running' as is_running, job.attempt, job.attempted_at,
+      case when job.id <> all(@skipped::bigint[]) then job.errors end as errors
+    from unnest('{available,running,retryable}'::/* schema */ river_job_state[]) as state (name)
+    cross join lateral (
+      select job.id, job.attempt, job.attempted_at, job.errors
+      from /* schema */ river_job as job
+      where job.state = state.name and job.queue = given.name
+      order by job.priority, job.scheduled_at, job.id
+      limit @read::bigint
+    ) as job
+  ) as first
+) as recent
 cross join lateral (
   select min(head.scheduled_at) as due_at
   from generate_series(1, 4) as level (priority)
@@ -269,20 +272,26 @@ order by first.name;
 
 
 -- name: top_totals
--- The number of jobs in each state that is not counted by queue, up to @cap.
+-- The number of jobs in each state that is not counted by queue, up to @cap. Of the final states, the newest are
+-- counted: the oldest may be deleted at this time, and the server would read what is left of them in the index.
+select 'pending' as state, count(*) as number
+from (
+  select from /* schema */ river_job as job
+  where job.state = 'pending'
+  order by job.queue, job.priority, job.scheduled_at, job.id
+  limit @cap::bigint
+) as first
+union all
 select given.state::text, counted.number
-from unnest(
-  array['pending', 'cancelled', 'completed', 'discarded']::/* schema */ river_job_state[]
-) as given (state)
+from unnest(array['cancelled', 'completed', 'discarded']::/* schema */ river_job_state[]) as given (state)
 cross join lateral (
   select count(*) as number
   from (
-    select job.id
-    from /* schema */ river_job as job
-    where job.state = given.state
-    order by job.queue, job.priority, job.scheduled_at, job.id
+    select from /* schema */ river_job as job
+    where job.state = given.state and job.finalized_at is not null
+    order by job.finalized_at desc
     limit @cap::bigint
-  ) as first
+  ) as newest
 ) as counted;
 
 

@@ -154,6 +154,7 @@ async def test_filters(schema: Schema, client: Client, monkeypatch: pytest.Monke
         ):
             assert "correct the filters" in await browser.see(f"/jobs?{wrong}", status=400)
         monkeypatch.setattr(job_search, "SEARCHED_JOBS_MAX", 1)
+        monkeypatch.setattr(job_search, "LISTED_JOBS_MAX", 1)
         for filters in ("kind=mail", "state=available", "state=running&queue=default", "tag=a"):
             assert "This list searched" in await browser.see(f"/jobs?{filters}")
 

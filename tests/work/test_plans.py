@@ -306,6 +306,7 @@ TOP_LITERALS = {
     "since_text": "'2026-01-01T00:00:00'",
     "late": "5",
     "cap": "10000",
+    "read": "1000",
     "limit": "1000",
     "window": "10",
     "skipped": "'{7}'",

@@ -146,10 +146,12 @@ async def read_queue_counts(
     window_start: datetime,
     late_after: timedelta,
     count_limit: int,
+    read_limit: int,
     damaged_job_ids: Sequence[int],
 ) -> list[QueueCountsRow]:
     """Return the numbers of unfinished jobs of each queue. `late_after` is the time after which a
-    job that should be available counts as late. The errors of `damaged_job_ids` are not read."""
+    job that should be available counts as late. Started and failed attempts are found among the
+    first `read_limit` jobs of each state. The errors of `damaged_job_ids` are not read."""
     rows = await get_query("top", "top_queues", schema).fetch(
         connection,
         name=queue_names,
@@ -157,6 +159,7 @@ async def read_queue_counts(
         since_text=window_start.isoformat()[:19],
         late=late_after.total_seconds(),
         cap=count_limit,
+        read=read_limit,
         skipped=damaged_job_ids,
     )
     return [QueueCountsRow(*row) for row in rows]

@@ -52,10 +52,17 @@ LATE_JOB_AFTER = timedelta(seconds=10)
 """The time after which a due scheduled job or retry counts as late. A leader needs at most 5 s."""
 JOB_COUNT_MAX = 10_000
 """The limit of each count of jobs. There is a count for each state in each queue, for running jobs,
-for recently ended jobs, and for each pending or final state."""
-JOB_COUNT_TOTAL_MAX = 100_000
+and for each pending or final state."""
+JOB_COUNT_TOTAL_MAX = 50_000
 """The maximum number of jobs of one state that are counted in all queues. With many queues, fewer
 jobs of each queue are counted."""
+READ_JOBS_MAX = 1_000
+"""The maximum number of jobs of one state in one queue whose attempts and errors are read."""
+READ_JOBS_TOTAL_MAX = 2_000
+"""The same for all queues. With many queues, fewer jobs of each queue are read, but at least one."""
+ENDED_JOBS_MAX = 2_000
+"""The maximum number of recently ended jobs of each final state that are read. If more ended, rates
+are computed over a shorter time."""
 QUEUES_MAX = 1_000
 SAMPLED_JOBS_MAX = 20_000
 """The maximum number of available jobs whose kinds are read, of which at most 1,000 in one
@@ -312,7 +319,7 @@ class StatusStatements:
             errors,
             read_ended_jobs,
             window=RATE_WINDOW,
-            count_limit=JOB_COUNT_MAX,
+            count_limit=ENDED_JOBS_MAX,
         )
         rows = await run_job_statement(
             connection,
@@ -324,6 +331,7 @@ class StatusStatements:
             window_start=ended[0].window_start,
             late_after=LATE_JOB_AFTER,
             count_limit=count_limit,
+            read_limit=get_read_limit(len(queue_names)),
         )
         running = await run_job_statement(
             connection, schema, ("running",), errors, read_running_jobs, count_limit=JOB_COUNT_MAX
@@ -363,6 +371,11 @@ class StatusStatements:
         return LeaderStatus(
             row.leader_id, row.elected_at, round(row.seconds_until_expiry, 3), foreign
         )
+
+
+def get_read_limit(queue_count: int) -> int:
+    """Return how many jobs of one state are read in each queue."""
+    return max(min(READ_JOBS_MAX, READ_JOBS_TOTAL_MAX // max(queue_count, 1)), 1)
 
 
 def _count_candidates(clients: Sequence[ClientRow], domains: DomainMap | None) -> int:

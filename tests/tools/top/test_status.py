@@ -148,6 +148,7 @@ async def test_rates(schema: Schema, reader: StatusReader, monkeypatch: pytest.M
 async def test_caps(schema: Schema, reader: StatusReader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts end at the cap. Then the rates use the time of the counted jobs."""
     monkeypatch.setattr(status_module, "JOB_COUNT_MAX", 20)
+    monkeypatch.setattr(status_module, "ENDED_JOBS_MAX", 20)
     monkeypatch.setattr(status_module, "RATE_WINDOW", timedelta(seconds=100))
     await schema.execute(
         "INSERT INTO river_job"
