@@ -59,7 +59,7 @@ jobs of each queue are counted."""
 READ_JOBS_MAX = 1_000
 """The maximum number of jobs of one state in one queue whose attempts and errors are read."""
 READ_JOBS_TOTAL_MAX = 2_000
-"""The same for all queues. With many queues, fewer jobs of each queue are read, but at least one."""
+"""The same for all queues. With many queues, fewer jobs of each are read, but at least one."""
 ENDED_JOBS_MAX = 2_000
 """The maximum number of recently ended jobs of each final state that are read. If more ended, rates
 are computed over a shorter time."""
