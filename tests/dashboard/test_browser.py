@@ -1,55 +1,226 @@
-"""The dashboard in a real browser, with and without JavaScript, on a narrow screen."""
+"""The dashboard in a real browser: with and without JavaScript, on a narrow screen, by keyboard,
+for a screen reader, with hostile values, and while the database does not answer."""
 
 from __future__ import annotations
 
-import os
-import shutil
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any, Literal
 
+import anyio
 import pytest
-from playwright.async_api import async_playwright
+from axe_playwright_python.base import AXE_SCRIPT
+from playwright.async_api import expect
 
-from tests.cli.test_web import serving
+from tests.dashboard.chromium import CHROMIUM, opening_page, serving_dashboard
 from tests.dashboard.site_kit import insert_job
+from tests.kit.proxy import proxied
+from tests.tools.doctor.conftest import register, set_leader, set_lease_holder, set_queue_owner
 
 if TYPE_CHECKING:
+    from playwright.async_api import Page
+
     from tests._database import Schema
 
-CHROMIUM = shutil.which("chromium")
-PATIENCE_MS = 60_000
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
+    pytest.mark.timeout(300),  # a browser takes long on a busy machine
+]
+PATIENCE = 60.0
+PATHS = (
+    *("/", "/jobs", "/jobs?state=pending", "/jobs/1", "/jobs/1/neighbors"),
+    *("/queues", "/queue?name=default", "/workers", "/worker?id=mail-1", "/leader", "/doctor"),
+    "/jobs/999",
+)
+"""The pages, also an error page."""
+SCREENS: tuple[tuple[int, Literal["dark", "light"]], ...] = ((320, "dark"), (1280, "light"))
+FIND_VIOLATIONS = """async () => {
+  const found = await axe.run(document, {resultTypes: ["violations"]});
+  return found.violations.filter((one) => ["serious", "critical"].includes(one.impact))
+    .map((one) => one.id + ": " + one.nodes.map((node) => node.html).slice(0, 3).join(" "));
+}"""
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+async def fill(schema: Schema) -> None:
+    """Insert jobs of many states, and clients, domains and leases."""
+    error = "jsonb_build_object('at', now(), 'attempt', 1, 'error', 'no answer', 'trace', 'a.py')"
+    await insert_job(
+        schema,
+        "discarded",
+        errors=f"array[{error}]",
+        attempt="1",
+        attempted_by="array['mail-1']",
+        attempted_at="now()",
+        metadata='\'{"output": 1, "riverpy:progress": {"done": 1, "total": 4}}\'',
+    )
+    for state in ("available", "running", "retryable", "scheduled", "cancelled", "completed"):
+        ran = {"attempted_at": "now()", "attempted_by": "array['mail-1']"}
+        await insert_job(schema, state, **({} if state == "available" else ran))
+    await register(schema, "plain-1")
+    await register(schema, "mail-1", domain="mail", queues=("mail",), slots=(5,), stuck=(3,))
+    await set_leader(schema, "plain-1")
+    await set_lease_holder(schema, "d:mail", "mail-1")
+    await set_lease_holder(schema, "s:import", "gone", -70)
+    await set_queue_owner(schema, "mail", "mail")
+    await schema.execute(
+        "INSERT INTO river_queue (name, created_at, updated_at, metadata, paused_at)"
+        " VALUES ('default', now(), now(), '{}', now())"
+    )
+
+
+async def test_accessible(schema: Schema) -> None:
+    """On each page axe finds nothing serious, on a narrow screen in dark colors and on a wide one
+    in light colors. No page is wider than the screen, and no script fails."""
+    await fill(schema)
+    found: dict[str, Any] = {}
+    async with serving_dashboard(schema) as url, opening_page() as page:
+        for path in PATHS:
+            await page.goto(url + path)
+            await page.evaluate(AXE_SCRIPT)
+            for width, colors in SCREENS:
+                await page.set_viewport_size({"width": width, "height": 700})
+                await page.emulate_media(color_scheme=colors)
+                if violations := await page.evaluate(FIND_VIOLATIONS):
+                    found[f"{path} {width}"] = violations
+                wide = await page.evaluate("document.documentElement.scrollWidth")
+                if wide > width:
+                    found[f"{path} width"] = wide
+    assert found == {}, json.dumps(found, indent=1)
+
+
+async def focus(page: Page) -> dict[str, Any]:
+    """Return the text of the focused element, whether its focus can be seen, and its id."""
+    return await page.evaluate(
+        """() => {
+          const one = document.activeElement, style = getComputedStyle(one);
+          const text = one.value || one.textContent.trim();
+          return {text, seen: style.outlineStyle !== "none" && style.outlineWidth !== "0px",
+                  id: one.id, row: one.closest("tr")?.id};
+        }"""
+    )
+
+
+async def test_keyboard(schema: Schema) -> None:
+    """The first Tab leads to the link that skips the menu. Each link, box and button can be
+    reached, and its focus is visible. A live update keeps the focus. A job is ticked and deleted by
+    keys alone."""
+    job_id = await insert_job(schema, "discarded")
+    async with serving_dashboard(schema) as url, opening_page(width=1280) as page:
+        await page.goto(f"{url}/jobs")
+        await page.keyboard.press("Tab")
+        first = await focus(page)
+        assert (first["text"], first["seen"]) == ("Skip to the content", True)
+        seen: list[str] = []
+        while (await focus(page))["row"] is None:
+            await page.keyboard.press("Tab")
+            now = await focus(page)
+            assert now["seen"], now
+            seen.append(now["text"])
+            assert len(seen) < 60, seen
+        assert {"Home", "Jobs", "Leader", "Doctor", "Pause updates", "Retry", "Delete"} <= set(seen)
+        before = await focus(page)
+        other_id = await insert_job(schema, "discarded")
+        await page.locator(f"#job-{other_id}").wait_for()
+        assert await focus(page) == before
+        await page.keyboard.press("Space")
+        while (await focus(page))["text"] != "Delete":
+            await page.keyboard.press("Shift+Tab")
+        await page.keyboard.press("Enter")
+        await page.get_by_text(f"Delete job {job_id}?").first.wait_for()
+        while (await focus(page))["text"] != f"Delete job {job_id}":
+            await page.keyboard.press("Tab")
+        await page.keyboard.press("Enter")
+        await page.get_by_text(f"Job {job_id} was deleted.").wait_for()
+        await page.keyboard.press("Tab")
+        await page.keyboard.press("Enter")
+        assert (await focus(page))["id"] == "main"
+
+
 @pytest.mark.parametrize("has_script", [True, False], ids=["script", "no script"])
 async def test_retry_a_job(schema: Schema, has_script: bool) -> None:
-    """On a screen of 320 pixels no page is wider than the screen. From home, a user finds the job
-    that failed, and retries it. With JavaScript, home shows a change without a new load."""
+    """From home, a user finds the job that failed, and retries it, on a screen of 320 pixels, also
+    without JavaScript."""
     await insert_job(schema, "discarded")
-    database = ("--database-url", schema.url, "--schema", schema.name)
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    async with serving(*database) as (_, url), async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        context = await browser.new_context(
-            java_script_enabled=has_script, viewport={"width": 320, "height": 700}
-        )
-        page = await context.new_page()
-        page.set_default_timeout(PATIENCE_MS)
-        faults: list[str] = []
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("console", lambda line: faults.append(line.text) if line.type == "error" else None)
+    async with (
+        serving_dashboard(schema) as url,
+        opening_page(has_script=has_script) as page,
+    ):
         await page.goto(url)
-        if has_script:
-            await insert_job(schema, "discarded")
-            await page.get_by_text("2 jobs have failed in all attempts").wait_for()
         await page.get_by_role("link", name="Discarded jobs").click()
         await page.get_by_role("link", name="1", exact=True).click()
         await page.get_by_role("button", name="Retry").click()
         await page.get_by_text("Job 1 was retried.").wait_for()
-        for path in ("/", "/jobs", "/jobs/1"):
+
+
+async def test_live(schema: Schema) -> None:
+    """A page shows a change without a new load. While the database does not answer, it says so and
+    keeps the last state. Afterwards it shows the newest state. 100 open pages get the change too,
+    and share the reads."""
+    await insert_job(schema, "discarded")
+    async with (
+        proxied(schema.url) as proxy,
+        serving_dashboard(schema, proxy.url) as url,
+        opening_page() as page,
+    ):
+        await page.goto(url)
+        async with anyio.create_task_group() as tasks:
+            arrived = [anyio.Event() for _ in range(100)]
+            for event in arrived:
+                tasks.start_soon(follow, url, "2 jobs have failed", event)
+            await insert_job(schema, "discarded")
+            await page.get_by_text("2 jobs have failed in all attempts").wait_for()
+            with anyio.fail_after(PATIENCE):
+                for event in arrived:
+                    await event.wait()
+            assert proxy.most <= 4  # three of the pool, and one of the checks
+            tasks.cancel_scope.cancel()
+        proxy.refusing = True
+        proxy.cut()
+        await page.get_by_text("The newest state cannot be read").wait_for()
+        await expect(page.get_by_text("2 jobs have failed in all attempts")).to_be_visible()
+        await insert_job(schema, "discarded")
+        proxy.refusing = False
+        await page.get_by_text("3 jobs have failed in all attempts").wait_for()
+        await expect(page.get_by_text("The newest state cannot be read")).to_have_count(0)
+
+
+async def follow(url: str, text: str, arrived: anyio.Event) -> None:
+    """Read the stream of home, and set the event when the text arrives."""
+    port = int(url.rpartition(":")[2])
+    async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+        await stream.send(f"GET /live?path=/ HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n".encode())
+        received = b""
+        while text.encode() not in received:
+            received = received[-len(text) :] + await stream.receive()
+        arrived.set()
+        await anyio.sleep_forever()
+
+
+async def test_hostile_values(schema: Schema) -> None:
+    """Values that contain markup, scripts, 5 MB, or characters that turn the direction of text are
+    shown as text, and do nothing. The whole args are sent as text too."""
+    hostile = "</pre><script>window.hit = 1</script><img src=x onerror='window.hit = 1'>"
+    quoted = hostile.replace("'", "''")
+    job_id = await insert_job(
+        schema,
+        "discarded",
+        kind=f"'{quoted}'",
+        queue=f"'\"{quoted}'",
+        args=f"jsonb_build_object('{quoted}', E'a\\u202eb\\u2066', 'x', repeat('<b>', 1700000))",
+        metadata=f"jsonb_build_object('output', '{quoted}', '{quoted}', 1)",
+        errors=f"array[jsonb_build_object('error', '{quoted}', 'trace', '{quoted}', 'attempt', 1,"
+        " 'at', now())]",
+        attempted_by=f"array['{quoted}']",
+        attempted_at="now()",
+    )
+    async with serving_dashboard(schema) as url, opening_page() as page:
+        for path in ("/", "/jobs", f"/jobs/{job_id}", f"/jobs/{job_id}/neighbors", "/queues"):
             await page.goto(url + path)
-            if has_script:
-                width = await page.evaluate("document.documentElement.scrollWidth")
-                assert width <= 320, path
-        assert faults == []
-        await context.close()
-        await browser.close()
+            await page.get_by_text("window.hit").first.wait_for()
+            assert await page.evaluate("[window.hit, document.images.length]") == [None, 0]
+            assert await page.evaluate("document.documentElement.scrollWidth") <= 320
+        await page.goto(f"{url}/jobs/{job_id}")
+        assert "a\\u202eb\\u2066" in await page.inner_text("main")
+        assert len(await page.content()) < 80_000
+        await page.goto(f"{url}/jobs/{job_id}/args")
+        assert await page.evaluate("[window.hit, document.images.length]") == [None, 0]
+        assert len(await page.inner_text("body")) > 5_000_000
