@@ -120,7 +120,10 @@ def set_token_cookie(request: Request, response: Response, token: str) -> None:
             path=request.scope.get("root_path") or "/",
             secure=request.url.scheme == "https",
             httponly=True,
-            samesite="strict",
+            # Not `strict`: a browser that follows a link from another site would get a new token,
+            # and the forms of its other tabs would be too old. Forms of other sites never send a
+            # `lax` cookie either.
+            samesite="lax",
         )
 
 
