@@ -26,6 +26,7 @@ from riverpy._dashboard import (
     job_list_page,
     job_neighbors_page,
     job_page,
+    leader_changes,
     leader_page,
     periodic_changes,
     periodic_job_page,
@@ -86,6 +87,7 @@ CHANGES = (
     bulk_changes.START,
     bulk_changes.STOP,
     queue_changes.CHANGE,
+    leader_changes.CHANGE,
     periodic_changes.CHANGE,
 )
 """All changes that forms of the pages ask for."""

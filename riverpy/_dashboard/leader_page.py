@@ -60,6 +60,11 @@ class LeaderOfDomain(NamedTuple):
     queues: Sequence[str] | None
     """None: all queues that no other domain owns."""
 
+    @property
+    def can_resign(self) -> bool:
+        """Whether the dashboard can request that this leader resigns."""
+        return self.domain != SCHEMA_LEASE_NAME
+
 
 class ShownLease(NamedTuple):
     """A lease of user code."""

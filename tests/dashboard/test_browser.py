@@ -28,7 +28,15 @@ pytestmark = [
 PATIENCE = 60.0
 PATHS = (
     *("/", "/jobs", "/jobs?state=pending", "/jobs/1", "/jobs/1/neighbors"),
-    *("/queues", "/queue?name=default", "/workers", "/worker?id=mail-1", "/leader", "/doctor"),
+    *(
+        "/queues",
+        "/queue?name=default",
+        "/workers",
+        "/worker?id=mail-1",
+        "/periodic",
+        "/leader",
+        "/doctor",
+    ),
     "/jobs/999",
 )
 """The pages, also an error page."""

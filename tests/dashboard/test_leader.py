@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from riverpy import Client, Config
 from riverpy._dashboard import status_cache
+from riverpy._log_events import DASHBOARD_MADE_A_CHANGE
 from riverpy.migrate import Migrator
 from riverpy.web import dashboard
 from tests.dashboard.site_kit import Browser
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tests._database import Schema
 
 
-async def test_leaders(schema: Schema) -> None:
+async def test_leaders(schema: Schema, log: list[dict[str, Any]]) -> None:
     """The page shows the leader of each domain with its term, candidates and queues, the problems
     that the checks found, and the leases, first those that need attention. A sentence on top says
     what to do."""
@@ -50,6 +51,19 @@ async def test_leaders(schema: Schema) -> None:
             assert text in page, text
         assert page.index("&lt;b&gt;</th>") < page.index("held</th>")
         assert "Domains are not known" not in page
+        for domain, lease in (("default", "river_leader"), ("mail", "riverpy_lease")):
+            fields = {"domain": domain}
+            question = await browser.submit(page, "/leader/resign", **fields)
+            assert f"Let the leader of {domain} resign?" in question.text, lease
+            fields["confirmed"] = "yes"
+            answer = await browser.submit(question.text, "/leader/resign", **fields)
+            assert f"The leader of {domain} was asked to resign" in answer.text
+        answer = await browser.submit(page, "/leader/resign", domain="@schema")
+        assert answer.status_code == 400
+    changes = [one for one in log if one["event"] == DASHBOARD_MADE_A_CHANGE]
+    assert [(one["action"], one["target"]) for one in changes] == [
+        *[("resign leader", "default"), ("resign leader", "mail")]
+    ]
 
 
 async def test_older_tables(fresh_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

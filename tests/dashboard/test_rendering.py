@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from riverpy._dashboard import rendering
 from riverpy._dashboard.rendering import SHOWN_TEXT_LENGTH_MAX, format_json
 
 
@@ -33,3 +36,13 @@ def test_large_json(text: str) -> None:
     assert shown.is_cut
     assert len(shown.text) == SHOWN_TEXT_LENGTH_MAX
     assert shown.length == len(text)
+
+
+def test_table_roles() -> None:
+    """Tables that are shown as lists on a narrow screen name the roles of their parts: browsers
+    drop the roles of parts that are not shown as a table."""
+    stacked = re.compile(r'<table class="[^"]*stacked.*?</table>', re.DOTALL)
+    for file in (Path(rendering.__file__).parent / "templates").glob("*.html"):
+        for table in stacked.findall(file.read_text()):
+            parts = re.findall(r"<(?:table|thead|tbody|tr|th|td)(?=[ >])[^>]*>", table)
+            assert [part for part in parts if "role=" not in part] == [], file.name

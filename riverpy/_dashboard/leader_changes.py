@@ -1,0 +1,63 @@
+"""The change of a leader: request that it resigns."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from riverpy._dashboard.change import Change, Question, RequestedChange, log_change
+from riverpy._dashboard.database import open_connection
+from riverpy._dashboard.errors import PageError
+from riverpy._dashboard.messages import Message
+from riverpy._names import DEFAULT_DOMAIN, domain_lease_name, validate_domain
+from riverpy._postgres.leaders import leader_request_resign
+from riverpy._postgres.leases import lease_request_resign
+from riverpy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.datastructures import QueryParams
+
+    from riverpy._dashboard.access import Access
+    from riverpy._dashboard.site import Site
+
+
+def read_resign(_path_params: Mapping[str, Any], fields: QueryParams) -> RequestedChange:
+    """Return the change that a form asks for: the leader of a domain resigns.
+
+    Raises:
+        PageError: the form is not one of this dashboard.
+    """
+    domain = fields.get("domain", "")
+    try:
+        validate_domain(domain)
+    except ConfigError:
+        raise PageError(
+            400, "The form names no domain.", "Go back, and use one of the buttons."
+        ) from None
+    question = Question(
+        f"Let the leader of {domain} resign?",
+        "Another candidate becomes leader, at the latest within seconds. If there is no other one, "
+        "the same client becomes leader again. Running jobs go on.",
+        keep_text="Keep the leader",
+    )
+    return RequestedChange(partial(request_resign, domain), question)
+
+
+async def request_resign(domain: str, site: Site, access: Access) -> Message:
+    """Request that the leader of a domain resigns, and log it."""
+    schema = site.client.config.schema
+    async with open_connection(site.client) as connection:
+        if domain == DEFAULT_DOMAIN:
+            await leader_request_resign(connection, schema)
+        else:
+            name = domain_lease_name(domain)
+            await lease_request_resign(connection, schema, name=name)
+    log_change(access, "resign leader", domain)
+    return Message(
+        f"The leader of {domain} was asked to resign. A leader that only polls does not receive it."
+    )
+
+
+CHANGE = Change("/leader/resign", read_resign, "/leader")
