@@ -71,7 +71,10 @@ async def fill(schema: Schema) -> None:
     await set_queue_owner(schema, "mail", "mail")
     await schema.execute(
         "INSERT INTO river_queue (name, created_at, updated_at, metadata, paused_at)"
-        " VALUES ('default', now(), now(), '{}', now())"
+        " VALUES ('default', now(), now(), '{}', now());"
+        "INSERT INTO riverpy_job_count SELECT 60, date_trunc('minute', now() - interval"
+        " '2 minutes'), queue, 9, 8, 1, 1, 5, 2, 0, 0, 0, 0, 0"
+        " FROM unnest(array['', 'default']) AS queue"
     )
 
 
