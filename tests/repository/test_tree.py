@@ -23,7 +23,7 @@ TEXT = [
     path
     for pattern in ("*.*", "scripts/*", ".ci/*", "docs/**/*", "riverpy/**/*.py", "sql/**/*")
     for path in ROOT.glob(pattern)
-    if path.is_file() and path.suffix not in {".pyc", ".lock"}
+    if path.is_file() and path.suffix not in {".pyc", ".lock", ".png"}
 ]
 
 
