@@ -51,8 +51,8 @@ RATE_WINDOW = timedelta(seconds=10)
 LATE_JOB_AFTER = timedelta(seconds=10)
 """The time after which a due scheduled job or retry counts as late. A leader needs at most 5 s."""
 JOB_COUNT_MAX = 10_000
-"""The limit of each count of jobs. There is a count for each state in each queue, for running jobs,
-and for each pending or final state."""
+"""The limit of each count of jobs. There is a count for each state in each queue, and for each
+pending or final state."""
 JOB_COUNT_TOTAL_MAX = 50_000
 """The maximum number of jobs of one state that are counted in all queues. With many queues, fewer
 jobs of each queue are counted."""
@@ -60,6 +60,8 @@ READ_JOBS_MAX = 1_000
 """The maximum number of jobs of one state in one queue whose attempts and errors are read."""
 READ_JOBS_TOTAL_MAX = 2_000
 """The same for all queues. With many queues, fewer jobs of each are read, but at least one."""
+RUNNING_JOBS_MAX = 5_000
+"""The maximum number of running jobs whose clients are read."""
 ENDED_JOBS_MAX = 2_000
 """The maximum number of recently ended jobs of each final state that are read. If more ended, rates
 are computed over a shorter time."""
@@ -334,7 +336,12 @@ class StatusStatements:
             read_limit=get_read_limit(len(queue_names)),
         )
         running = await run_job_statement(
-            connection, schema, ("running",), errors, read_running_jobs, count_limit=JOB_COUNT_MAX
+            connection,
+            schema,
+            ("running",),
+            errors,
+            read_running_jobs,
+            count_limit=RUNNING_JOBS_MAX,
         )
         return ended, rows, running
 
