@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from riverpy._clients.heartbeat import STOP_CLAIMING_AT_SHARE_OF_DEAD_AFTER
 from riverpy._dashboard.rendering import format_duration
 from riverpy._dashboard.sentence import Sentence, sort_sentences
 from riverpy._tools.doctor.finding import Level
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from riverpy._dashboard.doctor_cache import DoctorReport
     from riverpy._dashboard.sentence import Health
-    from riverpy._tools.top.status import DomainStatus, FleetStatus, LeaderStatus
+    from riverpy._tools.top.status import DomainStatus, FleetStatus, LeaderStatus, WorkerStatus
 
 HEALTH_BY_LEVEL: dict[Level, Health] = {Level.OK: "ok", Level.WARN: "look", Level.FAIL: "act"}
 _HEADLINES: dict[Health, str] = {
@@ -38,6 +39,16 @@ def summarize(sentences: Iterable[Sentence]) -> Summary:
     ordered = sort_sentences(list(sentences))
     health = ordered[0].health
     return Summary(health, _HEADLINES[health], ordered)
+
+
+def is_silent(worker: WorkerStatus) -> bool:
+    """Return whether a registered worker sends no heartbeat for so long that a worker without
+    contact to the database takes no jobs. It counts as dead later, after its `dead_after`."""
+    if worker.state == "silent":
+        return True
+    if worker.silent_for is None or worker.dead_after is None:
+        return False
+    return worker.silent_for > worker.dead_after * STOP_CLAIMING_AT_SHARE_OF_DEAD_AFTER
 
 
 def describe_leaders(status: FleetStatus) -> Iterator[Sentence]:

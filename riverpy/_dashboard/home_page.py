@@ -5,33 +5,46 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
+from riverpy._dashboard.database import open_read
 from riverpy._dashboard.health_summary import (
     describe_failures,
     describe_leaders,
     describe_leases,
+    is_silent,
     summarize,
 )
 from riverpy._dashboard.page import Page
-from riverpy._dashboard.paths import make_queue_path
+from riverpy._dashboard.paths import make_periodic_job_path, make_queue_path, make_worker_path
 from riverpy._dashboard.plots import load_plots, make_sparklines
+from riverpy._dashboard.queue_health import (
+    LONG_WAIT_SECONDS,
+    describe_waiting_jobs,
+    find_wait_reason,
+    read_all_queues,
+)
 from riverpy._dashboard.rendering import format_count as format_number
-from riverpy._dashboard.rendering import format_duration, format_rate
-from riverpy._dashboard.sentence import Sentence
+from riverpy._dashboard.rendering import format_duration
+from riverpy._dashboard.sentence import Sentence, rank_health
+from riverpy._postgres.dashboard_reads import periodic_list_entries
+from riverpy._postgres.driver import DATABASE_ERRORS
+from riverpy._tools.domain_map import PRIVILEGE_MISSING, TABLE_MISSING
 from riverpy._tools.text import format_count, format_job_ids, format_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from riverpy._dashboard.page import PageView
-    from riverpy._dashboard.sentence import Health
-    from riverpy._tools.top.status import FleetStatus, QueueStatus
+    from riverpy._dashboard.queue_health import QueueFacts, WaitReason
+    from riverpy._tools.top.status import FleetStatus, QueueStatus, WorkerStatus
 
-LONG_WAIT_SECONDS = 60.0
-"""A due job that waits longer than this is mentioned."""
 FINDINGS_AGE_MAX = 120.0
 """Seconds after which the checks of doctor run again while this page is open."""
 QUEUES_SHOWN_MAX = 200
 """The maximum number of queues in the table. Those that wait longest come first."""
+QUEUES_NAMED_MAX = 5
+"""The maximum number of queues that are behind and have a sentence of their own."""
+PERIODIC_JOBS_READ_MAX = 1_000
+"""The maximum number of periodic jobs that are read, to find those that are paused."""
 
 
 async def load_home(view: PageView) -> Mapping[str, object]:
@@ -39,10 +52,18 @@ async def load_home(view: PageView) -> Mapping[str, object]:
     status = await view.site.statuses.read()
     queues = sorted(status.queues, key=_get_urgency)
     shown = queues[:QUEUES_SHOWN_MAX]
+    facts = await read_all_queues(view.site.client, status)
+    paused = await _read_paused_periodic_jobs(view)
     recent = await view.site.job_counts.read_queues([queue.name for queue in shown])
     return {
         "status": status,
-        "summary": summarize([*describe_status(status), *_describe_checks(view)]),
+        "summary": summarize(
+            [
+                *_describe_status(status, facts),
+                *_describe_paused_periodic_jobs(paused),
+                *_describe_checks(view),
+            ]
+        ),
         "plots": await load_plots(view, status, PAGE.path),
         "queues": shown,
         "sparklines": make_sparklines(recent, status.at),
@@ -53,14 +74,16 @@ async def load_home(view: PageView) -> Mapping[str, object]:
 PAGE = Page("home", "/", "home.html", load_home, "Home", findings_age_max=FINDINGS_AGE_MAX)
 
 
-def describe_status(status: FleetStatus) -> list[Sentence]:
+def _describe_status(status: FleetStatus, facts: Sequence[QueueFacts]) -> list[Sentence]:
     """Return the sentences about a status. There is always one about the leader, the workers,
     failures, waits and stuck jobs."""
     return [
         *describe_leaders(status),
         *_describe_workers(status),
         *_describe_failures(status),
-        *_describe_waits(status),
+        *_describe_waits(facts),
+        *_describe_paused_queues(facts),
+        *_describe_late_jobs(status),
         *_describe_stuck_jobs(status),
         *describe_leases(status),
     ]
@@ -78,11 +101,12 @@ def _get_urgency(queue: QueueStatus) -> tuple[bool, float, str]:
 
 
 def _describe_workers(status: FleetStatus) -> Iterator[Sentence]:
-    by_state: dict[str, list[str]] = {}
+    by_state: dict[str, list[WorkerStatus]] = {}
     for worker in status.workers:
-        by_state.setdefault(worker.state, []).append(worker.client_id)
-    alive, stopping = by_state.get("alive", []), by_state.get("stopping", [])
+        by_state.setdefault("silent" if is_silent(worker) else worker.state, []).append(worker)
+    alive, silent = by_state.get("alive", []), by_state.get("silent", [])
     if alive:
+        stopping = by_state.get("stopping")
         also = f", and {len(stopping)} more stop" if stopping else ""
         verb = "is" if len(alive) == 1 else "are"
         yield Sentence("ok", f"{format_count(len(alive), 'worker')} {verb} alive{also}.")
@@ -92,60 +116,145 @@ def _describe_workers(status: FleetStatus) -> Iterator[Sentence]:
         yield Sentence("look", "No riverpy worker is alive, but other clients run jobs.")
     else:
         yield Sentence("act", "No worker is alive: start one with `riverpy worker`.")
-    if silent := by_state.get("silent"):
-        yield Sentence(
+    if silent:
+        yield _describe_silent_workers(silent)
+
+
+def _describe_silent_workers(silent: Sequence[WorkerStatus]) -> Sentence:
+    if len(silent) == 1:
+        worker = silent[0]
+        return Sentence(
             "look",
-            f"{format_count(len(silent), 'worker')} stopped without a notice, or cannot reach the "
-            f"database: {format_names(silent)}.",
+            f"1 worker sends no heartbeat: {worker.client_id}, for "
+            f"{format_duration(worker.silent_for)}. It stopped without a notice, or cannot reach "
+            "the database.",
+            make_worker_path(worker.client_id),
+            f"Worker {worker.client_id}",
         )
+    return Sentence(
+        "look",
+        f"{len(silent):,} workers send no heartbeat: "
+        f"{format_names(one.client_id for one in silent)}. They stopped without a notice, or "
+        "cannot reach the database.",
+        "/workers",
+        "Workers",
+    )
 
 
 def _describe_failures(status: FleetStatus) -> Iterator[Sentence]:
     failing = [queue for queue in status.queues if queue.failed_per_s]
+    over = format_duration(status.rates_over)
     if failing:
-        rate = format_rate(sum(queue.failed_per_s for queue in failing))
+        failed = max(round(sum(one.failed_per_s for one in failing) * status.rates_over), 1)
         names = format_names(queue.name for queue in failing)
+        has_retries = any(queue.retryable for queue in failing)
         yield Sentence(
             "look",
-            f"{rate} attempts per second fail in {names}.",
-            "/jobs?state=retryable",
-            "Jobs that are tried again",
+            f"{format_count(failed, 'attempt')} failed in the last {over}, in {names}.",
+            "/jobs?state=retryable" if has_retries else None,
+            "Jobs waiting for a retry",
         )
     else:
-        yield Sentence("ok", f"No attempt failed in the last {status.rates_over:.0f} seconds.")
+        yield Sentence("ok", f"No attempt failed in the last {over}.")
     if discarded := status.totals["discarded"]:
         number = format_number(discarded, status.cap)
-        noun = "job has" if discarded == 1 else "jobs have"
+        noun = "job" if discarded == 1 else "jobs"
         yield Sentence(
             "look",
-            f"{number} {noun} failed in all attempts.",
+            f"{number} {noun} failed every attempt.",
             "/jobs?state=discarded",
             "Discarded jobs",
         )
 
 
-def _describe_waits(status: FleetStatus) -> Iterator[Sentence]:
-    slow = [queue for queue in status.queues if (queue.due_for or 0) > LONG_WAIT_SECONDS]
-    for queue in sorted(slow, key=_get_urgency)[:5]:
-        wait = format_duration(queue.due_for)
-        number = format_number(queue.available, status.cap)
-        reason = ""
-        health: Health = "look"
-        if queue.paused:
-            reason = " The queue is paused."
-        elif queue.workers == 0:
-            reason, health = " No worker works this queue.", "act"
-        noun = "job waits" if queue.available == 1 else "jobs wait"
+def _describe_waits(facts: Sequence[QueueFacts]) -> Iterator[Sentence]:
+    """Yield a sentence for each of the queues that are most behind, with the reason."""
+    behind = [
+        (one, reason)
+        for one in facts
+        if one.status.due_for is not None
+        and not one.status.paused
+        and (reason := find_wait_reason(one)).health != "ok"
+    ]
+    if not behind:
         yield Sentence(
-            health,
-            f"{number} {noun} in {queue.name}, the oldest for {wait}.{reason}",
-            make_queue_path(queue.name),
-            "The queue",
+            "ok",
+            f"No due job waits longer than {LONG_WAIT_SECONDS:.0f} seconds in a queue that is not "
+            "paused.",
         )
-    if len(slow) > 5:
-        yield Sentence("look", f"Jobs wait too long in {len(slow) - 5:,} more queues.")
-    if not slow:
-        yield Sentence("ok", f"No due job waits longer than {LONG_WAIT_SECONDS:.0f} seconds.")
+    behind.sort(key=_get_reason_urgency)
+    named = [(one, reason) for one, reason in behind if not _is_only_kinds(one)]
+    for one, reason in named[:QUEUES_NAMED_MAX]:
+        waits = describe_waiting_jobs(one, f" in {one.status.name}")
+        yield Sentence(
+            reason.health,
+            " ".join(part for part in (f"{waits}.", reason.cause, reason.advice) if part),
+            make_queue_path(one.status.name),
+            f"Queue {one.status.name}",
+        )
+    if len(named) > QUEUES_NAMED_MAX:
+        more = format_count(len(named) - QUEUES_NAMED_MAX, "more queue")
+        yield Sentence("look", f"Jobs wait too long in {more}.", "/queues", "Queues")
+
+
+def _get_reason_urgency(found: tuple[QueueFacts, WaitReason]) -> tuple[int, float, str]:
+    facts, reason = found
+    return -rank_health(reason.health), -(facts.status.due_for or 0.0), facts.status.name
+
+
+def _is_only_kinds(facts: QueueFacts) -> bool:
+    """Return whether another sentence names all kinds that no worker of the queue can run."""
+    if facts.live_workers == 0 or not facts.kinds_without_worker:
+        return False
+    known = {kind.kind for kind in facts.fleet.kinds_without_worker}
+    return known.issuperset(facts.kinds_without_worker)
+
+
+def _describe_paused_queues(facts: Sequence[QueueFacts]) -> Iterator[Sentence]:
+    paused = [one for one in facts if one.status.paused]
+    if len(paused) == 1:
+        one = paused[0]
+        waits = describe_waiting_jobs(one)
+        yield Sentence(
+            "look",
+            f"The queue {one.status.name} is paused. {waits or 'No job waits'}.",
+            make_queue_path(one.status.name),
+            f"Queue {one.status.name}",
+        )
+    elif paused:
+        cap = paused[0].fleet.cap
+        waiting = sum(one.status.available for one in paused)
+        subject = "1 job waits" if waiting == 1 else f"{format_number(waiting, cap)} jobs wait"
+        names = format_names(one.status.name for one in paused)
+        text = f"{len(paused):,} queues are paused: {names}. {subject} in them."
+        yield Sentence("look", text, "/queues", "Queues")
+
+
+async def _read_paused_periodic_jobs(view: PageView) -> list[str]:
+    """Return the ids of the paused periodic jobs. Empty if their table is missing, or the role may
+    not read it."""
+    schema = view.site.client.config.schema
+    async with open_read(view.site.client) as tx:
+        try:
+            async with tx.transaction():
+                entries = await periodic_list_entries(tx, schema, limit=PERIODIC_JOBS_READ_MAX)
+        except DATABASE_ERRORS as error:
+            if getattr(error, "sqlstate", None) not in {PRIVILEGE_MISSING, TABLE_MISSING}:
+                raise
+            return []
+    return [entry.id for entry in entries if entry.paused_at is not None]
+
+
+def _describe_paused_periodic_jobs(ids: Sequence[str]) -> Iterator[Sentence]:
+    if len(ids) == 1:
+        path, name = make_periodic_job_path(ids[0]), f"Periodic job {ids[0]}"
+        yield Sentence("look", f"The periodic job {ids[0]} is paused.", path, name)
+    elif ids:
+        text = f"{len(ids):,} periodic jobs are paused: {format_names(ids)}."
+        yield Sentence("look", text, "/periodic", "Periodic jobs")
+
+
+def _describe_late_jobs(status: FleetStatus) -> Iterator[Sentence]:
     if late := [queue for queue in status.queues if queue.late]:
         number = format_number(sum(queue.late for queue in late), status.cap)
         yield Sentence(
@@ -162,10 +271,10 @@ def _describe_stuck_jobs(status: FleetStatus) -> Iterator[Sentence]:
         noun = "job waits" if kind.jobs == 1 else "jobs wait"
         yield Sentence(
             "act",
-            f"No running worker has the kind {kind.kind}: {kind.jobs:,} {noun} in "
+            f"No worker can run kind {kind.kind}: {kind.jobs:,} {noun} in "
             f"{format_names(kind.queues)}.",
             "/jobs?" + urlencode({"state": "available", "kind": kind.kind}),
-            "Its jobs",
+            f"Jobs of {kind.kind}",
         )
     for worker in status.workers:
         if worker.stuck:

@@ -299,18 +299,32 @@ def _describe_sum(rows: Sequence[PlotRow], count_range: CountRange) -> str:
         sum(values)
         for values in zip(*(tuple(step)[-len(WAIT_BOUNDS) :] for step in steps), strict=True)
     ]
-    # The first bound that at most 5 % of the waits exceed.
-    bound = next(
-        (bound for bound, over in zip(WAIT_BOUNDS, overs, strict=True) if over <= attempts * 0.05),
-        longest,
-    )
     verb = "was" if discarded == 1 else "were"
     return (
         f"{count_range.title}: {format_noun(attempts, 'attempt')} ended ({completed:,} completed, "
         f"{failed:,} failed). {format_noun(discarded, 'job')} {verb} discarded. The longest wait "
-        f"was {format_duration(longest)}, and 95 % of the jobs waited at most "
-        f"{format_duration(min(bound, longest))}."
+        f"was {format_duration(longest)}{_describe_most_waits(attempts, overs, longest)}."
     )
+
+
+def _describe_most_waits(attempts: int, overs: Sequence[int], longest: float) -> str:
+    """Return how long most jobs waited, as far as the counts show it: they have only bounds.
+
+    Args:
+        attempts: the number of waits.
+        overs: for each of `WAIT_BOUNDS`, the number of longer waits.
+        longest: the longest wait in seconds.
+    """
+    allowed = attempts * 0.05
+    fitting = (one for one, over in zip(WAIT_BOUNDS, overs, strict=True) if over <= allowed)
+    bound = next(fitting, None)
+    if bound is None:
+        return (
+            f", and more than 5 % of the jobs waited longer than {format_duration(WAIT_BOUNDS[-1])}"
+        )
+    if format_duration(longest) == format_duration(bound):
+        return ""
+    return f", and 95 % of the jobs waited less than {format_duration(bound)}"
 
 
 def _show_time(seconds: int, time_format: str) -> str:

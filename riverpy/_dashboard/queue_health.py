@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from riverpy._dashboard.health_summary import has_leader
+from riverpy._dashboard.database import open_read
+from riverpy._dashboard.health_summary import has_leader, is_silent
 from riverpy._dashboard.rendering import format_count as format_number
 from riverpy._dashboard.rendering import format_duration
 from riverpy._dashboard.sentence import Sentence, sort_sentences
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.dashboard_reads import queue_list_kinds_without_worker
+from riverpy._postgres.queues import queue_list
+from riverpy._postgres.transactions import read_server_time
 from riverpy._tools.text import format_count, format_names
 from riverpy._tools.top.statements import read_ended_jobs, read_queue_counts
 from riverpy._tools.top.status import (
     ENDED_JOBS_MAX,
     LATE_JOB_AFTER,
+    QUEUES_MAX,
     RATE_WINDOW,
     READ_JOBS_MAX,
     queue_statuses,
@@ -27,9 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
+    from riverpy._dashboard.sentence import Health
     from riverpy._postgres.driver import Transaction
     from riverpy._tools.reads import ClientRow
     from riverpy._tools.top.status import DomainStatus, FleetStatus, QueueStatus, WorkerStatus
+    from riverpy.client import Client
     from riverpy.queue import Queue
 
 LONG_WAIT_SECONDS = 60.0
@@ -44,8 +50,19 @@ SAMPLED_JOBS_MAX = 1_000
 of each."""
 SAMPLED_JOBS_TOTAL_MAX = 4_000
 """The maximum number of waiting jobs whose kinds are read in all queues."""
+SAMPLED_QUEUES_MAX = 20
+"""The maximum number of queues whose waiting jobs are read, to find kinds without a worker."""
 MISSING_KINDS_MAX = 100
 """The maximum number of kinds without a worker that are read, in all queues."""
+
+
+class WaitReason(NamedTuple):
+    """Why due jobs wait in a queue."""
+
+    health: Health
+    cause: str
+    advice: str = ""
+    """What to do. Empty: nothing."""
 
 
 class QueueFacts(NamedTuple):
@@ -71,6 +88,13 @@ class QueueFacts(NamedTuple):
         return (self.read_at - self.row.paused_at).total_seconds()
 
     @property
+    def live_workers(self) -> int | None:
+        """The number of workers of the queue that send heartbeats. None: not known."""
+        if self.status.workers is None:
+            return None
+        return self.status.workers - sum(one.state != "silent" for one in self.silent_workers)
+
+    @property
     def domain_name(self) -> str:
         """The name of the domain that owns the queue."""
         return DEFAULT_DOMAIN if self.domain is None else self.domain.name
@@ -81,6 +105,27 @@ class QueueFacts(NamedTuple):
         if self.row is None:
             return False
         return (self.read_at - self.row.updated_at).total_seconds() < USED_WITHIN_SECONDS
+
+
+async def read_all_queues(client: Client, fleet: FleetStatus) -> list[QueueFacts]:
+    """Return what is known about each queue of a status."""
+    schema = client.config.schema
+    async with open_read(client) as tx:
+        now = await read_server_time(tx)
+        rows = {row.name: row for row in await queue_list(tx, schema, QUEUES_MAX)}
+        missing = await read_kinds_without_worker(tx, schema, fleet, _choose_slow_queues(fleet))
+    return gather_facts(fleet, rows, missing, now)
+
+
+def _choose_slow_queues(fleet: FleetStatus) -> list[str]:
+    """Return the queues whose jobs wait long although workers work them, the longest wait first."""
+    slow = [
+        queue
+        for queue in fleet.queues
+        if queue.workers and not queue.paused and (queue.due_for or 0) > LONG_WAIT_SECONDS
+    ]
+    slow.sort(key=lambda queue: -(queue.due_for or 0))
+    return [queue.name for queue in slow[:SAMPLED_QUEUES_MAX]]
 
 
 async def add_queue(
@@ -135,7 +180,7 @@ def gather_facts(
     domains = {queue: domain for domain in fleet.domains for queue in domain.queues}
     silent: dict[str, list[WorkerStatus]] = {}
     for worker in fleet.workers:
-        if worker.state == "silent":
+        if is_silent(worker):
             for name in worker.queues or ():
                 silent.setdefault(name, []).append(worker)
     return [
@@ -161,84 +206,94 @@ def explain_queue(facts: QueueFacts) -> list[Sentence]:
 
 def _explain_waits(facts: QueueFacts) -> Sentence:
     """Return the sentence about the jobs that are due."""
-    queue = facts.status
-    waits = _describe_waiting_jobs(facts)
-    if queue.paused:
+    waits = describe_waiting_jobs(facts)
+    if facts.status.paused:
         since = facts.paused_for
         paused = "is paused" if since is None else f"has been paused for {format_duration(since)}"
         effect = f"{waits}." if waits else "No job waits."
         return Sentence("look", f"The queue {paused}, so no worker takes jobs of it. {effect}")
     if not waits:
         return Sentence("ok", "Not behind: no due job waits.")
-    if queue.workers == 0:
-        return _explain_missing_workers(facts, waits)
-    if kinds := facts.kinds_without_worker:
-        noun = "kind" if len(kinds) == 1 else "kinds"
-        return Sentence(
-            "act",
-            f"No worker of this queue has the {noun} {format_names(kinds)}: such jobs wait until a "
-            f"worker with this code runs. {waits}.",
-        )
-    return _explain_busy_workers(facts, waits)
+    reason = find_wait_reason(facts)
+    parts = (reason.cause, f"{waits}.", reason.advice)
+    return Sentence(reason.health, " ".join(part for part in parts if part))
 
 
-def _describe_waiting_jobs(facts: QueueFacts) -> str:
-    """Return how many jobs wait, and how long. Empty: no due job waits."""
+def describe_waiting_jobs(facts: QueueFacts, where: str = "") -> str:
+    """Return how many jobs wait, and how long. Empty: no due job waits.
+
+    Args:
+        facts: what is known about the queue.
+        where: the place of the jobs in the sentence, such as ` in mail`.
+    """
     queue = facts.status
     if queue.due_for is None:
         return ""
     number = format_number(queue.available, facts.fleet.cap)
     subject = "1 job waits" if queue.available == 1 else f"{number} jobs wait"
     oldest = "" if queue.available == 1 else "the oldest "
-    return f"{subject}, {oldest}for {format_duration(queue.due_for)}"
+    return f"{subject}{where}, {oldest}for {format_duration(queue.due_for)}"
 
 
-def _explain_missing_workers(facts: QueueFacts, waits: str) -> Sentence:
+def find_wait_reason(facts: QueueFacts) -> WaitReason:
+    """Return why the due jobs of a queue wait that is not paused."""
+    if facts.live_workers == 0:
+        return _explain_missing_workers(facts)
+    if kinds := facts.kinds_without_worker:
+        noun = "kind" if len(kinds) == 1 else "kinds"
+        return WaitReason(
+            "act",
+            f"No worker of this queue can run the {noun} {format_names(kinds)}: such jobs wait "
+            "until a worker with this code runs.",
+        )
+    return _explain_busy_workers(facts)
+
+
+def _explain_missing_workers(facts: QueueFacts) -> WaitReason:
     if facts.silent_workers:
         names = format_names(one.client_id for one in facts.silent_workers)
-        return Sentence(
+        return WaitReason(
             "act",
-            f"All workers of this queue are silent ({names}): they stopped without a notice, or "
-            f"cannot reach the database. Start them again. {waits}.",
+            f"No worker of this queue sends a heartbeat ({names}): they stopped without a notice, "
+            "or cannot reach the database. Start them again.",
         )
     if facts.was_used_lately:
-        return Sentence(
-            "look",
-            "No riverpy worker works this queue. A client in another language may work it. "
-            f"{waits}.",
+        is_new = (facts.status.due_for or 0) <= LONG_WAIT_SECONDS
+        return WaitReason(
+            "ok" if is_new and _has_other_clients(facts.fleet) else "look",
+            "No riverpy worker works this queue. A client in another language may work it.",
         )
-    return Sentence(
+    return WaitReason(
         "act",
         "No worker works this queue. Start one: `riverpy worker MODULE:ATTR "
-        f"-q {quote(facts.status.name)}:50`. {waits}.",
+        f"-q {quote(facts.status.name)}:50`.",
     )
 
 
-def _explain_busy_workers(facts: QueueFacts, waits: str) -> Sentence:
-    """Return the sentence about jobs that wait although workers have their kinds."""
+def _has_other_clients(fleet: FleetStatus) -> bool:
+    """Return whether clients in another language are known to run."""
+    is_leader_foreign = fleet.leader is not None and bool(fleet.leader.foreign)
+    return is_leader_foreign or any(one.state == "unregistered" for one in fleet.workers)
+
+
+def _explain_busy_workers(facts: QueueFacts) -> WaitReason:
+    """Return why jobs wait although workers can run their kinds."""
     queue = facts.status
     is_long = (queue.due_for or 0) > LONG_WAIT_SECONDS
+    health: Health = "look" if is_long else "ok"
     if queue.slots is not None and queue.running >= queue.slots:
         slots = format_count(queue.slots, "slot")
         text = f"No slot is free: {format_number(queue.running, facts.fleet.cap)} jobs run in "
-        text += f"{slots}. {waits}."
-        if is_long:
-            return Sentence("look", f"{text} Start more workers, or give them more slots.")
-        return Sentence("ok", text)
+        advice = "Start more workers, or give them more slots." if is_long else ""
+        return WaitReason(health, f"{text}{slots}.", advice)
     if not is_long:
-        return Sentence("ok", f"Not behind: {waits}.")
+        return WaitReason(health, "Not behind:")
+    advice = "`riverpy doctor` checks the reasons, such as locks and kinds."
     if queue.slots is None:
-        return Sentence(
-            "look",
-            f"{waits}. How many slots are free is not known. `riverpy doctor` checks the reasons.",
-        )
+        return WaitReason(health, "It is not known how many slots are free.", advice)
     free = format_count(queue.slots - queue.running, "slot")
     verb = "is" if queue.slots - queue.running == 1 else "are"
-    return Sentence(
-        "look",
-        f"{waits}, although {free} {verb} free. `riverpy doctor` checks the reasons, such as "
-        "locks and kinds.",
-    )
+    return WaitReason(health, f"Jobs wait although {free} {verb} free.", advice)
 
 
 def _explain_late_jobs(facts: QueueFacts) -> Iterator[Sentence]:
@@ -255,7 +310,9 @@ def _explain_late_jobs(facts: QueueFacts) -> Iterator[Sentence]:
     if leader is None or not has_leader(leader):
         where = "" if domain is None else f" of the domain {domain.name}"
         yield Sentence(
-            "act", f"{subject} late, because there is no leader{where}: start a worker of it."
+            "act",
+            f"{subject} late, because there is no leader{where}: start a worker that can become "
+            "leader.",
         )
     else:
         yield Sentence("look", f"{subject} late. Read the log of the leader {leader.leader_id}.")
@@ -263,7 +320,7 @@ def _explain_late_jobs(facts: QueueFacts) -> Iterator[Sentence]:
 
 def _explain_silent_workers(facts: QueueFacts) -> Iterator[Sentence]:
     """Yield the sentence about silent workers, beside workers that are alive."""
-    if facts.silent_workers and facts.status.workers:
+    if facts.silent_workers and facts.live_workers:
         number = format_count(len(facts.silent_workers), "worker")
         verb = "sends" if len(facts.silent_workers) == 1 else "send"
         names = format_names(one.client_id for one in facts.silent_workers)

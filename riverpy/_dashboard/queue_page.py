@@ -80,6 +80,7 @@ async def load_queue(view: PageView) -> Mapping[str, object]:
         "now": now,
         "fleet": fleet,
         "facts": facts,
+        "silent_ids": {one.client_id for one in facts.silent_workers},
         "queue": facts.status,
         "sentences": explain_queue(facts),
         "plots": await load_plots(view, fleet, PAGE.path, queue=name),

@@ -61,7 +61,7 @@ async def test_pages(schema: Schema, client: Client) -> None:
     async with Browser(dashboard(client)) as browser:
         home = await browser.see("/")
         assert "Something needs action now" in home
-        assert "1 job waits in slow, the oldest for 2m" in home
+        assert "1 job waits in slow, for 2m. No worker works this queue." in home
         assert home.index("1 job waits") < home.index("No attempt failed")
         listed = await browser.see("/jobs")
         assert f'/jobs/{job_id}"' in listed

@@ -182,7 +182,7 @@ async def test_live(schema: Schema) -> None:
             for event in arrived:
                 tasks.start_soon(follow, url, "2 jobs have failed", event)
             await insert_job(schema, "discarded")
-            await page.get_by_text("2 jobs have failed in all attempts").wait_for()
+            await page.get_by_text("2 jobs failed every attempt").wait_for()
             with anyio.fail_after(PATIENCE):
                 for event in arrived:
                     await event.wait()
@@ -192,10 +192,10 @@ async def test_live(schema: Schema) -> None:
         proxy.cut()
         problem = page.locator("[data-live-text]").get_by_text("The newest state cannot be read")
         await problem.wait_for()
-        await expect(page.get_by_text("2 jobs have failed in all attempts")).to_be_visible()
+        await expect(page.get_by_text("2 jobs failed every attempt")).to_be_visible()
         await insert_job(schema, "discarded")
         proxy.refusing = False
-        await page.get_by_text("3 jobs have failed in all attempts").wait_for()
+        await page.get_by_text("3 jobs failed every attempt").wait_for()
         await expect(problem).to_have_count(0)
 
 

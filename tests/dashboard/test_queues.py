@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     import pytest
 
     from tests._database import Schema
+    from tests.dashboard.site_kit import Browser
 
 OLD = "now() - interval '5 h'"
 SILENT = "now() - interval '3 h'"
+QUIET = "now() - interval '25 min'"
+"""A worker with such a heartbeat takes no jobs, but does not count as dead."""
 STRANGE_NAMES = [
     "a/b",
     "..",
@@ -37,7 +40,8 @@ STRANGE_NAMES = [
 async def test_why_a_queue_is_behind(schema: Schema) -> None:
     """For each queue a sentence says why it is behind: it is paused; no worker works it; all are
     silent; a kind has no worker; no slot is free; something else; or it is not behind. The worst
-    comes first. The page of the queue says the same, with the kinds that wait and the workers."""
+    comes first. The page of the queue says the same, with the kinds that wait and the workers. So
+    does home, which names paused queues and paused periodic jobs."""
     for name in ("paused", "alone", "gone", "kinds", "full", "slow", "late"):
         await insert_job(schema, queue=f"'{name}'", scheduled_at=OLD)
     await insert_job(schema, "scheduled", queue="'late'", scheduled_at=OLD)
@@ -49,22 +53,25 @@ async def test_why_a_queue_is_behind(schema: Schema) -> None:
     await insert_client(schema, "host-1", queues=queues, slots="array[2,50,50,50,50]")
     for _ in range(2):
         await insert_job(schema, "running", queue="'full'", attempted_at="now()")
+    await insert_job(schema, queue="'new'")
+    await insert_client(schema, "quiet", queues="array['new']", heartbeat_at=QUIET)
     sentences = {
-        "kinds": ("act", 'No worker of this queue has the kind "k"'),
+        "kinds": ("act", 'No worker of this queue can run the kind "k"'),
         "paused": ("look", "The queue has been paused for 2h, so no worker takes jobs of it."),
         "alone": (
             "act",
             "No worker works this queue. Start one: `riverpy worker MODULE:ATTR -q alone:50`.",
         ),
-        "gone": ("act", 'All workers of this queue are silent ("dead")'),
+        "gone": ("act", 'No worker of this queue sends a heartbeat ("dead")'),
+        "new": ("act", 'No worker of this queue sends a heartbeat ("quiet")'),
         "full": ("look", "No slot is free: 2 jobs run in 2 slots. 1 job waits, for 5h"),
-        "slow": ("look", "1 job waits, for 5h, although 50 slots are free."),
+        "slow": ("look", "Jobs wait although 50 slots are free. 1 job waits, for 5h."),
         "late": ("act", "1 scheduled job or retry is late, because there is no leader"),
         "idle": ("ok", "Not behind: no due job waits."),
     }
     async with open_site(schema) as browser:
         listed = unescape(await browser.see("/queues"))
-        assert f'href="{make_queue_path("alone")}"' in await browser.see("/")
+        await check_home(browser)
         for name, (health, text) in sentences.items():
             page = unescape(await browser.see(make_queue_path(name)))
             first = re.search(r'<li class="state-(\w+)">.*?class="text">([^<]*)', page, re.DOTALL)
@@ -81,6 +88,23 @@ async def test_why_a_queue_is_behind(schema: Schema) -> None:
         assert "no queue 'none'" in unescape(await browser.see(make_queue_path("none"), status=404))
         assert len(await browser.see(make_queue_path("x" * 5_000), status=404)) < 2_000
         await browser.see("/queue?name=%00", status=404)
+
+
+async def check_home(browser: Browser) -> None:
+    """Home gives the reason for each queue that is behind, also in the first minute, and one
+    sentence for what is paused."""
+    home = unescape(await browser.see("/"))
+    for text in (
+        "1 job waits in alone, for 5h. No worker works this queue.",
+        "1 job waits in gone, for 5h. No worker of this queue sends a heartbeat",
+        "1 job waits in new, for ",
+        "Jobs wait too long in 2 more queues.",
+        "The queue paused is paused. 1 job waits, for 5h.",
+        ">Queue alone</a>",
+    ):
+        assert text in home, text
+    assert f'href="{make_queue_path("alone")}"' in home
+    assert "No due job waits longer" not in home
 
 
 async def test_pause_and_resume(schema: Schema, log: list[dict[str, Any]]) -> None:

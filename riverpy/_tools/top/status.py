@@ -127,6 +127,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     started_at: datetime | None = None
     silent_for: float | None = None
     """Seconds since the last heartbeat; None: the client is not registered."""
+    dead_after: float | None = None
+    """Seconds without a heartbeat after which the client counts as dead."""
 
 
 class LeaderStatus(msgspec.Struct, frozen=True):
@@ -483,6 +485,7 @@ def worker_statuses(
             candidate=client.is_candidate,
             started_at=client.started_at,
             silent_for=_round_seconds(client.heartbeat_age),
+            dead_after=client.dead_after,
         )
         for client in clients
     ]
