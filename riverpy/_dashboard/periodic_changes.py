@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get
 from urllib.parse import unquote
 
 from riverpy._dashboard.change import Change, Question, RequestedChange, log_change
-from riverpy._dashboard.database import open_connection
+from riverpy._dashboard.database import open_connection, open_read
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.messages import Message
 from riverpy._dashboard.paths import quote_name
@@ -52,13 +52,38 @@ def read_periodic_change(_path_params: Mapping[str, Any], fields: QueryParams) -
         )
     question = None
     if form.action == "run":
-        question = Question(
-            f"Run {show_value(form.job_id)} now?",
-            "The leader inserts one more job now, also if the periodic job is paused. The schedule "
-            "does not change.",
-            keep_text="Do not run it now",
-        )
+        question = partial(_ask_about_run, form.job_id)
     return RequestedChange(partial(change_periodic_job, form), question)
+
+
+async def _ask_about_run(job_id: str, site: Site) -> Question:
+    """Check that the periodic job exists, and ask."""
+    try:
+        async with open_read(site.client) as tx:
+            await periodic_get(tx, site.client.config.schema, job_id)
+    except NotFoundError:
+        raise _make_not_found_error(job_id) from None
+    except SchemaMissingError as error:
+        raise _make_missing_table_error(error) from None
+    return Question(
+        f"Run {show_value(job_id)} now?",
+        "The leader inserts one more job now, also if the periodic job is paused. The schedule "
+        "does not change.",
+        keep_text="Do not run it now",
+    )
+
+
+def _make_not_found_error(job_id: str) -> PageError:
+    return PageError(
+        404,
+        f"There is no periodic job {quote_name(job_id)}.",
+        "A leader registers the periodic jobs of its code. The page Periodic lists all. To "
+        "add one, start a worker with its code.",
+    )
+
+
+def _make_missing_table_error(error: SchemaMissingError) -> PageError:
+    return PageError(404, f"Nothing was changed: {error}.", "Then load the page again.")
 
 
 async def change_periodic_job(form: PeriodicChangeForm, site: Site, access: Access) -> Message:
@@ -74,15 +99,9 @@ async def change_periodic_job(form: PeriodicChangeForm, site: Site, access: Acce
             before = await periodic_get(connection, client.config.schema, form.job_id)
             await methods[form.action](form.job_id, tx=connection)
     except NotFoundError:
-        raise PageError(
-            404,
-            f"There is no periodic job {quote_name(form.job_id)}.",
-            "A leader registers the periodic jobs of its code. Start a worker with this code.",
-        ) from None
+        raise _make_not_found_error(form.job_id) from None
     except SchemaMissingError as error:
-        raise PageError(
-            404, f"Nothing was changed: {error}.", "Then load the page again."
-        ) from None
+        raise _make_missing_table_error(error) from None
     log_change(access, f"{form.action} periodic job", form.job_id)
     if form.action == "run":
         return await _describe_run(before, site)

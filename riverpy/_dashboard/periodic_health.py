@@ -94,6 +94,26 @@ def _explain_late_run(leader: LeaderStatus, late: float) -> Sentence:
     )
 
 
+def describe_missing_run(entry: PeriodicJobEntry, now: datetime, *, is_job_found: bool) -> str:
+    """Return why there is no last run, or no job of it. Empty: the job was found.
+
+    Args:
+        entry: the row of the periodic job.
+        now: the server's time.
+        is_job_found: whether a job of the periodic job was found.
+    """
+    if is_job_found:
+        return ""
+    if entry.last_run_at is not None:
+        return "It ran, but its job was not found: the leader deletes jobs after they end."
+    if entry.paused_at is not None:
+        return "It has not run since it was added, and is paused."
+    if entry.next_run_at is None or entry.next_run_at <= now:
+        return "It has not run since it was added."
+    first = format_utc(entry.next_run_at)
+    return f"It has not run since it was added. Its first run is due at {first}."
+
+
 async def find_last_jobs(
     tx: Transaction, schema: str | None, entries: Sequence[PeriodicJobEntry]
 ) -> dict[str, InsertedPeriodicJob]:

@@ -14,6 +14,7 @@ from riverpy._dashboard.job_search import find_jobs, read_search
 from riverpy._dashboard.page import Page
 from riverpy._dashboard.paths import quote_name
 from riverpy._dashboard.periodic_health import (
+    describe_missing_run,
     explain_periodic_job,
     split_periodic_id,
 )
@@ -79,6 +80,7 @@ async def load_periodic_job(view: PageView) -> Mapping[str, object]:
         "domain": domain,
         "kind": kind if last_job is None else last_job.kind,
         "last_job": last_job,
+        "missing_run": describe_missing_run(entry, now, is_job_found=last_job is not None),
         "found": found,
         "search": search,
         "next_times": find_next_times(entry),

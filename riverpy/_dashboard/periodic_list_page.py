@@ -9,6 +9,7 @@ from riverpy._dashboard.health_summary import describe_leaders
 from riverpy._dashboard.page import Page
 from riverpy._dashboard.periodic_health import (
     SEARCHED_JOBS_MAX,
+    describe_missing_run,
     explain_periodic_job,
     find_last_jobs,
 )
@@ -36,6 +37,8 @@ class ListedPeriodicJob(NamedTuple):
     """None: not known."""
     kind: str | None
     """The kind of its jobs. None: not known."""
+    missing_run: str
+    """Why there is no last run. Empty: there is one."""
 
 
 async def load_periodic_jobs(view: PageView) -> Mapping[str, object]:
@@ -57,6 +60,7 @@ async def load_periodic_jobs(view: PageView) -> Mapping[str, object]:
             explain_periodic_job(entry, fleet, now),
             last := last_jobs.get(entry.id),
             kinds.get(entry.id) if last is None else last.kind,
+            describe_missing_run(entry, now, is_job_found=last is not None),
         )
         for entry in shown
     ]

@@ -40,6 +40,8 @@ _STATES_BY_ACTION: dict[QueueAction, tuple[str, ...]] = {
     "clear_all": ("available", "scheduled", "retryable"),
 }
 """The states of the jobs that are deleted."""
+_WORDS_BY_STATE = {"available": "waiting", "scheduled": "scheduled", "retryable": "retrying"}
+"""The words of the pages for these states."""
 
 
 class QueueChangeForm(NamedTuple):
@@ -52,6 +54,12 @@ class QueueChangeForm(NamedTuple):
     def target(self) -> str:
         """The queue, for a sentence."""
         return "all queues" if self.name == ALL_QUEUES else f"the queue {show_value(self.name)}"
+
+    @property
+    def deleted_states(self) -> str:
+        """The states of the jobs that are deleted, in the words of the button."""
+        first, *rest = (_WORDS_BY_STATE[state] for state in _STATES_BY_ACTION[self.action])
+        return f"{first}, {' and '.join(rest)}" if rest else first
 
 
 def read_queue_change(_path_params: Mapping[str, Any], fields: QueryParams) -> RequestedChange:
@@ -69,8 +77,8 @@ def read_queue_change(_path_params: Mapping[str, Any], fields: QueryParams) -> R
         raise PageError(400, "The form names no queue.", "Go back, and use one of the buttons.")
     if form.action in {"clear", "clear_all"}:
         if form.name == ALL_QUEUES:
-            raise PageError(400, "Only one queue can be cleared at a time.", "Go back.")
-        return RequestedChange(partial(_clear_queue, form), partial(_ask_about_clearing, form))
+            raise PageError(400, "Jobs of only one queue can be deleted at a time.", "Go back.")
+        return RequestedChange(partial(_delete_jobs, form), partial(_ask_about_deleting, form))
     if form.name == ALL_QUEUES:
         return RequestedChange(partial(_pause_or_resume, form), _ask_about_all_queues(form))
     return RequestedChange(partial(_pause_or_resume, form))
@@ -86,7 +94,7 @@ def _ask_about_all_queues(form: QueueChangeForm) -> Question:
     )
 
 
-async def _ask_about_clearing(form: QueueChangeForm, site: Site) -> Question:
+async def _ask_about_deleting(form: QueueChangeForm, site: Site) -> Question:
     """Count the jobs that would be deleted, and ask."""
     fleet = await site.statuses.read()
     async with open_read(site.client) as tx:
@@ -94,22 +102,25 @@ async def _ask_about_clearing(form: QueueChangeForm, site: Site) -> Question:
     queue = next(one for one in fleet.queues if one.name == form.name)
     counts = {state: getattr(queue, state) for state in _STATES_BY_ACTION[form.action]}
     numbers = " and ".join(
-        f"{format_number(count, fleet.cap)} {state}" for state, count in counts.items()
+        f"{format_number(count, fleet.cap)} {_WORDS_BY_STATE[state]}"
+        for state, count in counts.items()
     )
     effect = (
-        f"Its jobs in these states are deleted for good: {numbers}. Running jobs and jobs that "
-        "have ended stay. "
+        f"These jobs are gone for good: {numbers}. Running jobs and jobs that have ended stay. "
     )
-    effect += "Workers may start some of them before." if not queue.paused else ""
+    effect += "A worker may still start some of them first." if not queue.paused else ""
     if any(count >= fleet.cap for count in counts.values()):
         effect += f" At most {CLEARED_JOBS_MAX:,} jobs are deleted at once."
     return Question(
-        f"Clear {form.target}?", effect.strip(), keep_text="Keep the jobs", is_dangerous=True
+        f"Delete {form.deleted_states} jobs of {form.target}?",
+        effect.strip(),
+        keep_text="Keep the jobs",
+        is_dangerous=True,
     )
 
 
-async def _clear_queue(form: QueueChangeForm, site: Site, access: Access) -> Message:
-    """Delete the waiting jobs of a queue, log it, and return the message for the user."""
+async def _delete_jobs(form: QueueChangeForm, site: Site, access: Access) -> Message:
+    """Delete the jobs that a form asks for, log it, and return the message for the user."""
     changes = await site.client.job_delete_in_batches(
         queues=[form.name],
         states=[JobState(state) for state in _STATES_BY_ACTION[form.action]],
@@ -117,14 +128,16 @@ async def _clear_queue(form: QueueChangeForm, site: Site, access: Access) -> Mes
     )
     get_logger().info(
         DASHBOARD_CHANGED_JOBS,
-        action="clear queue",
+        action=f"delete {form.deleted_states} jobs",
         user=access.user,
         queue=form.name,
         requested=changes.done,
         changed=changes.changed,
         refused=changes.refused,
     )
-    parts = [f"{format_count(changes.changed, 'job')} of {form.target} deleted."]
+    parts = [
+        f"{format_count(changes.changed, f'{form.deleted_states} job')} of {form.target} deleted."
+    ]
     if changes.unchanged:
         parts.append(f"{changes.unchanged:,} were started or changed before, and stay.")
     if changes.missing:
@@ -133,7 +146,7 @@ async def _clear_queue(form: QueueChangeForm, site: Site, access: Access) -> Mes
         reason = next(iter(changes.reasons.values()), "")
         parts.append(f"{changes.refused:,} were refused ({reason}).")
     if changes.done >= CLEARED_JOBS_MAX:
-        parts.append("There may be more: clear the queue again.")
+        parts.append("There may be more: delete again.")
     is_complete = not changes.refused and changes.done < CLEARED_JOBS_MAX
     return Message(" ".join(parts), "ok" if is_complete else "look")
 

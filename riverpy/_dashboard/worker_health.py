@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from riverpy._dashboard.health_summary import has_leader
+from riverpy._dashboard.health_summary import has_leader, is_silent
 from riverpy._dashboard.rendering import format_duration
 from riverpy._dashboard.sentence import Sentence, sort_sentences
+from riverpy._maintenance.client_cleaner import DEAD_CLIENT_RETENTION
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._tools.text import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from riverpy._tools.top.status import FleetStatus, WorkerStatus
 
@@ -21,10 +22,44 @@ def explain_worker(worker: WorkerStatus, fleet: FleetStatus) -> list[Sentence]:
     return sort_sentences([_explain_state(worker, fleet), *_explain_troubles(worker)])
 
 
+def show_worker_state(worker: WorkerStatus) -> str:
+    """Return the state of a worker in a word or two."""
+    return "no heartbeat" if is_silent(worker) and worker.state != "silent" else worker.state
+
+
+def describe_leadership(worker: WorkerStatus, led_domains: Sequence[str]) -> str:
+    """Return of which domains a worker is the leader, or whether it can become leader."""
+    if led_domains:
+        return f"leader of {', '.join(led_domains)}"
+    if is_silent(worker):
+        return "–"
+    if worker.candidate is None:
+        return "not known"
+    return "can become leader" if worker.candidate else "cannot become leader"
+
+
+def describe_slots(workers: Sequence[WorkerStatus]) -> str:
+    """Return how many slots the workers have that take jobs, and how many are free. Empty: no slots
+    are known."""
+    live = [one for one in workers if one.state == "alive" and not is_silent(one)]
+    counted = [(one.slots, one.running) for one in live if one.slots is not None]
+    if not counted:
+        return ""
+    total = sum(slots for slots, _ in counted)
+    used = sum(min(slots, running) for slots, running in counted)
+    verb = "has" if len(counted) == 1 else "have"
+    text = f"{format_count(len(counted), 'worker')} that can take jobs {verb} "
+    text += f"{format_count(total, 'slot')}: {used:,} in use, {total - used:,} free."
+    unknown = len(live) - len(counted)
+    if unknown:
+        text += f" The slots of {format_count(unknown, 'other worker')} are not known."
+    return text
+
+
 def _explain_state(worker: WorkerStatus, fleet: FleetStatus) -> Sentence:
+    if is_silent(worker):
+        return _explain_silence(worker, fleet)
     match worker.state:
-        case "silent":
-            return _explain_silence(worker, fleet)
         case "stopping":
             left = format_count(worker.running, "job")
             return Sentence("ok", f"It stops: it takes no new jobs, and waits for {left}.")
@@ -39,12 +74,17 @@ def _explain_state(worker: WorkerStatus, fleet: FleetStatus) -> Sentence:
 
 
 def _explain_silence(worker: WorkerStatus, fleet: FleetStatus) -> Sentence:
-    text = (
-        f"It sent no heartbeat for {format_duration(worker.silent_for)}: it stopped without a "
-        "notice, or cannot reach the database."
-    )
+    text = f"No heartbeat for {format_duration(worker.silent_for)}"
+    if worker.state != "silent":
+        return Sentence(
+            "look",
+            f"{text}: it stopped without a notice, or cannot reach the database. It counts as dead "
+            f"after {format_duration(worker.dead_after)}.",
+        )
+    text += ": probably dead."
     if not worker.running:
-        return Sentence("look", f"{text} It runs no job. The leader deletes its row.")
+        minutes = round(DEAD_CLIENT_RETENTION / 60)
+        return Sentence("look", f"{text} It leaves this list after {minutes} minutes.")
     jobs = format_count(worker.running, "job")
     if not has_leader(fleet.leader):
         return Sentence(

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from riverpy._dashboard.database import open_read
 from riverpy._dashboard.page import Page
 from riverpy._dashboard.sentence import rank_health
-from riverpy._dashboard.worker_health import explain_worker, find_led_domains
+from riverpy._dashboard.worker_health import (
+    describe_leadership,
+    describe_slots,
+    explain_worker,
+    find_led_domains,
+    show_worker_state,
+)
 from riverpy._postgres.domains import domain_list_members
 from riverpy._tools.top.status import CLIENTS_MAX
 
@@ -31,7 +37,10 @@ class ListedWorker(NamedTuple):
 
     status: WorkerStatus
     sentences: Sequence[Sentence]
-    led_domains: Sequence[str]
+    state: str
+    leadership: str
+    """Of which domains it is the leader, or whether it can become leader."""
+    is_leader: bool
     domain: str | None
     """None: not known."""
     heartbeat_at: datetime | None
@@ -46,20 +55,23 @@ async def load_workers(view: PageView) -> Mapping[str, object]:
         ListedWorker(
             worker,
             explain_worker(worker, fleet),
-            find_led_domains(worker.client_id, fleet),
+            show_worker_state(worker),
+            describe_leadership(worker, led := find_led_domains(worker.client_id, fleet)),
+            bool(led),
             domains.get(worker.client_id),
             None if worker.silent_for is None else fleet.at - timedelta(seconds=worker.silent_for),
         )
         for worker in fleet.workers
     ]
     found.sort(key=lambda one: (-rank_health(one.sentences[0].health), one.status.client_id))
-    states = [worker.state for worker in fleet.workers]
+    states = [one.state for one in found]
     return {
         "now": fleet.at,
         "fleet": fleet,
         "workers": found[:WORKERS_SHOWN_MAX],
         "workers_left_out": max(len(found) - WORKERS_SHOWN_MAX, 0),
         "counts": {state: states.count(state) for state in dict.fromkeys(states)},
+        "slots_text": describe_slots(fleet.workers),
         "is_partial": len(fleet.workers) >= CLIENTS_MAX,
         "queues_shown_max": QUEUES_SHOWN_MAX,
         "has_domains": bool(fleet.domains),

@@ -9,7 +9,12 @@ from riverpy._dashboard.database import open_read
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.page import Page
 from riverpy._dashboard.paths import quote_name
-from riverpy._dashboard.worker_health import explain_worker, find_led_domains
+from riverpy._dashboard.worker_health import (
+    describe_leadership,
+    explain_worker,
+    find_led_domains,
+    show_worker_state,
+)
 from riverpy._names import DEFAULT_DOMAIN, USER_LEASE_NAME_PREFIX
 from riverpy._postgres.dashboard_reads import client_list_running_jobs
 from riverpy._postgres.domains import domain_list_members
@@ -82,7 +87,8 @@ async def load_worker(view: PageView) -> Mapping[str, object]:
         "leases": rows.leases[:LEASES_SHOWN_MAX],
         "leases_left_out": max(len(rows.leases) - LEASES_SHOWN_MAX, 0),
         "domain": rows.domain,
-        "led_domains": find_led_domains(client_id, fleet),
+        "state": show_worker_state(worker),
+        "leadership": describe_leadership(worker, find_led_domains(client_id, fleet)),
     }
 
 

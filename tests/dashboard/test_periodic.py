@@ -49,6 +49,7 @@ async def test_periodic_jobs(schema: Schema, monkeypatch: pytest.MonkeyPatch) ->
     await insert_periodic_job(schema, "late", next_run_at="now() - interval '5 h'")
     await insert_periodic_job(schema, "never", schedule="'never'", next_run_at="NULL")
     await insert_periodic_job(schema, "own", schedule="'<i>'", next_run_at="now()")
+    await insert_periodic_job(schema, "lost", last_run_at="now() - interval '1 h'")
     await insert_periodic_job(schema, "asked", run_requested_at="now()")
     await insert_periodic_job(schema, "bills@eu")
     await insert_periodic_job(schema, "late@eu")
@@ -66,6 +67,7 @@ async def test_periodic_jobs(schema: Schema, monkeypatch: pytest.MonkeyPatch) ->
         "never": "It has no schedule: it runs only with `Run now`.",
         "own": "It runs now.",
         "asked": "A run was requested. The leader inserts its job within seconds.",
+        "lost": "It runs next in",
         "bills@eu": "but there is no leader of the domain eu now.",
         "late@eu": "but there is no leader of the domain eu now.",
     }
@@ -74,13 +76,24 @@ async def test_periodic_jobs(schema: Schema, monkeypatch: pytest.MonkeyPatch) ->
         rows = {
             unescape(row[1]): row[0]
             for row in re.finditer(
-                r'<tr id="periodic-.*?<a [^>]*>([^<]*)</a>.*?</tr>', listed, re.DOTALL
+                r'<tr [^>]*id="periodic-.*?<a [^>]*>([^<]*)</a>.*?</tr>', listed, re.DOTALL
             )
         }
         assert set(rows) == set(sentences)
+        first_run = "none known: It has not run since it was added. Its first run is due at 2"
+        for name, text in (
+            ("bills@eu", first_run),
+            ("paused", "none known: It has not run since it was added, and is paused."),
+            ("never", "none known: It has not run since it was added.</td>"),
+            ("late", 'Kind">not known yet</td>'),
+        ):
+            assert text in rows[name], name
+        lost = await browser.see(make_periodic_job_path("lost"))
+        assert "It ran, but its job was not found: the leader deletes jobs" in lost
+        assert "The periodic job paused is paused." in await browser.see("/")
         for name, text in sentences.items():
             assert text in unescape(await browser.see(make_periodic_job_path(name)))
-            if name not in {"nightly", "own"}:
+            if name not in {"nightly", "own", "lost"}:
                 assert text in rows[name]
         for text in ("2040-01-01 01:00:00 UTC", "2026-01-31 01:00:00 UTC", f"/jobs/{last}"):
             assert text in rows["nightly"]
@@ -145,6 +158,7 @@ async def test_changes(schema: Schema, log: list[dict[str, Any]]) -> None:
         assert await schema.fetchval(stored) == "(f,t)"
         for fields, status in (
             ({"pause": "none"}, 404),
+            ({"run": "none"}, 404),
             ({}, 400),
             ({"pause": "%00"}, 400),
             ({"pause": job_id, "run": job_id}, 400),

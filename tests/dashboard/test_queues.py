@@ -174,27 +174,28 @@ async def test_clear(
         assert "10k+" in page
         assert "first 1,000 waiting jobs" in page
         question = await browser.submit(page, "/queues/change", clear="big")
-        assert "Clear the queue big?" in question.text
-        assert "10k+ available" in question.text
+        assert "Delete waiting jobs of the queue big?" in question.text
+        assert "10k+ waiting" in question.text
         assert "At most 10,000 jobs are deleted at once" in question.text
         confirmed = {"confirmed": "yes"}
         answer = await browser.submit(page, "/queues/change", clear="big", **confirmed)
-        assert "10,000 jobs of the queue big deleted. There may be more" in answer.text
+        assert "10,000 waiting jobs of the queue big deleted. There may be more" in answer.text
         answer = await browser.submit(page, "/queues/change", clear="big", **confirmed)
-        assert "1 job of the queue big deleted." in answer.text
+        assert "1 waiting job of the queue big deleted." in answer.text
         rest = ["completed", "retryable", "running", "scheduled"]
         assert await schema.fetchval(states) == rest
         question = await browser.submit(page, "/queues/change", clear_all="big")
-        assert "0 available and 1 scheduled and 1 retryable" in question.text
+        assert "Delete waiting, scheduled and retrying jobs of the queue big?" in question.text
+        assert "0 waiting and 1 scheduled and 1 retrying" in question.text
         answer = await browser.submit(page, "/queues/change", clear_all="big", **confirmed)
-        assert "2 jobs of the queue big deleted." in answer.text
+        assert "2 waiting, scheduled and retrying jobs of the queue big deleted." in answer.text
         assert await schema.fetchval(states) == ["completed", "running"]
         assert await schema.fetchval("SELECT count(*) FROM river_job") == 3
     events = [one for one in log if one["event"] == DASHBOARD_CHANGED_JOBS]
-    assert [(one["queue"], one["changed"], one["user"]) for one in events] == [
-        ("big", 10_000, "ann"),
-        ("big", 1, "ann"),
-        ("big", 2, "ann"),
+    assert [(one["action"], one["changed"], one["user"]) for one in events] == [
+        ("delete waiting jobs", 10_000, "ann"),
+        ("delete waiting jobs", 1, "ann"),
+        ("delete waiting, scheduled and retrying jobs", 2, "ann"),
     ]
 
 
@@ -211,7 +212,7 @@ async def test_many_queues(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> N
         assert ">b<" not in listed
         assert "1 job waits, for 5h" in await browser.see(make_queue_path("b"))
         question = await browser.submit(listed, "/queues/change", clear="b")
-        assert "1 available" in question.text
+        assert "1 waiting" in question.text
 
 
 async def test_strange_names(schema: Schema) -> None:

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 SILENT = "now() - interval '3 h'"
 
 
+def find_row(page: str, name: str) -> str:
+    """Return the row of a worker in the list."""
+    return page.partition(f'id="worker-{name}"')[2].partition("</tr>")[0]
+
+
 async def test_workers(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     """For each worker a sentence says what it does or what is wrong: it works, has no free slot, is
     silent, stops, has stuck jobs, skips rows, or is not registered, as a client of River in Go. The
@@ -32,7 +37,9 @@ async def test_workers(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     await insert_job(schema, "running", attempted_at="now()")
     await insert_client(schema, "idle", slots="array[5]", candidate="false")
     await insert_client(schema, "full", slots="array[2]", queues="array['a/b']")
-    await insert_client(schema, "silent", heartbeat_at=SILENT)
+    for name in ("silent", "dead"):
+        await insert_client(schema, name, heartbeat_at=SILENT)
+    await insert_client(schema, "quiet", heartbeat_at="now() - interval '25 min'", slots="array[9]")
     await insert_client(schema, "stopping", state="'stopping'", queues="'{}'")
     await insert_client(schema, "stuck", slots="array[1]", stuck=f"array[{stuck}]")
     row = '"what": "complete", "row": "<7>", "error": "no postgres://u:pw@h", "tries": 2'
@@ -50,7 +57,9 @@ async def test_workers(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     sentences = {
         "idle": "It runs 0 jobs in 5 slots.",
         "full": "It runs 2 jobs in 2 slots, the longest for 1h30m: no slot is free.",
-        "silent": "It sent no heartbeat for 3h: it stopped without a notice",
+        "silent": "No heartbeat for 3h: probably dead. The leader releases its 1 job",
+        "dead": "No heartbeat for 3h: probably dead. It leaves this list after 10 minutes.",
+        "quiet": "No heartbeat for 25m: it stopped without a notice, or cannot reach the database.",
         "stopping": "It stops: it takes no new jobs, and waits for 0 jobs.",
         "stuck": "1 job still runs after the cancellation, and uses a slot. It can work no",
         "skips": "It skips 3 rows for a while",
@@ -64,6 +73,16 @@ async def test_workers(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
             assert text in unescape(await browser.see(make_worker_path(name)))
         assert listed.index(">stuck<") < listed.index(">silent<") < listed.index(">idle<")
         assert "(unknown client)" in listed
+        slots = "3 workers that can take jobs have 8 slots: 3 in use, 5 free."
+        assert f"{slots} The slots of 1 other worker are not known." in listed
+        for name, leadership in (("dead", "–"), ("quiet", "–"), ("idle", "cannot become leader")):
+            assert f'data-label="Leader">{leadership}</td>' in find_row(listed, name)
+            page = unescape(await browser.see(make_worker_path(name)))
+            assert f"<dt>Leader</dt><dd>{leadership}</dd>" in page
+        assert 'badge">no heartbeat<' in find_row(listed, "quiet")
+        home = unescape(await browser.see("/"))
+        assert "4 workers are alive, and 1 more stop." in home
+        assert "3 workers send no heartbeat: " in home
         assert 'href="/queue?name=a%2Fb"' in listed
         page = await browser.see(make_worker_path("full"))
         for text in ("leader of default", "It holds nightly.", "&lt;b&gt;", 'href="/jobs/2"'):
@@ -116,4 +135,4 @@ async def test_damaged_jobs(schema: Schema) -> None:
         assert "It runs no job" in await browser.see("/worker?id=c")
         page = await browser.see("/queue?name=default")
         answer = await browser.submit(page, "/queues/change", clear="default", confirmed="yes")
-        assert "1 job of the queue default deleted." in answer.text
+        assert "1 waiting job of the queue default deleted." in answer.text
