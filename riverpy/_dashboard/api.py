@@ -85,7 +85,7 @@ class _Api:
         except JobDamagedError as error:
             raise HTTPException(500, str(error)) from None
         if endpoint.method != "GET":
-            self._site.statuses.forget()
+            self._site.note_change()
         return _make_response(answer)
 
     async def _send_document(self, request: Request) -> Response:

@@ -5,9 +5,11 @@ A new page is a module with a `Page`, a template, and an entry in `PAGES`. A new
 
 from __future__ import annotations
 
+import math
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
@@ -94,6 +96,9 @@ CHANGES = (
 FORM_FIELDS_MAX = 1_100
 """The maximum number of fields of a form: the ids of many jobs, and a few others."""
 FORM_BYTES_MAX = 256 * 1024
+_QUESTION_CACHING = "private, no-cache"
+"""A question answers a POST. Its browser may keep it, but must not use it for a new request.
+Otherwise the browser's button Back asks after the change whether to send the form again."""
 _OWN_FIELDS = (TOKEN_FIELD, CONFIRMED_FIELD)
 """The fields of a form that a question fills itself."""
 
@@ -139,8 +144,16 @@ class _DashboardApp:
 
     async def _send_page(self, page: Page, request: Request) -> Response:
         view = await self._make_view(request)
+        message = read_message(request)
+        if message is not None:  # the change may have been made in another process
+            self._site.note_change(_get_age(message.changed_at))
+        times = {"rendered": time.time()} | ({"changed": message.changed_at} if message else {})
         values = await page.load(view)
-        response = self._render(request, view, page, page.template, values)
+        here = _get_path_and_query(request, view.root_path)
+        live_path = f"{view.root_path}/live?{urlencode({'path': here, **times})}"
+        response = self._render(
+            request, view, page, page.template, {**values, "live_path": live_path}
+        )
         if page.findings_age_max is not None:
             run_checks = self._site.doctor.run_if_older
             response.background = BackgroundTask(run_checks, page.findings_age_max)
@@ -155,16 +168,14 @@ class _DashboardApp:
         values: Any,
     ) -> Response:
         token, message = get_token(request), read_message(request)
-        here = _get_path_and_query(request, view.root_path)
-        live_path = None if page is None else f"{view.root_path}/live?path={quote(here, safe='')}"
         content = self._site.templates.render(
             template,
             {
                 **make_page_values(view, PAGES, page),
                 **values,
-                "frame": Frame(token, message, live_path),
+                "frame": Frame(token, message),
                 "user": view.access.user,
-                "here": here,
+                "here": _get_path_and_query(request, view.root_path),
             },
         )
         response = HTMLResponse(content)
@@ -188,8 +199,12 @@ class _DashboardApp:
             access=view.access._replace(user=None),  # all users with these rights see the same
         )
         key = RegionKey(f"{place.path}?{followed.query}", followed.access.level, followed.root_path)
+        if "changed" in request.query_params:
+            self._site.note_change(_get_age(request.query_params["changed"]))
         response = self._site.regions.open_stream(
-            key, partial(self._render_live_block, page, followed)
+            key,
+            partial(self._render_live_block, page, followed),
+            _get_age(request.query_params.get("rendered")),
         )
         if page.findings_age_max is not None:
             run_checks = self._site.doctor.keep_younger
@@ -218,9 +233,11 @@ class _DashboardApp:
                 "fields": [*own, *question.fields],
                 "back": back,
             }
-            return self._render(request, view, None, "question.html", values)
+            response = self._render(request, view, None, "question.html", values)
+            response.headers["Cache-Control"] = _QUESTION_CACHING
+            return response
         message = await requested.apply(self._site, view.access)
-        self._site.statuses.forget()
+        self._site.note_change()
         response = RedirectResponse(f"{view.root_path}{requested.next_path or back}", 303)
         set_message(request, response, message)
         return response
@@ -284,6 +301,16 @@ def _get_path_and_query(request: Request, root_path: str) -> str:
     """Return the path below the dashboard's own path, with the query."""
     path = request.scope["path"].removeprefix(root_path) or "/"
     return f"{path}?{request.url.query}" if request.url.query else path
+
+
+def _get_age(moment: float | str | None) -> float:
+    """Return the seconds since a time, in seconds since 1970, which a browser has sent back. They
+    are never negative: the clock of another process may differ. None: the time is not known."""
+    try:
+        age = time.time() - float(moment or 0)
+    except ValueError:
+        age = time.time()
+    return max(age, 0.0) if math.isfinite(age) else time.time()
 
 
 async def _send_static_file(request: Request) -> Response:

@@ -5,7 +5,9 @@ first follower that finds it old renders it, and the others wait for the result.
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,7 +60,9 @@ class LiveRegion:
         self._lock = anyio.Lock()
         self._fingerprint: bytes | None = None
         self.due_at = 0.0
-        """The time of the event loop at which the region is rendered again."""
+        """The monotonic time at which the region is rendered again."""
+        self.rendered_at = self._changed_at = -math.inf
+        """Monotonic times: the start of the last rendering, and the last known change."""
         self.version = 0
         """The number of the content. It changes when more than the ages in the content change."""
         self.content = b""
@@ -69,9 +73,10 @@ class LiveRegion:
     async def refresh(self) -> None:
         """Render the region if it is due."""
         async with self._lock:
-            began = anyio.current_time()
+            began = time.monotonic()
             if began < self.due_at:
                 return
+            self.rendered_at = began
             try:
                 content = await self._render()
             except (RiverError, HTTPException, *DATABASE_ERRORS) as error:
@@ -83,8 +88,16 @@ class LiveRegion:
                 if fingerprint != self._fingerprint:
                     self.version += 1
                     self.content, self._fingerprint = content, fingerprint
-            ended = anyio.current_time()
-            self.due_at = ended + max(RENDER_INTERVAL, RENDER_PAUSE_FACTOR * (ended - began))
+            ended = time.monotonic()
+            pause = max(RENDER_INTERVAL, RENDER_PAUSE_FACTOR * (ended - began))
+            is_changed_meanwhile = began < self._changed_at
+            self.due_at = ended if is_changed_meanwhile else ended + pause
+
+    def note_change(self, changed_at: float) -> None:
+        """Make the region due if its last rendering began before a change, at this time."""
+        self._changed_at = max(self._changed_at, changed_at)
+        if self.rendered_at < changed_at:
+            self.due_at = 0.0
 
 
 class LiveRegions:
@@ -94,8 +107,16 @@ class LiveRegions:
         self._region_by_key: dict[RegionKey, LiveRegion] = {}
         self._follower_count = 0
 
-    def open_stream(self, key: RegionKey, render: Callable[[], Awaitable[bytes]]) -> LiveResponse:
-        """Return the response with the changes of a region.
+    def note_change(self, changed_at: float) -> None:
+        """Make all regions due whose last rendering began before a change, at this time."""
+        for region in self._region_by_key.values():
+            region.note_change(changed_at)
+
+    def open_stream(
+        self, key: RegionKey, render: Callable[[], Awaitable[bytes]], page_age: float
+    ) -> LiveResponse:
+        """Return the response with the changes of a region. `page_age` is the number of seconds
+        since the page was rendered that shows them.
 
         Raises:
             PageError: there are too many streams or regions.
@@ -108,7 +129,7 @@ class LiveRegions:
                 "Load this page again to see the newest state.",
                 {"Retry-After": str(RETRY_SECONDS)},
             )
-        return LiveResponse(self, key, render)
+        return LiveResponse(self, key, render, time.monotonic() - page_age)
 
     @contextmanager
     def follow(
@@ -131,16 +152,21 @@ class LiveResponse(StreamingResponse):
     """A stream of the changes of a region."""
 
     def __init__(
-        self, regions: LiveRegions, key: RegionKey, render: Callable[[], Awaitable[bytes]]
+        self,
+        regions: LiveRegions,
+        key: RegionKey,
+        render: Callable[[], Awaitable[bytes]],
+        page_rendered_at: float,
     ) -> None:
         super().__init__((), media_type="text/event-stream", headers=_HEADERS)
         self._regions, self._key, self._render_region = regions, key, render
+        self._page_rendered_at = page_rendered_at
         self.run_meanwhile: Callable[[], Coroutine[Any, Any, None]] | None = None
         """Work for the page, such as reads that take long. It runs while the stream is open."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._regions.follow(self._key, self._render_region) as region:
-            self.body_iterator = _stream_region(region)
+            self.body_iterator = _stream_region(region, self._page_rendered_at)
             async with anyio.create_task_group() as tasks:
                 if self.run_meanwhile is not None:
                     tasks.start_soon(self.run_meanwhile)
@@ -148,21 +174,25 @@ class LiveResponse(StreamingResponse):
                 tasks.cancel_scope.cancel()
 
 
-async def _stream_region(region: LiveRegion) -> AsyncGenerator[bytes, None]:
+async def _stream_region(
+    region: LiveRegion, page_rendered_at: float
+) -> AsyncGenerator[bytes, None]:
     """Yield an event after each rendering: `region` with the new content, `fresh` if it has not
-    changed, `problem` if the rendering failed."""
+    changed, `problem` if the rendering failed. A rendering that is older than the page is not sent:
+    the page would go back to an older state."""
     sent_version = 0
-    ends_at = anyio.current_time() + STREAM_SECONDS_MAX
+    ends_at = time.monotonic() + STREAM_SECONDS_MAX
     yield b": riverpy\n\n"
-    while anyio.current_time() < ends_at and not is_server_stopping():
+    while time.monotonic() < ends_at and not is_server_stopping():
         await region.refresh()
         if region.problem is not None:
             yield encode_event("problem", region.problem.encode("utf-8", "replace"))
-        elif region.version != sent_version:
+        elif region.rendered_at >= page_rendered_at:
+            is_known = region.version == sent_version
             sent_version = region.version
-            yield encode_event("region", region.content)
-        else:
-            yield encode_event("fresh", b"-")
-        while anyio.current_time() < min(region.due_at, ends_at) and not is_server_stopping():
-            left = region.due_at - anyio.current_time()
+            yield (
+                encode_event("fresh", b"-") if is_known else encode_event("region", region.content)
+            )
+        while time.monotonic() < min(region.due_at, ends_at) and not is_server_stopping():
+            left = region.due_at - time.monotonic()
             await anyio.sleep(max(0.0, min(STOP_CHECK_INTERVAL, left)))

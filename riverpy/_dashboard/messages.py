@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import TYPE_CHECKING, Literal
 
@@ -24,6 +25,8 @@ class Message(msgspec.Struct, frozen=True):
     text: str
     state: Literal["ok", "look", "act"] = "ok"
     """`ok`: all was done. `look`: a part was not done. `act`: nothing was done."""
+    changed_at: float = msgspec.field(default_factory=time.time)
+    """The time of the change, in seconds since 1970."""
 
 
 def set_message(request: Request, response: Response, message: Message) -> None:

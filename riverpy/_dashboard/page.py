@@ -50,8 +50,6 @@ class Frame(NamedTuple):
 
     token: str
     message: Message | None
-    live_path: str | None
-    """The address of the stream of changes. None: the page does not change."""
 
 
 def make_page_values(

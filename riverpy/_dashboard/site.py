@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -58,6 +59,12 @@ class Site:
         self.regions = LiveRegions()
         self.bulk_runs = BulkRuns(client)
         self._log = get_logger()
+
+    def note_change(self, seconds_ago: float = 0.0) -> None:
+        """Show nothing again that was read before a change, here or in another process."""
+        changed_at = time.monotonic() - seconds_ago
+        self.statuses.note_change(changed_at)
+        self.regions.note_change(changed_at)
 
     def show_args(self, job: JobRow) -> ShownArgs:
         """Return the args of a job as users may see them."""

@@ -35,6 +35,8 @@ class StatusCache:
         """The error of the last read. Requests that wait get it too: otherwise each of them would
         wait for a database that does not answer."""
         self._expires_at = self._tables_expire_at = 0.0
+        self._read_began_at = self._changed_at = 0.0
+        """Monotonic times: the start of the last read, and the last known change."""
 
     async def read(self) -> FleetStatus:
         """Return a status that is at most a few seconds old.
@@ -46,15 +48,17 @@ class StatusCache:
         async with self._lock:
             if time.monotonic() < self._expires_at and self._error is not None:
                 raise self._error
-            if self._status is None or time.monotonic() >= self._expires_at:
+            is_old = self._read_began_at < self._changed_at or time.monotonic() >= self._expires_at
+            if self._status is None or is_old:
                 return await self._renew()
             return self._status
 
-    def forget(self) -> None:
-        """Let the next call read the status again: something was changed."""
-        self._expires_at = 0.0
+    def note_change(self, changed_at: float) -> None:
+        """Use no status again whose read began before a change, at this monotonic time."""
+        self._changed_at = max(self._changed_at, changed_at)
 
     async def _renew(self) -> FleetStatus:
+        self._read_began_at = time.monotonic()
         try:
             self._status = await self._read_new_status()
         except Exception as error:

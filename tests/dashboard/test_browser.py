@@ -11,7 +11,7 @@ import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from playwright.async_api import expect
 
-from tests.dashboard.chromium import CHROMIUM, opening_page, serving_dashboard
+from tests.dashboard.chromium import CHROMIUM, PATIENCE_MS, opening_page, serving_dashboard
 from tests.dashboard.site_kit import insert_job
 from tests.kit.proxy import proxied
 from tests.tools.doctor.conftest import register, set_leader, set_lease_holder, set_queue_owner
@@ -113,7 +113,7 @@ async def focus(page: Page) -> dict[str, Any]:
 async def test_keyboard(schema: Schema) -> None:
     """The first Tab leads to the link that skips the menu. Each link, box and button can be
     reached, and its focus is visible. A live update keeps the focus. A job is ticked and deleted by
-    keys alone."""
+    keys alone. The button Back then shows the question again."""
     job_id = await insert_job(schema, "discarded")
     async with serving_dashboard(schema) as url, opening_page(width=1280) as page:
         await page.goto(f"{url}/jobs")
@@ -144,6 +144,9 @@ async def test_keyboard(schema: Schema) -> None:
         await page.keyboard.press("Tab")
         await page.keyboard.press("Enter")
         assert (await focus(page))["id"] == "main"
+        await page.go_back()  # this must not ask whether to send the form again
+        while "Delete job" not in await page.title():
+            await page.go_back()
 
 
 @pytest.mark.parametrize("has_script", [True, False], ids=["script", "no script"])
@@ -156,6 +159,8 @@ async def test_retry_a_job(schema: Schema, has_script: bool) -> None:
         opening_page(has_script=has_script) as page,
     ):
         await page.goto(url)
+        load_again = page.get_by_role("link", name="Load again")
+        await expect(load_again).to_have_count(0 if has_script else 1)
         await page.get_by_role("link", name="Discarded jobs").click()
         await page.get_by_role("link", name="1", exact=True).click()
         other = await page.context.new_page()
@@ -197,6 +202,24 @@ async def test_live(schema: Schema) -> None:
         proxy.refusing = False
         await page.get_by_text("3 jobs failed every attempt").wait_for()
         await expect(problem).to_have_count(0)
+
+
+async def test_windows(schema: Schema) -> None:
+    """More windows are open than a browser has connections to a server. All of them load, because
+    only the window in use keeps a connection. It is updated when it gets the focus. What the user
+    opened or closed before the first update stays so."""
+    error = "jsonb_build_object('at', now(), 'attempt', 1, 'error', 'no answer', 'trace', 'a.py')"
+    await insert_job(schema, "discarded", errors=f"array[{error}]")
+    async with serving_dashboard(schema) as url, opening_page() as page:
+        await page.context.add_init_script("document.hasFocus = () => Boolean(window.isUsed)")
+        for _ in range(8):
+            page = await page.context.new_page()
+            await page.goto(f"{url}/jobs/1", timeout=PATIENCE_MS)
+            await page.locator("summary").click()
+        await schema.execute("UPDATE river_job SET tags = array['newtag']")
+        await page.evaluate("window.isUsed = true; window.dispatchEvent(new Event('focus'))")
+        await page.get_by_text("newtag").wait_for()
+        assert await page.locator("details").get_attribute("open") is None
 
 
 async def follow(url: str, text: str, arrived: anyio.Event) -> None:

@@ -3,7 +3,9 @@
 
 (() => {
   const RETRY_SECONDS = 30;
-  const STALE_SECONDS = 15;
+  // A browser opens about 6 connections to a server, so only the window in use keeps one open.
+  const UNFOCUSED_SECONDS = 10;
+  const STALE_SECONDS = 20;
   const live = document.getElementById("live");
   const bar = document.getElementById("live-bar");
 
@@ -66,27 +68,46 @@
     updateChildren(old, fresh);
   }
 
+  function getKey(node) {
+    return node.id || (node.getAttribute && node.getAttribute("aria-labelledby")) || "";
+  }
+
+  // Without a key, the next element of the same name matches. What stands before it has gone.
+  function findMatch(old, fresh) {
+    if (fresh.nodeType !== Node.ELEMENT_NODE) return old && old.nodeType === fresh.nodeType ? old : null;
+    for (let one = old; one && !getKey(one); one = one.nextSibling) {
+      if (one.nodeName === fresh.nodeName) return one;
+    }
+    return null;
+  }
+
   function updateChildren(oldParent, freshParent) {
-    const byId = new Map();
-    for (const child of oldParent.children) if (child.id) byId.set(child.id, child);
+    const byKey = new Map();
+    for (const child of oldParent.children) if (getKey(child)) byKey.set(getKey(child), child);
     let old = oldParent.firstChild;
     for (const fresh of [...freshParent.childNodes]) {
-      let match = null;
-      if (fresh.id) match = byId.get(fresh.id) || null;
-      else if (old && !old.id && old.nodeName === fresh.nodeName) match = old;
-      if (!match) {
+      const key = getKey(fresh);
+      const match = (key ? byKey.get(key) : findMatch(old, fresh)) || null;
+      if (!match || match.nodeName !== fresh.nodeName) {
         oldParent.insertBefore(document.importNode(fresh, true), old);
         continue;
       }
+      byKey.delete(key);
+      if (!key) old = removeUntil(old, match);
       if (match === old) old = old.nextSibling;
       else oldParent.insertBefore(match, old);
       updateNode(match, fresh);
     }
-    while (old) {
-      const next = old.nextSibling;
-      old.remove();
-      old = next;
+    removeUntil(old, null);
+  }
+
+  function removeUntil(first, end) {
+    while (first !== end) {
+      const next = first.nextSibling;
+      first.remove();
+      first = next;
     }
+    return end;
   }
 
   // -- the stream
@@ -95,7 +116,7 @@
   const announcement = bar.querySelector("[data-live-announcement]");
   const button = bar.querySelector("button");
   let source = null;
-  let retryTimer = 0;
+  let openTimer = 0;
   let isPaused = false;
   let waiting = null; // the newest content that is held back
   let freshAt = Date.now();
@@ -113,9 +134,10 @@
 
   function apply() {
     if (waiting === null || isPaused || isHeld()) return;
-    const parsed = new DOMParser().parseFromString(waiting, "text/html");
+    const parsed = document.createElement("template"); // it loads and runs nothing
+    parsed.innerHTML = waiting;
     waiting = null;
-    updateChildren(live, parsed.body);
+    updateChildren(live, parsed.content);
     noteAges(live);
   }
 
@@ -137,40 +159,47 @@
   }
 
   function close() {
-    window.clearTimeout(retryTimer);
+    window.clearTimeout(openTimer);
     if (source) source.close();
     source = null;
+  }
+
+  function openLater(seconds) {
+    close();
+    openTimer = window.setTimeout(open, seconds * 1000);
   }
 
   function open() {
     close();
     if (isPaused || document.hidden) return;
+    const isOneEvent = !document.hasFocus();
     source = new EventSource(live.dataset.live);
     source.addEventListener("region", (event) => {
       waiting = event.data;
-      noteFresh();
+      noteFresh(isOneEvent);
     });
-    source.addEventListener("fresh", noteFresh);
+    source.addEventListener("fresh", () => noteFresh(isOneEvent));
     source.addEventListener("problem", (event) => {
       problem = "The newest state cannot be read: " + event.data + ".";
       showStatus();
+      if (isOneEvent) openLater(UNFOCUSED_SECONDS);
     });
     source.addEventListener("error", () => {
       problem = "The connection is lost, trying again.";
       if (source && source.readyState === EventSource.CLOSED) {
         problem = "Live updates are refused, trying again in " + RETRY_SECONDS + " s.";
-        close();
-        retryTimer = window.setTimeout(open, RETRY_SECONDS * 1000);
-      }
+        openLater(RETRY_SECONDS);
+      } else if (isOneEvent) openLater(UNFOCUSED_SECONDS);
       showStatus();
     });
   }
 
-  function noteFresh() {
+  function noteFresh(isOneEvent) {
     freshAt = Date.now();
     problem = "";
     apply();
     showStatus();
+    if (isOneEvent) openLater(UNFOCUSED_SECONDS);
   }
 
   button.addEventListener("click", () => {
@@ -181,6 +210,10 @@
     showStatus();
   });
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
+  window.addEventListener("focus", open);
+  window.addEventListener("blur", () => {
+    if (!isPaused && !document.hidden) openLater(UNFOCUSED_SECONDS);
+  });
   window.addEventListener("pagehide", close);
   window.addEventListener("pageshow", (event) => {
     if (event.persisted) open();
