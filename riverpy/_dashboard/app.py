@@ -250,7 +250,7 @@ class _DashboardApp:
         return PlainTextResponse(shown.note if shown.json_text is None else shown.json_text)
 
     async def _send_http_error(self, request: Request, error: HTTPException) -> Response:
-        problem, advice = str(error.detail), "Go back, or open the first page of the dashboard."
+        problem, advice = str(error.detail), "Go back, or open Home."
         if isinstance(error, PageError):
             problem, advice = error.problem, error.advice
         elif error.status_code == 404:

@@ -9,6 +9,7 @@ from riverpy._dashboard.change import Change, Question, RequestedChange, log_cha
 from riverpy._dashboard.database import open_connection
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.messages import Message
+from riverpy._dashboard.paths import quote_name
 from riverpy._names import DEFAULT_DOMAIN, domain_lease_name, validate_domain
 from riverpy._postgres.leaders import leader_request_resign
 from riverpy._postgres.leases import lease_request_resign
@@ -36,13 +37,24 @@ def read_resign(_path_params: Mapping[str, Any], fields: QueryParams) -> Request
         raise PageError(
             400, "The form names no domain.", "Go back, and use one of the buttons."
         ) from None
-    question = Question(
+    return RequestedChange(partial(request_resign, domain), partial(_ask_about_resign, domain))
+
+
+async def _ask_about_resign(domain: str, site: Site) -> Question:
+    """Check that the domain is known, and ask."""
+    status = await site.statuses.read()
+    if domain != DEFAULT_DOMAIN and all(one.name != domain for one in status.domains):
+        raise PageError(
+            404,
+            f"There is no domain {quote_name(domain)}.",
+            "The page Leader lists all domains that have workers, queues or a leader.",
+        )
+    return Question(
         f"Let the leader of {domain} resign?",
         "Another candidate becomes leader, at the latest within seconds. If there is no other one, "
         "the same client becomes leader again. Running jobs go on.",
         keep_text="Keep the leader",
     )
-    return RequestedChange(partial(request_resign, domain), question)
 
 
 async def request_resign(domain: str, site: Site, access: Access) -> Message:

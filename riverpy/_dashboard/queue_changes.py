@@ -101,6 +101,12 @@ async def _ask_about_deleting(form: QueueChangeForm, site: Site) -> Question:
         fleet = await add_queue(tx, site.client.config.schema, fleet, form.name)
     queue = next(one for one in fleet.queues if one.name == form.name)
     counts = {state: getattr(queue, state) for state in _STATES_BY_ACTION[form.action]}
+    if not any(counts.values()):
+        raise PageError(
+            404,
+            f"The queue {quote_name(form.name)} has no {form.deleted_states} jobs.",
+            "Nothing was deleted. Go back, and load the page again.",
+        )
     numbers = " and ".join(
         f"{format_number(count, fleet.cap)} {_WORDS_BY_STATE[state]}"
         for state, count in counts.items()

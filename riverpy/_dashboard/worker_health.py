@@ -47,9 +47,9 @@ def describe_slots(workers: Sequence[WorkerStatus]) -> str:
         return ""
     total = sum(slots for slots, _ in counted)
     used = sum(min(slots, running) for slots, running in counted)
-    verb = "has" if len(counted) == 1 else "have"
-    text = f"{format_count(len(counted), 'worker')} that can take jobs {verb} "
-    text += f"{format_count(total, 'slot')}: {used:,} in use, {total - used:,} free."
+    verb = "takes" if len(counted) == 1 else "take"
+    text = f"{format_count(len(counted), 'worker')} {verb} jobs. {used:,} of "
+    text += f"{format_count(total, 'slot')} in use, {total - used:,} free."
     unknown = len(live) - len(counted)
     if unknown:
         text += f" The slots of {format_count(unknown, 'other worker')} are not known."

@@ -185,7 +185,7 @@ async def test_live(schema: Schema) -> None:
         async with anyio.create_task_group() as tasks:
             arrived = [anyio.Event() for _ in range(100)]
             for event in arrived:
-                tasks.start_soon(follow, url, "2 jobs have failed", event)
+                tasks.start_soon(follow, url, "2 jobs failed every", event)
             await insert_job(schema, "discarded")
             await page.get_by_text("2 jobs failed every attempt").wait_for()
             with anyio.fail_after(PATIENCE):

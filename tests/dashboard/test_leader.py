@@ -58,8 +58,9 @@ async def test_leaders(schema: Schema, log: list[dict[str, Any]]) -> None:
             fields["confirmed"] = "yes"
             answer = await browser.submit(question.text, "/leader/resign", **fields)
             assert f"The leader of {domain} was asked to resign" in answer.text
-        answer = await browser.submit(page, "/leader/resign", domain="@schema")
-        assert answer.status_code == 400
+        for domain, status in (("@schema", 400), ("unknown", 404)):
+            answer = await browser.submit(page, "/leader/resign", domain=domain)
+            assert answer.status_code == status
     changes = [one for one in log if one["event"] == DASHBOARD_MADE_A_CHANGE]
     assert [(one["action"], one["target"]) for one in changes] == [
         *[("resign leader", "default"), ("resign leader", "mail")]

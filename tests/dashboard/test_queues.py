@@ -131,6 +131,8 @@ async def test_pause_and_resume(schema: Schema, log: list[dict[str, Any]]) -> No
         answer = await browser.submit(page, "/queues/change", pause="*", confirmed="yes")
         assert "All queues are paused" in answer.text
         assert await schema.fetchval(paused) == ["a", "b"]
+        home = unescape(await browser.see("/"))
+        assert '2 queues are paused: "a", "b". 0 jobs wait in them.' in home
         for fields, status in (
             ({"pause": "jobs%20only"}, 404),
             ({}, 400),
@@ -138,6 +140,7 @@ async def test_pause_and_resume(schema: Schema, log: list[dict[str, Any]]) -> No
             ({"pause": ""}, 400),
             ({"pause": "%00"}, 400),
             ({"clear": "*"}, 400),
+            ({"clear": "b"}, 404),
         ):
             answer = await browser.submit(page, "/queues/change", **fields)
             assert answer.status_code == status, fields

@@ -73,7 +73,7 @@ async def test_workers(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
             assert text in unescape(await browser.see(make_worker_path(name)))
         assert listed.index(">stuck<") < listed.index(">silent<") < listed.index(">idle<")
         assert "(unknown client)" in listed
-        slots = "3 workers that can take jobs have 8 slots: 3 in use, 5 free."
+        slots = "3 workers take jobs. 3 of 8 slots in use, 5 free."
         assert f"{slots} The slots of 1 other worker are not known." in listed
         for name, leadership in (("dead", "–"), ("quiet", "–"), ("idle", "cannot become leader")):
             assert f'data-label="Leader">{leadership}</td>' in find_row(listed, name)
