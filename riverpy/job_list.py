@@ -24,9 +24,9 @@ class JobFilters(TypedDict, total=False):
     """The filters of a list of jobs. A job must pass all given filters. In a filter with several
     values, except `tags_all`, one of them is enough.
 
-    An index serves `ids`, `kinds`, `states` (with `queues` and `priorities`) and `metadata`. With
-    only `queues`, `priorities`, `tags_all`, `tags_any` or `error`, the server may read the whole
-    table.
+    An index serves `ids`, `kinds`, `states` (with `queues` and `priorities`), `metadata` and
+    `args`. With only `queues`, `priorities`, `tags_all`, `tags_any` or `error`, the server may read
+    the whole table.
     """
 
     ids: Sequence[int]
@@ -41,6 +41,8 @@ class JobFilters(TypedDict, total=False):
     """The job has at least one of these tags."""
     metadata: Mapping[str, object]
     """The job's metadata contain these keys and values. Objects and arrays may contain more."""
+    args: Mapping[str, object]
+    """The same of the job's args."""
     error: str
     """The job's last error contains this text. Case matters."""
 

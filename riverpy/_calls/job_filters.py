@@ -135,12 +135,12 @@ def _check_text(name: str, item: object) -> str:
     return item
 
 
-def _check_metadata(name: str, value: object) -> str:
+def _check_object(name: str, value: object) -> str:
     if not isinstance(value, Mapping):
         raise ConfigError(f"the filter {name} must be an object, got {type(value).__name__}")
     if not value:
         raise ConfigError(f"the filter {name} is empty: leave it out, or give at least one key")
-    return _json.encode(cast("Mapping[str, object]", value), path="metadata")
+    return _json.encode(cast("Mapping[str, object]", value), path=name)
 
 
 _CHECK_BY_FILTER: dict[str, Callable[[str, object], object]] = {
@@ -151,7 +151,8 @@ _CHECK_BY_FILTER: dict[str, Callable[[str, object], object]] = {
     "states": _check_states,
     "tags_all": _check_texts,
     "tags_any": _check_texts,
-    "metadata": _check_metadata,
+    "metadata": _check_object,
+    "args": _check_object,
     "error": _check_text,
 }
 """The filters, each with the function that checks it and returns its value for the statements."""

@@ -145,13 +145,15 @@ def _read_position(after: str | JobRow, order: JobOrder, time_field: str | None)
 def _should_hide_limit_from_planner(filters: CheckedFilters, *, is_first_by_id: bool) -> bool:
     """Return whether the planner must not see the limit.
 
-    The planner has no statistics on the content of metadata and errors, and expects that many jobs
-    pass such filters. It expects jobs of a state anywhere in the table, but waiting and running
-    jobs are among the newest. With the limit, it would read all old jobs first, except behind a
-    cursor.
+    The planner has no statistics on the content of metadata, args and errors, and expects that
+    many jobs pass such filters. It expects jobs of a state anywhere in the table, but waiting and
+    running jobs are among the newest. With the limit, it would read all old jobs first, except
+    behind a cursor.
     """
     given = filters.values
-    if "metadata" in given or ("error" in given and not given.keys().isdisjoint(_INDEXED_FILTERS)):
+    if not given.keys().isdisjoint({"metadata", "args"}):
+        return True
+    if "error" in given and not given.keys().isdisjoint(_INDEXED_FILTERS):
         return True
     return is_first_by_id and bool(filters.states) and FINAL_STATES.isdisjoint(filters.states)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.applications import Starlette
@@ -53,7 +53,7 @@ from riverpy._dashboard.headers import SecureHeaders
 from riverpy._dashboard.litestar_paths import LitestarPaths
 from riverpy._dashboard.live import RegionKey
 from riverpy._dashboard.messages import forget_message, read_message, set_message
-from riverpy._dashboard.page import Frame, PageView, make_page_values
+from riverpy._dashboard.page import STATUS_VALUE, Frame, PageView, make_page_values
 from riverpy._dashboard.rendering import load_static_files
 from riverpy._dashboard.site import Site, SiteOptions
 from riverpy._log import get_logger
@@ -154,6 +154,7 @@ class _DashboardApp:
         response = self._render(
             request, view, page, page.template, {**values, "live_path": live_path}
         )
+        response.status_code = cast("int", values.get(STATUS_VALUE, 200))
         if page.findings_age_max is not None:
             run_checks = self._site.doctor.run_if_older
             response.background = BackgroundTask(run_checks, page.findings_age_max)

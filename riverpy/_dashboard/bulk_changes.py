@@ -5,13 +5,21 @@ from __future__ import annotations
 import secrets
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
+from riverpy._dashboard.access import TOKEN_FIELD
 from riverpy._dashboard.bulk_runs import BulkPlan
-from riverpy._dashboard.change import Change, Question, RequestedChange, log_change
+from riverpy._dashboard.change import (
+    BACK_FIELD,
+    CONFIRMED_FIELD,
+    Change,
+    Question,
+    RequestedChange,
+    log_change,
+)
 from riverpy._dashboard.database import open_read
 from riverpy._dashboard.errors import PageError
-from riverpy._dashboard.job_actions import EFFECTS, list_actions
+from riverpy._dashboard.job_actions import EFFECTS, PAST_PARTICIPLES, JobAction, list_actions
 from riverpy._dashboard.job_search import find_job_ids, parse_filters, read_search
 from riverpy._dashboard.messages import Message
 from riverpy._dashboard.paths import make_bulk_run_path
@@ -31,7 +39,6 @@ if TYPE_CHECKING:
     from starlette.datastructures import QueryParams
 
     from riverpy._dashboard.access import Access
-    from riverpy._dashboard.job_actions import JobAction
     from riverpy._dashboard.job_search import JobSearch
     from riverpy._dashboard.site import Site
 
@@ -40,6 +47,8 @@ COUNT_TIMEOUT = timedelta(seconds=1)
 """The server cancels the count of the jobs that match after this time."""
 RUN_FIELD = "run"
 """The field with the id of a run. The question fills it."""
+_OTHER_FIELDS = ("action", RUN_FIELD, TOKEN_FIELD, CONFIRMED_FIELD, BACK_FIELD)
+"""The fields that are no filters."""
 
 
 class BulkForm(NamedTuple):
@@ -55,6 +64,7 @@ class BulkForm(NamedTuple):
         Raises:
             PageError: no job matches.
         """
+        self.search.expect_visible(site.options)
         matched, is_exact = await count_matches(site, self.search)
         if not matched:
             raise PageError(400, "No job matches now.", "Go back, and load the list again.")
@@ -95,10 +105,12 @@ def read_bulk_change(_path_params: Mapping[str, Any], fields: QueryParams) -> Re
     Raises:
         PageError: the form is not one of this dashboard, or names no state.
     """
-    search = read_search(fields)
+    search = read_search(fields, other_names=_OTHER_FIELDS)
     action = fields.get("action", "")
     if not search.state:
         raise PageError(400, "The form names no state.", "Go back, and choose a state first.")
+    if action not in get_args(JobAction):
+        raise PageError(400, "The form names no change.", "Go back, and use one of the buttons.")
     for possible in list_actions(JobState(search.state)):
         if action == possible:
             run_id = fields.get(RUN_FIELD, "")[:32] or secrets.token_hex(16)
@@ -106,13 +118,17 @@ def read_bulk_change(_path_params: Mapping[str, Any], fields: QueryParams) -> Re
             return RequestedChange(
                 partial(start_bulk_change, form), form.ask, next_path=make_bulk_run_path(run_id)
             )
+    done = PAST_PARTICIPLES[cast("JobAction", action)]
     raise PageError(
-        400, f"Jobs in this state cannot be changed so: {action[:20]!r}.", "Go back, and try again."
+        400,
+        f"{search.state.capitalize()} jobs cannot be {done}.",
+        "Go back, and use one of the buttons.",
     )
 
 
 async def start_bulk_change(form: BulkForm, site: Site, access: Access) -> Message:
     """Start the change of all matching jobs."""
+    form.search.expect_visible(site.options)
     matched, is_exact = await count_matches(site, form.search)
     site.bulk_runs.start(
         BulkPlan(

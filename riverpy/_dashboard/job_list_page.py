@@ -2,43 +2,132 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from riverpy._dashboard.database import open_read
-from riverpy._dashboard.job_actions import list_actions
-from riverpy._dashboard.job_search import find_jobs, read_search
-from riverpy._dashboard.page import Page
+from riverpy._dashboard.job_actions import JobAction, list_actions
+from riverpy._dashboard.job_errors import (
+    GROUPED_JOBS_MAX,
+    GROUPED_STATES,
+    STATES_WITH_ERRORS,
+    get_error_line,
+    read_error_groups,
+)
+from riverpy._dashboard.job_search import (
+    EXAMPLE_BY_FILTER,
+    LABEL_BY_FILTER,
+    SearchError,
+    find_jobs,
+    read_search,
+)
+from riverpy._dashboard.page import STATUS_VALUE, Page
+from riverpy._dashboard.rendering import format_count
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.transactions import read_server_time
+from riverpy._tools.text import shorten_line
 from riverpy.errors import RiverError
 from riverpy.job import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from riverpy._dashboard.job_search import FoundJobs, JobSearch
     from riverpy._dashboard.page import PageView
+    from riverpy._dashboard.site import Site
     from riverpy._tools.top.status import FleetStatus
+    from riverpy.job import JobRow
 
 JOBS_PER_PAGE = 50
 BULK_RUNS_SHOWN_MAX = 3
+ARGS_LENGTH_SHOWN_MAX = 80
+"""The maximum number of characters of args in a list."""
+MASKED_ARGS_LENGTH_MAX = 20_000
+"""Longer args are not masked for a list, because that takes long."""
+_OTHER_NAMES = ("after", "tick")
+"""The parameters in the address that are no filters."""
+
+
+class ListedJob(NamedTuple):
+    """A job in the list."""
+
+    job: JobRow
+    args: str
+    """The start of the args, or why they are not shown."""
+    error: str
+    """The first line of the last error. Empty: none is shown."""
 
 
 async def load_jobs(view: PageView) -> Mapping[str, object]:
-    """Read one page of jobs."""
-    search = read_search(view.query)
+    """Read one page of jobs. If a filter is wrong, the page has only the form."""
+    form = {"labels": LABEL_BY_FILTER, "examples": EXAMPLE_BY_FILTER}
+    try:
+        search = read_search(view.query, other_names=_OTHER_NAMES)
+        search.expect_visible(view.site.options)
+        return {**form, "wrong": None, "texts": search.texts, **await _load_list(view, search)}
+    except SearchError as error:
+        return {**form, "wrong": error, "texts": error.texts, STATUS_VALUE: error.status_code}
+
+
+async def _load_list(view: PageView, search: JobSearch) -> Mapping[str, object]:
+    schema = view.site.client.config.schema
+    state = JobState(search.state) if search.state else None
+    has_groups = state in GROUPED_STATES and not search.after
+    sampled_max = GROUPED_JOBS_MAX if has_groups else 0
     async with open_read(view.site.client) as tx:
         now = await read_server_time(tx)
-        schema = view.site.client.config.schema
-        found = await find_jobs(tx, schema, search, limit=JOBS_PER_PAGE)
+        found = await find_jobs(tx, schema, search, limit=JOBS_PER_PAGE, sampled_max=sampled_max)
+        groups = (
+            await read_error_groups(tx, schema, search, found.sampled_ids) if has_groups else None
+        )
+    status = await _read_status(view)
     return {
         "now": now,
         "search": search,
         "found": found,
+        "listed": list(_describe_jobs(view.site, found.jobs)),
+        "groups": groups,
+        "groups_max": GROUPED_JOBS_MAX,
+        "has_errors": state is None or state in STATES_WITH_ERRORS,
         "is_ticked": view.query.get("tick") == "all",
-        "status": await _read_status(view),
-        "actions_for_all": list_actions(JobState(search.state)) if search.state else [],
+        "status": status,
+        "actions": get_args(JobAction) if state is None else list_actions(state),
+        "all_text": _describe_all(search, found, status) if search.state else "",
         "bulk_runs": view.site.bulk_runs.list_newest_first()[:BULK_RUNS_SHOWN_MAX],
     }
+
+
+def _describe_jobs(site: Site, jobs: Sequence[JobRow]) -> Iterator[ListedJob]:
+    """Yield the jobs as the list shows them. If `mask` fails for a job of a kind, it is not called
+    again for the kind: each failure is logged."""
+    failed_kinds: set[str] = set()
+    for job in jobs:
+        if site.options.hide_args:
+            text = "args hidden (hide_args)"
+        elif site.options.mask is not None and len(job.encoded_args) > MASKED_ARGS_LENGTH_MAX:
+            text = f"args of {len(job.encoded_args):,} characters: open the job"
+        elif job.kind in failed_kinds:
+            text = "args hidden (mask failed)"
+        elif (shown := site.show_args(job).json_text) is None:
+            failed_kinds.add(job.kind)
+            text = "args hidden (mask failed)"
+        else:
+            text = shorten_line(shown, ARGS_LENGTH_SHOWN_MAX)
+        yield ListedJob(job, text, get_error_line(job))
+
+
+def _describe_all(search: JobSearch, found: FoundJobs, status: FleetStatus | None) -> str:
+    """Return which jobs a change of all jobs changes, such as `All 5 running jobs`."""
+    noun = f"{search.state} jobs"
+    has_filters = len(search.texts) > 1
+    is_whole = not (search.after or found.next_cursor or found.limit_note or found.damaged)
+    if is_whole and len(found.jobs) == 1:
+        return f"The {search.state} job" + (" that matches" if has_filters else "")
+    number = ""
+    if is_whole:
+        number = f"{len(found.jobs):,} "
+    elif not has_filters and status is not None:
+        number = f"{format_count(status.totals[JobState(search.state)], status.cap)} "
+    return f"All {number}{noun}" + (" that match" if has_filters else "")
 
 
 async def _read_status(view: PageView) -> FleetStatus | None:

@@ -10,21 +10,25 @@ import msgspec
 from riverpy._calls.job_filters import check_filters
 from riverpy._calls.job_page import plan_page
 from riverpy._dashboard.errors import PageError
+from riverpy._dashboard.paths import quote_name
+from riverpy._dashboard.rendering import SHOWN_STATES
 from riverpy._postgres import jobs
 from riverpy._postgres.damaged_jobs import read_jobs_in_parts
 from riverpy._postgres.job_search import job_search
 from riverpy._postgres.jobs import FINAL_STATES
 from riverpy._timestamps import decode_wire_timestamp
+from riverpy._tools.text import shorten_line
 from riverpy.errors import ConfigError
 from riverpy.job import JobColumn, JobRow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from starlette.datastructures import QueryParams
 
     from riverpy._calls.job_filters import CheckedFilters
     from riverpy._calls.job_page import PagePlan
+    from riverpy._dashboard.site import SiteOptions
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.job_search import FoundPlace, SearchResult, SearchSource
     from riverpy.job_list import JobFilters, JobOrder
@@ -36,9 +40,38 @@ LISTED_JOBS_MAX = 2_000
 search of a kind reads no more, because it seldom reads all jobs of the kind."""
 VALUE_LENGTH_MAX = 1_000
 """The maximum number of characters of a filter."""
-FILTER_NAMES = ("state", "id", "kind", "queue", "priority", "tag", "metadata", "error")
-"""The filters in the address of the page, in the order of the form."""
-_FILTER_PARTS = {"kinds", "queues", "priorities", "tags_all", "tags_any", "metadata", "error"}
+LABEL_BY_FILTER = {
+    "state": "State",
+    "kind": "Kind",
+    "queue": "Queue",
+    "tag": "Tag",
+    "error": "Text in the last error",
+    "args": "Args",
+    "metadata": "Metadata",
+    "priority": "Priority",
+    "id": "Ids",
+}
+"""The names of the filters in the address of the page, with their labels in the form."""
+EXAMPLE_BY_FILTER = {"args": '{"customer": "acme"}', "metadata": '{"tenant": 7}'}
+"""Examples of the filters whose texts are JSON objects."""
+_WORDS_BY_FILTER = {
+    "error": "text in the last error",
+    "args": "args that contain",
+    "metadata": "metadata that contain",
+}
+"""The words of filters that their names do not explain."""
+_KEY_BY_FILTER = {
+    "state": "states",
+    "kind": "kinds",
+    "queue": "queues",
+    "priority": "priorities",
+    "id": "ids",
+    "tag": "tags_all",
+}
+"""The keys in JobFilters of the filters with lists of values."""
+_FILTER_PARTS = {
+    *("kinds", "queues", "priorities", "tags_all", "tags_any", "metadata", "args", "error")
+}
 """The parts of a statement whose filters may drop most jobs."""
 _DESCRIPTION_BY_SOURCE: dict[SearchSource, str] = {
     "ids": "",
@@ -56,6 +89,8 @@ class FoundJobs(NamedTuple):
     jobs: list[JobRow]
     damaged: dict[int, str]
     """The jobs that the server cannot read: the server's errors by id."""
+    sampled_ids: list[int]
+    """As in FoundPlaces."""
     next_cursor: str | None
     """The cursor of the next page. None: this page is the last one."""
     limit_note: str | None
@@ -66,6 +101,8 @@ class FoundPlaces(NamedTuple):
     """The ids of one page of a list."""
 
     ids: list[int]
+    sampled_ids: list[int]
+    """The ids of the page, and of jobs behind it."""
     next_cursor: str | None
     """As in FoundJobs."""
     limit_note: str | None
@@ -73,6 +110,21 @@ class FoundPlaces(NamedTuple):
     damaged: dict[int, str]
     """The jobs that the server cannot read, so that it is not known whether they pass the filters:
     the server's errors by id."""
+
+
+class SearchError(PageError):
+    """A search that is not possible."""
+
+    def __init__(self, problem: str, texts: Mapping[str, str], field: str) -> None:
+        """Create the error.
+
+        Args:
+            problem: what is wrong, and what to write, in sentences.
+            texts: the texts of the filters that are given.
+            field: the name of the wrong filter. Empty: no filter is wrong.
+        """
+        super().__init__(400, problem, "Go back, and correct the filters.")
+        self.texts, self.field = texts, field
 
 
 class JobSearch(NamedTuple):
@@ -90,8 +142,19 @@ class JobSearch(NamedTuple):
 
     def describe(self) -> str:
         """Return the filters in words."""
-        names = {"error": "text in the last error"}
-        return ", ".join(f"{names.get(name, name)} {text}" for name, text in self.texts.items())
+        return ", ".join(
+            f"{_WORDS_BY_FILTER.get(name, name)} {text}" for name, text in self.texts.items()
+        )
+
+    def expect_visible(self, options: SiteOptions) -> None:
+        """Raise SearchError if a filter would tell users what they may not see."""
+        if "args" in self.texts and (options.hide_args or options.mask is not None):
+            raise SearchError(
+                "Args: this dashboard hides args (hide_args or mask), and a filter would reveal "
+                "them. Leave this filter empty.",
+                self.texts,
+                "args",
+            )
 
     def make_path(self, **changes: str) -> str:
         """Return the path of the list with changed filters."""
@@ -99,67 +162,94 @@ class JobSearch(NamedTuple):
         return "/jobs" + (f"?{urlencode(values)}" if values else "")
 
 
-def read_search(query: QueryParams) -> JobSearch:
-    """Return the filters in the address of a page.
+def read_search(query: QueryParams, *, other_names: Collection[str] = ()) -> JobSearch:
+    """Return the filters in the address of a page, or in a form.
+
+    Args:
+        query: the parameters.
+        other_names: the names of parameters that are no filters.
 
     Raises:
-        PageError: a filter is wrong.
+        SearchError: a parameter is unknown or given twice, or a filter is wrong.
     """
-    texts = {name: text for name in FILTER_NAMES if (text := query.get(name, "").strip())}
-    try:
-        return JobSearch(texts, check_filters(parse_filters(texts)), query.get("after"))
-    except (ConfigError, ValueError, msgspec.DecodeError) as error:
-        raise PageError(
-            400, f"This list cannot be shown: {error}.", "Go back, and correct the filters."
-        ) from None
+    texts = {name: text for name in LABEL_BY_FILTER if (text := query.get(name, "").strip())}
+    for name in query:
+        if name not in LABEL_BY_FILTER and name not in other_names:
+            known = ", ".join(LABEL_BY_FILTER)
+            raise SearchError(
+                f"There is no filter {quote_name(name)}. The filters are {known}.", texts, ""
+            )
+        if name in LABEL_BY_FILTER and len(query.getlist(name)) > 1:
+            raise SearchError(f"{LABEL_BY_FILTER[name]} is given twice.", texts, name)
+    filters = check_filters(parse_filters(texts))
+    return JobSearch(texts, filters, query.get("after"))
 
 
 def parse_filters(texts: Mapping[str, str]) -> JobFilters:
     """Return the filters whose texts the address of a page has.
 
     Raises:
-        ConfigError, ValueError: a text is wrong.
+        SearchError: a text is wrong.
     """
     filters: dict[str, object] = {}
     for name, text in texts.items():
-        if len(text) > VALUE_LENGTH_MAX:
-            raise ConfigError(f"the filter {name} has more than {VALUE_LENGTH_MAX:,} characters")
-    for name, key in (("state", "states"), ("kind", "kinds"), ("queue", "queues")):
-        if name in texts:
-            filters[key] = [texts[name]]
-    if "id" in texts:
-        filters["ids"] = [
-            _parse_number("id", text) for text in texts["id"].replace(",", " ").split()
-        ]
-    if "priority" in texts:
-        filters["priorities"] = [_parse_number("priority", texts["priority"])]
-    if "tag" in texts:
-        filters["tags_all"] = [texts["tag"]]
-    if "metadata" in texts:
-        filters["metadata"] = msgspec.json.decode(texts["metadata"])
-    if "error" in texts:
-        filters["error"] = texts["error"]
+        try:
+            key, value = _KEY_BY_FILTER.get(name, name), _parse_filter(name, text)
+            check_filters(cast("JobFilters", {key: value}))
+        except (ConfigError, ValueError, RecursionError) as error:
+            raise SearchError(_explain_error(name, text, error), texts, name) from None
+        filters[key] = value
     return cast("JobFilters", filters)
 
 
-def _parse_number(name: str, text: str) -> int:
+def _parse_filter(name: str, text: str) -> object:
+    if len(text) > VALUE_LENGTH_MAX:
+        raise ConfigError(f"the text has more than {VALUE_LENGTH_MAX:,} characters")
+    if name in EXAMPLE_BY_FILTER:
+        return msgspec.json.decode(text)
+    if name == "error":
+        return text
+    if name == "id":
+        return [_parse_number(part) for part in text.replace(",", " ").split()]
+    return [_parse_number(text) if name == "priority" else text]
+
+
+def _parse_number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise ConfigError(f"the filter {name} takes whole numbers, got {text!r}")
+        raise ValueError
     return int(text)
 
 
+def _explain_error(name: str, text: str, error: Exception) -> str:
+    """Return what is wrong with the text of a filter, and what to write."""
+    if len(text) <= VALUE_LENGTH_MAX:
+        if name == "state":
+            known = ", ".join(SHOWN_STATES)
+            return f"There is no state {shorten_line(text, 100)}. Choose one of {known}."
+        if name == "priority":
+            return "Priority: choose a whole number from 1 to 4."
+        if name == "id":
+            return "Ids: write whole numbers from 1, such as 12 13."
+        if name in EXAMPLE_BY_FILTER:
+            is_json = not isinstance(error, msgspec.DecodeError | RecursionError)
+            problem = "not a JSON object with a key" if is_json else "not valid JSON"
+            example = EXAMPLE_BY_FILTER[name]
+            return f"{LABEL_BY_FILTER[name]}: {problem}. Write an object, such as {example}."
+    return f"{LABEL_BY_FILTER[name]}: {error}."
+
+
 async def find_jobs(
-    tx: Transaction, schema: str | None, search: JobSearch, *, limit: int
+    tx: Transaction, schema: str | None, search: JobSearch, *, limit: int, sampled_max: int = 0
 ) -> FoundJobs:
-    """Return one page of the jobs that pass the filters.
+    """Return one page of the jobs that pass the filters, and the ids of up to `sampled_max` jobs.
 
     Raises:
-        PageError: the cursor is wrong.
+        SearchError: the cursor is wrong.
     """
-    found = await find_job_ids(tx, schema, search, limit=limit)
+    found = await find_job_ids(tx, schema, search, limit=limit, sampled_max=sampled_max)
     rows, damaged = await read_jobs(tx, schema, found.ids)
     damaged |= dict(list(found.damaged.items())[:limit])
-    return FoundJobs(rows, damaged, found.next_cursor, found.limit_note)
+    return FoundJobs(rows, damaged, found.sampled_ids, found.next_cursor, found.limit_note)
 
 
 async def read_jobs(
@@ -175,14 +265,14 @@ async def read_jobs(
 
 
 async def find_job_ids(
-    tx: Transaction, schema: str | None, search: JobSearch, *, limit: int
+    tx: Transaction, schema: str | None, search: JobSearch, *, limit: int, sampled_max: int = 0
 ) -> FoundPlaces:
     """Return the ids of one page of the jobs that pass the filters, in the order of the list.
 
     Raises:
-        PageError: as `find_jobs`.
+        SearchError: as `find_jobs`.
     """
-    plan = _plan_search(search, limit)
+    plan = _plan_search(search, max(limit, sampled_max))
     first, *others = _choose_sources(search)
     found, note = await _search_source(tx, schema, plan, first)
     for source in others:
@@ -190,11 +280,12 @@ async def find_job_ids(
             found, note = await _search_source(tx, schema, plan, source)
     places = sorted(found.places, key=_get_sort_key, reverse=plan.descending)
     cursor = None
-    if len(places) == limit:
-        last = places[-1]
+    if len(places) >= limit:
+        last = places[limit - 1]
         time = None if last.time is None else decode_wire_timestamp(last.time)
         cursor = plan.make_cursor(last.job_id, last.kind, last.queue, time)
-    return FoundPlaces([place.job_id for place in places], cursor, note, found.damaged)
+    ids = [place.job_id for place in places]
+    return FoundPlaces(ids[:limit], ids, cursor, note, found.damaged)
 
 
 def _plan_search(search: JobSearch, limit: int) -> PagePlan:
@@ -208,10 +299,9 @@ def _plan_search(search: JobSearch, limit: int) -> PagePlan:
             limit=limit,
             after=search.after,
         )
-    except ConfigError as error:
-        raise PageError(
-            400, f"This list cannot be shown: {error}.", "Go back to the first page of the list."
-        ) from None
+    except ConfigError:
+        problem = "This page link is not valid. Open the first page."
+        raise SearchError(problem, search.texts, "") from None
 
 
 async def _search_source(

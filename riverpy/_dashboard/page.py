@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from riverpy._dashboard.site import Site
 
 
+STATUS_VALUE = "response_status"
+"""The key of the value of `load` with the HTTP status of the page. Without it, it is 200."""
+
+
 class PageView(NamedTuple):
     """One page as one group of users sees it: the values that decide what it shows."""
 

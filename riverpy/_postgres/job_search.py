@@ -9,7 +9,7 @@ from riverpy._postgres.driver import PostgresError, is_unreadable_value_error
 from riverpy._postgres.sql_files import get_query, get_query_with_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.job_lists import PageStatement
@@ -21,7 +21,7 @@ kinds; those that ended last in the states; the first of the states in the order
 first of the states in each of the queues."""
 
 _SQL_FILE = "riverpy_dashboard"
-_WIDE_FILTERS = {"tags_all", "tags_any", "metadata", "error"}
+_WIDE_FILTERS = {"tags_all", "tags_any", "metadata", "args", "error"}
 """The parts of a statement that read wide columns, which may be damaged."""
 
 
@@ -101,6 +101,26 @@ async def _search(
 def _pick(values: Mapping[str, object], statement: Query) -> dict[str, Any]:
     """Return the values of the parameters of a statement."""
     return {key: values[key] for key in statement.parameters}
+
+
+async def job_count_last_errors(
+    connection: Transaction,
+    schema: str | None,
+    ids: Sequence[int],
+    *,
+    length_max: int,
+    bytes_max: int,
+) -> list[tuple[str, str | None, int]]:
+    """Return kind, the first `length_max` characters of the last error, and the number of these
+    jobs. The error is None if there is none, or if the errors have more than `bytes_max` bytes.
+    Jobs that the server cannot read are left out. The connection is in a transaction."""
+    statement = get_query(_SQL_FILE, "job_count_last_errors", schema)
+    parts, _ = await read_jobs_in_parts(
+        connection,
+        ids,
+        lambda part: statement.fetch(connection, id=part, characters=length_max, bytes=bytes_max),
+    )
+    return [(row[0], row[1], row[2]) for part in parts for row in part]
 
 
 async def list_kinds(

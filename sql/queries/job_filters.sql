@@ -23,8 +23,10 @@
 -- when tags_all: and tags::text[] @> @tags_all::text[]
 -- when tags_any: and tags::text[] && @tags_any::text[]
 -- when metadata: and metadata @> @metadata::text::jsonb
+-- when args: and args @> @args::text::jsonb
 -- when readable_tags_all: and case when id <> all(@damaged::bigint[]) then tags::text[] @> @tags_all::text[] end
 -- when readable_tags_any: and case when id <> all(@damaged::bigint[]) then tags::text[] && @tags_any::text[] end
 -- when readable_metadata: and case when id <> all(@damaged::bigint[]) then metadata @> @metadata::text::jsonb end
+-- when readable_args: and case when id <> all(@damaged::bigint[]) then args @> @args::text::jsonb end
 -- when readable_error: and case when id <> all(@damaged::bigint[]) then strpos(errors[array_upper(errors, 1)] ->> 'error', @error::text) > 0 end
 -- when error: and strpos(errors[array_upper(errors, 1)] ->> 'error', @error::text) > 0

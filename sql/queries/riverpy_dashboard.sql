@@ -34,9 +34,22 @@ select candidate.id from (
 
 -- name: job_search_check_damage
 -- Read the columns that filters read. It fails if one of them is damaged.
-select max(length(metadata::text)), max(length(errors::text)), max(length(tags::text))
+select max(length(args::text)), max(length(metadata::text)), max(length(errors::text)), max(length(tags::text))
 from /* schema */ river_job
 where id = any(@id::bigint[]);
+
+
+-- name: job_count_last_errors
+-- The numbers of the given jobs by kind and by the start of the last error. Errors of more than @bytes bytes as stored
+-- are not read, because that is slow.
+select job.kind, last.error, count(*)
+from /* schema */ river_job as job
+cross join lateral (
+  select case when pg_column_size(job.errors) <= @bytes::bigint
+    then left(job.errors[array_upper(job.errors, 1)] ->> 'error', @characters::int) end as error
+) as last
+where job.id = any(@id::bigint[])
+group by job.kind, last.error;
 
 
 -- name: kinds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html import unescape
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
 from riverpy import Client, Config, ConfigError
-from riverpy._dashboard import job_search
+from riverpy._dashboard import job_errors, job_list_page, job_search
 from riverpy._log_events import DASHBOARD_CHANGED_JOBS, DASHBOARD_MASK_FAILED
 from riverpy.web import Access, dashboard
 from tests.dashboard.site_kit import LOCAL, SAME_SITE, Browser, insert_job
@@ -31,6 +32,11 @@ async def client(schema: Schema) -> AsyncGenerator[Client]:
     """An open client."""
     async with Client(schema.url, config=Config(schema=schema.name, pool_size=2)) as client:
         yield client
+
+
+def literal(text: str) -> str:
+    """Return a text as SQL."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 async def test_pages(schema: Schema, client: Client) -> None:
@@ -115,13 +121,15 @@ async def test_many_jobs(schema: Schema, client: Client) -> None:
 
 async def test_filters(schema: Schema, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The list has filters, alone and together. It searches a limited number of jobs, and says so
-    if there may be more. A wrong filter gives a page with advice."""
+    if there may be more. A wrong filter gives the form, with what was typed and what to write."""
     error = "array[jsonb_build_object('error', 'no answer from x', 'attempt', 1)]"
     tagged = await insert_job(
         schema, "discarded", kind="'mail'", tags="array['a','b']", errors=error, priority="2"
     )
     tenant = await insert_job(schema, queue="'slow'", metadata="'{\"tenant\": 7}'", priority="3")
-    running = await insert_job(schema, "running", kind="'mail'", attempted_at="now()")
+    running = await insert_job(
+        schema, "running", kind="'mail'", attempted_at="now()", args='\'{"to": {"id": 1}, "n": 2}\''
+    )
     cases: list[tuple[dict[str, object], set[int]]] = [
         ({}, {tagged, tenant, running}),
         ({"kind": "mail"}, {tagged, running}),
@@ -135,6 +143,8 @@ async def test_filters(schema: Schema, client: Client, monkeypatch: pytest.Monke
         ({"metadata": '{"tenant": 7}'}, {tenant}),
         ({"metadata": '{"tenant": 8}', "state": "available"}, set()),
         ({"error": "answer from x"}, {tagged}),
+        ({"args": '{"to": {"id": 1}}'}, {running}),
+        ({"args": '{"n": 3}', "state": "running"}, set()),
         ({"id": f"{tagged}, {running} 99"}, {tagged, running}),
         ({"id": tagged, "state": "available"}, set()),
     ]
@@ -144,19 +154,74 @@ async def test_filters(schema: Schema, client: Client, monkeypatch: pytest.Monke
             assert {int(one) for one in re.findall(r'id="job-(\d+)"', page)} == expected, filters
             assert "This list searched" not in page
         assert "checked" in await browser.see("/jobs?tick=all")
-        for wrong in (
-            "id=x",
-            "priority=9",
-            "metadata=7",
-            "metadata={",
-            "state=x",
-            f"tag={'x' * 2000}",
+        for wrong, text in (
+            ("id=x", "Ids: write whole numbers"),
+            ("priority=9", "Priority: choose a whole number from 1 to 4"),
+            ("metadata=7", "Metadata: not a JSON object with a key. Write"),
+            ("args={", "Args: not valid JSON. Write an object, such as"),
+            ("args=" + "[" * 999, "Args: not valid JSON"),
+            ("state=foo", "There is no state foo. Choose one of available, running,"),
+            ("state=", "There is no filter &#39;customer&#39;. The filters are state, kind,"),
+            ("kind=a&kind=b", "Kind is given twice."),
+            (f"tag={'x' * 2000}", "Tag: the text has more than 1,000 characters."),
+            ("after=x", "This page link is not valid. Open the first page."),
         ):
-            assert "correct the filters" in await browser.see(f"/jobs?{wrong}", status=400)
+            query = f"/jobs?queue=typed&{wrong}" + "&customer=acme" * (wrong == "state=")
+            page = await browser.see(query, status=400)
+            assert text in page
+            assert '<details class="search" open>' in page
+            assert 'value="typed"' in page
+            assert ("aria-invalid" in page) == (wrong not in {"state=", "after=x"})
+            assert "No job is in this list" not in page
         monkeypatch.setattr(job_search, "SEARCHED_JOBS_MAX", 1)
         monkeypatch.setattr(job_search, "LISTED_JOBS_MAX", 1)
         for filters in ("kind=mail", "state=available", "state=running&queue=default", "tag=a"):
             assert "This list searched" in await browser.see(f"/jobs?{filters}")
+
+
+async def test_failed_jobs(schema: Schema, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list says which jobs failed, and why: each row has the start of the args and the first
+    line of the last error. Above are groups by kind and this line, each with a link to its jobs.
+    Passwords are masked, and errors that are large or damaged are left out of the groups. The list
+    offers only changes that its state allows."""
+    text = "no answer from postgres://u:secret@db" + "/x" * 100
+    for number, (kind, error) in enumerate(
+        [("mail", text), ("mail", text), ("mail", "bad\nname"), ("'", "bad\nname")]
+    ):
+        errors = f'array[\'{{"error": "old"}}\', {literal(json.dumps({"error": error}))}]::jsonb[]'
+        args = f"jsonb_build_object('customer', {number}, 'much_text', repeat('y', 200))"
+        await insert_job(schema, "retryable", kind=literal(kind), errors=errors, args=args)
+    monkeypatch.setattr(job_list_page, "JOBS_PER_PAGE", 1)
+    async with Browser(dashboard(client)) as browser:
+        page = await browser.see("/jobs?state=retryable")
+        assert len(re.findall(r'id="job-', page)) == 1
+        assert "&#34;customer&#34;: 0" in page
+        assert "y" * 90 not in page
+        assert "no answer from postgres://u:***@db" in page
+        assert "secret" not in page
+        assert "4 jobs by kind and last error" in page
+        monkeypatch.setattr(job_list_page, "JOBS_PER_PAGE", 50)
+        groups = re.findall(r'<span class="number">(\d+)</span> (\S+): <a href="([^"]*)">', page)
+        for count, _, path in groups:
+            listed = await browser.see(unescape(path))
+            assert len(re.findall(r'id="job-', listed)) == int(count)
+        assert [(one[0], unescape(one[1])) for one in groups] == [
+            *[("2", "mail"), ("1", "'"), ("1", "mail")]
+        ]
+        await damage(schema, 1, "errors")
+        monkeypatch.setattr(job_errors, "ERRORS_BYTES_MAX", 150)
+        page = await browser.see("/jobs?state=retryable")
+        assert "2 jobs by kind and last error" in page
+        assert "1 jobs are left out" in page
+        for state, offered in (
+            ("running", {"Cancel"}),
+            ("discarded", {"Retry", "Delete"}),
+            ("available", {"Cancel", "Delete"}),
+        ):
+            await insert_job(schema, state, attempted_at="now()", args="'{\"a\": 1}'")
+            page = await browser.see(f"/jobs?state={state}")
+            assert set(re.findall(r">(Retry|Cancel|Delete)<", page)) == offered
+            assert f"The {state} job:" in page
 
 
 async def test_changes(schema: Schema, client: Client, log: list[dict[str, Any]]) -> None:
@@ -284,6 +349,17 @@ async def test_hidden_args(schema: Schema, client: Client, log: list[dict[str, A
                 page = await browser.see(path)
                 assert "4242" not in page
                 assert all(text in page for text in shown)
+            listed = await browser.see("/jobs")
+            assert "4242" not in listed
+            assert ("***" in listed) == (shown == ["***"])
+            refused = await browser.see('/jobs?args={"card": "4242"}', status=400)
+            assert "a filter would reveal" in refused
+            fields = {"action": "delete", "state": "available", "args": '{"card": "4242"}'}
+            for confirmed in ("", "yes"):
+                answer = await browser.submit(
+                    listed, "/jobs/change-all", confirmed=confirmed, **fields
+                )
+                assert "a filter would reveal" in answer.text
     assert DASHBOARD_MASK_FAILED in {one["event"] for one in log}
 
 
@@ -301,7 +377,14 @@ async def test_damaged_job(schema: Schema, client: Client) -> None:
         for filters in ("", "&state=available", "&kind=k"):
             listed = await browser.see(f'/jobs?metadata={{"n": 1}}{filters}')
             assert f'id="job-{other_id}"' in listed
-            assert re.findall(r"/jobs/(\d+)\">\d+</a></th>\s*<td colspan", listed) == [str(job_id)]
+            assert re.findall(
+                r"/jobs/(\d+)\">\d+</a></th>\s*<td role=\"cell\" colspan", listed
+            ) == [str(job_id)]
+        await damage(schema, other_id, "args")
+        listed = await browser.see('/jobs?args={"n": 1}')
+        assert set(
+            re.findall(r"/jobs/(\d+)\">\d+</a></th>\s*<td role=\"cell\" colspan", listed)
+        ) >= {str(other_id)}
 
 
 async def test_mounted(schema: Schema, client: Client) -> None:

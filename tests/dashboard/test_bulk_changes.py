@@ -69,10 +69,12 @@ async def test_whole_change(schema: Schema, client: Client, log: list[dict[str, 
     )
     await insert_job(schema, kind="'b'", unique_key="'y'", unique_states="b'11111111'")
     async with Browser(dashboard(client, authorize=authorize)) as browser:
-        assert "All jobs that match" not in await browser.see("/jobs?kind=a")
+        assert "that match" not in await browser.see("/jobs?kind=a")
         page = await browser.see("/jobs?state=discarded&kind=a")
-        assert ">Retry all<" in page
-        assert ">Cancel all<" not in page
+        assert "All discarded jobs that match:" in page
+        assert ">Retry<" in page
+        assert ">Cancel<" not in page
+        assert "All 2,303 discarded jobs:" in await browser.see("/jobs?state=discarded")
         fields = {"state": "discarded", "kind": "a", "back": "/jobs?state=discarded"}
         question = (await browser.submit(page, ALL, action="retry", **fields)).text
         assert "Retry all 2,301 jobs that match?" in question
@@ -105,6 +107,18 @@ async def test_whole_change(schema: Schema, client: Client, log: list[dict[str, 
         await until_ended(client)
         assert await schema.fetchval("SELECT count(*) FROM river_job WHERE kind = '<b>'") == 0
         assert not client._owned_tasks
+        await insert_job(schema, args='\'{"customer": "acme"}\'', kind="'paid'")
+        fields = {"state": "available", "args": '{"customer": "acme"}', "back": "/jobs"}
+        question = (await browser.submit(page, ALL, action="delete", **fields)).text
+        assert "Delete all 1 job that match?" in question
+        assert "state available, args that contain {" in question
+        await confirm(browser, question, action="delete", **fields)
+        await until_ended(client)
+        assert await schema.fetchval("SELECT count(*) FROM river_job WHERE kind = 'paid'") == 0
+        answer = await browser.submit(page, ALL, action="delete", state="running")
+        assert "Running jobs cannot be deleted." in answer.text
+        answer = await browser.submit(page, ALL, action="delete", state="available", customer="x")
+        assert "There is no filter" in answer.text
         for wrong, status in (
             ({"action": "retry", "kind": "a"}, 400),
             ({"action": "delete", "state": "running"}, 400),
@@ -122,6 +136,7 @@ async def test_whole_change(schema: Schema, client: Client, log: list[dict[str, 
             (DASHBOARD_BULK_CHANGE_ENDED, "ann", 2_300),
         ],
         *[(DASHBOARD_BULK_CHANGE_STARTED, "ann", None), (DASHBOARD_BULK_CHANGE_ENDED, "ann", 2)],
+        *[(DASHBOARD_BULK_CHANGE_STARTED, "ann", None), (DASHBOARD_BULK_CHANGE_ENDED, "ann", 1)],
     ]
     assert lines[0]["filters"] == "state discarded, kind a"
 

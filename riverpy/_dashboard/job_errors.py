@@ -1,0 +1,111 @@
+"""The last errors of jobs: their first lines, and groups of jobs with the same kind and line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlencode
+
+from riverpy._attempt_errors import iterate_error_entries, parse_error_entry
+from riverpy._dsn import mask_passwords
+from riverpy._postgres.job_search import job_count_last_errors
+from riverpy._tools.text import shorten_line
+from riverpy.job import JobColumn, JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy._dashboard.job_search import JobSearch
+    from riverpy._postgres.driver import Transaction
+    from riverpy.job import JobRow
+
+ERROR_LINE_LENGTH_MAX = 120
+"""The maximum number of characters of the line of an error in a list."""
+ERROR_LENGTH_READ_MAX = 1_000
+"""The number of characters that are read of an error. Passwords are masked in it before it is cut:
+in a shorter text, a password could lose the sign by which it is found."""
+ERRORS_BYTES_MAX = 16 * 1024
+"""The errors of a job that need more bytes than this are not read for the groups."""
+GROUPED_JOBS_MAX = 1_000
+"""The maximum number of jobs that are grouped."""
+GROUPS_SHOWN_MAX = 10
+STATES_WITH_ERRORS = (JobState.RETRYABLE, JobState.CANCELLED, JobState.DISCARDED)
+"""The states whose lists show the last error."""
+GROUPED_STATES = (JobState.RETRYABLE, JobState.DISCARDED)
+"""The states whose lists have groups."""
+
+
+class ErrorGroup(NamedTuple):
+    """Jobs with the same kind and the same first line of the last error."""
+
+    kind: str
+    line: str
+    """The first line, cut. Empty: there is no error."""
+    job_count: int
+    path: str
+    """The path of the list of these jobs, below the dashboard's own path."""
+
+
+class ErrorGroups(NamedTuple):
+    """The groups of the first jobs of a list."""
+
+    groups: list[ErrorGroup]
+    """The largest groups, the largest first."""
+    left_out: int
+    """The number of further groups."""
+    unread: int
+    """The number of jobs whose errors were not read, because they are large."""
+    jobs: int
+    """The number of jobs that were grouped."""
+
+
+def get_error_line(job: JobRow) -> str:
+    """Return the first line of a job's last error, cut and without passwords. Empty: it has none,
+    or its state is not one of those that show it."""
+    if job.state not in STATES_WITH_ERRORS:
+        return ""
+    entries = list(iterate_error_entries(job.columns()[JobColumn.ERRORS]))
+    if not entries:
+        return ""
+    text = parse_error_entry(entries[-1]).error[:ERROR_LENGTH_READ_MAX]
+    return shorten_line(_get_first_line(mask_passwords(text)), ERROR_LINE_LENGTH_MAX)
+
+
+async def read_error_groups(
+    tx: Transaction, schema: str | None, search: JobSearch, ids: Sequence[int]
+) -> ErrorGroups:
+    """Return the groups of jobs of a list. Jobs that the server cannot read are left out."""
+    rows = await job_count_last_errors(
+        tx, schema, ids, length_max=ERROR_LENGTH_READ_MAX, bytes_max=ERRORS_BYTES_MAX
+    )
+    counts: dict[tuple[str, str, str], int] = {}
+    for kind, error, count in rows:
+        if error is not None:
+            line = shorten_line(_get_first_line(mask_passwords(error)), ERROR_LINE_LENGTH_MAX)
+            key = (kind, line, _find_shared_start(line, _get_first_line(error)))
+            counts[key] = counts.get(key, 0) + count
+    groups = [
+        ErrorGroup(kind, line, count, _make_path(search, kind, start))
+        for (kind, line, start), count in sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    ]
+    total, read = sum(row[2] for row in rows), sum(counts.values())
+    left_out = max(len(groups) - GROUPS_SHOWN_MAX, 0)
+    return ErrorGroups(groups[:GROUPS_SHOWN_MAX], left_out, total - read, read)
+
+
+def _get_first_line(text: str) -> str:
+    return text.strip().partition("\n")[0].rstrip()
+
+
+def _find_shared_start(line: str, whole: str) -> str:
+    """Return the start of a line as it is stored: up to a masked password, or up to the cut."""
+    length = 0
+    for shown, stored in zip(line, whole, strict=False):
+        if shown != stored:
+            break
+        length += 1
+    return line[:length].strip()
+
+
+def _make_path(search: JobSearch, kind: str, error: str) -> str:
+    values = {**search.texts, "kind": kind, "error": error or search.texts.get("error", "")}
+    return "/jobs?" + urlencode({key: value for key, value in values.items() if value})
