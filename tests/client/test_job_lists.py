@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 FILL = """
 INSERT INTO river_job (id, state, kind, queue, priority, max_attempts, args, metadata, tags,
   scheduled_at, attempted_at, finalized_at, errors)
-SELECT i, state::river_job_state, 'kind' || i % 3, 'queue' || i % 2, 1 + i % 4, 25, '{}',
+SELECT i, state::river_job_state, 'kind' || i % 3, 'queue' || i % 2, 1 + i % 4, 25,
+  jsonb_build_object('n', i % 9, 'x', 1),
   CASE WHEN i % 5 = 0 THEN '{"tenant": {"name": "a", "id": 1}}' ELSE '{}' END::jsonb,
   CASE i % 4 WHEN 0 THEN '{red}' WHEN 1 THEN '{red,blue}' ELSE '{}' END::text[],
   CASE WHEN i = 7 THEN 'infinity' WHEN i = 8 THEN '20000-01-01Z'
@@ -96,6 +97,7 @@ async def test_filters(client: Client) -> None:
         ({"tags_all": ["blue", "red"]}, [i for i in jobs if i % 4 == 1]),
         ({"tags_any": ["blue", "red"]}, [i for i in jobs if i % 4 < 2]),
         ({"metadata": {"tenant": {"name": "a"}}}, [i for i in jobs if i % 5 == 0]),
+        ({"args": {"n": 2}}, [i for i in jobs if i % 9 == 2]),
         ({"error": "% _last_"}, [i for i in jobs if i % 6 == 0]),
         ({"error": "first"}, []),
         ({"error": "Last"}, []),

@@ -209,10 +209,12 @@ async def test_failed_jobs(schema: Schema, client: Client, monkeypatch: pytest.M
             *[("2", "mail"), ("1", "'"), ("1", "mail")]
         ]
         await damage(schema, 1, "errors")
+        page = await browser.see("/jobs?state=retryable")
+        assert "3 jobs by kind and last error" in page
         monkeypatch.setattr(job_errors, "ERRORS_BYTES_MAX", 150)
         page = await browser.see("/jobs?state=retryable")
         assert "2 jobs by kind and last error" in page
-        assert "1 jobs are left out" in page
+        assert "very long or missing: 2 jobs." in page
         for state, offered in (
             ("running", {"Cancel"}),
             ("discarded", {"Retry", "Delete"}),

@@ -12,7 +12,7 @@ from axe_playwright_python.base import AXE_SCRIPT
 from playwright.async_api import expect
 
 from tests.dashboard.chromium import CHROMIUM, PATIENCE_MS, opening_page, serving_dashboard
-from tests.dashboard.site_kit import insert_job
+from tests.dashboard.site_kit import insert_client, insert_job, insert_queue
 from tests.kit.proxy import proxied
 from tests.tools.doctor.conftest import register, set_leader, set_lease_holder, set_queue_owner
 
@@ -96,6 +96,40 @@ async def test_accessible(schema: Schema) -> None:
                 if wide > width:
                     found[f"{path} width"] = wide
     assert found == {}, json.dumps(found, indent=1)
+
+
+FIND_BROKEN_NAMES = """() => [...document.querySelectorAll("tbody .whole, tbody th a")]
+    .filter((one) => one.getClientRects().length > 1 || one.offsetHeight > 40)
+    .map((one) => one.textContent)"""
+
+
+async def test_room(schema: Schema) -> None:
+    """On a wide screen no name of a table breaks. On a phone the menu takes little, and the changes
+    of ticked jobs can be reached from the last row, without JavaScript."""
+    await insert_client(
+        schema, "worker.example.org:30756", queues="array['legacy_imports_of_2026']"
+    )
+    await insert_queue(schema, "legacy_imports_of_2026")
+    for _ in range(30):
+        await insert_job(schema, "discarded", kind="'legacy_imports'", queue="'partners'")
+    async with (
+        serving_dashboard(schema) as url,
+        opening_page(width=1280, has_script=False) as page,
+    ):
+        for path in ("/jobs", "/queues", "/workers"):
+            await page.goto(url + path)
+            assert await page.evaluate(FIND_BROKEN_NAMES) == []
+            assert await page.locator("tbody .whole").count() > 0
+        await page.set_viewport_size({"width": 320, "height": 640})
+        await page.goto(f"{url}/jobs?state=discarded")
+        box = await page.locator("header.top").bounding_box()
+        assert box is not None
+        assert box["height"] <= 100
+        await page.locator("tbody input").last.check()
+        button = page.get_by_role("group", name="ticked").get_by_role("button", name="Retry")
+        await expect(button).to_be_in_viewport()
+        await button.click()
+        await page.get_by_text("was retried.").wait_for()
 
 
 async def focus(page: Page) -> dict[str, Any]:

@@ -360,6 +360,7 @@ LISTS: list[tuple[JobFilters, JobOrder, str]] = [
     ({"states": ["retryable", "running"], "error": "x"}, "scheduled_at", FETCH),
     ({"metadata": {"a": 1}}, "id", "river_job_metadata_index"),
     ({"metadata": {"a": 1}, "kinds": ["k1"]}, "scheduled_at", "river_job_metadata_index"),
+    ({"args": {"a": 1}}, "id", "river_job_args_index"),
     ({}, "finalized_at", ENDS),
     ({"states": ["completed", "discarded"], "kinds": ["k7"]}, "finalized_at", ENDS),
     ({"states": ["completed"]}, "time", ENDS),
