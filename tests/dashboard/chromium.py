@@ -69,7 +69,7 @@ async def opening_page(*, width: int = 320, has_script: bool = True) -> AsyncGen
             "console",
             lambda line: (
                 faults.append(line.text)
-                if line.type == "error" and "status of 404" not in line.text  # an error page
+                if line.type == "error" and "status of 40" not in line.text  # an error page
                 else None
             ),
         )

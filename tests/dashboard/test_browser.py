@@ -27,7 +27,15 @@ pytestmark = [
 ]
 PATIENCE = 60.0
 PATHS = (
-    *("/", "/jobs", "/jobs?state=pending", "/jobs/1", "/jobs/1/neighbors"),
+    *(
+        "/",
+        "/jobs",
+        "/jobs?state=discarded",
+        "/jobs?state=pending",
+        "/jobs?args=x",
+        "/jobs/1",
+        "/jobs/1/neighbors",
+    ),
     *(
         "/queues",
         "/queue?name=default",
