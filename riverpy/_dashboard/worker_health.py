@@ -109,11 +109,11 @@ def _explain_troubles(worker: WorkerStatus) -> Iterator[Sentence]:
         jobs = format_count(worker.stuck, "job")
         verb, uses = ("runs", "uses a slot") if worker.stuck == 1 else ("run", "use slots")
         is_full = worker.slots is not None and worker.stuck >= worker.slots
-        effect = " It can work no other job: restart it." if is_full else ""
+        effect = " It can work no other job." if is_full else ""
         yield Sentence(
             "act" if is_full else "look",
-            f"{jobs} still {verb} after the cancellation, and {uses}.{effect} The code of the job "
-            "must not catch the cancellation.",
+            f"{jobs} still {verb} after the cancellation, and {uses}.{effect} Restart the worker, "
+            "and correct the code of the job: it ignores cancellation.",
         )
     if worker.aside:
         rows = format_count(worker.aside, "row")

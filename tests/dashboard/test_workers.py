@@ -61,7 +61,7 @@ async def test_workers(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
         "dead": "No heartbeat for 3h: probably dead. It leaves this list after 10 minutes.",
         "quiet": "No heartbeat for 25m: it stopped without a notice, or cannot reach the database.",
         "stopping": "It stops: it takes no new jobs, and waits for 0 jobs.",
-        "stuck": "1 job still runs after the cancellation, and uses a slot. It can work no",
+        "stuck": "and uses a slot. It can work no other job. Restart the worker, and correct",
         "skips": "It skips 3 rows for a while",
         "in Go": "It is not registered, but runs 1 job. It may be a client of River in Go",
         "": "It is not registered, but runs 1 job.",
