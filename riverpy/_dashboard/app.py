@@ -240,7 +240,8 @@ class _DashboardApp:
         message = await requested.apply(self._site, view.access)
         self._site.note_change()
         response = RedirectResponse(f"{view.root_path}{requested.next_path or back}", 303)
-        set_message(request, response, message)
+        if message is not None:
+            set_message(request, response, message)
         return response
 
     async def _send_args(self, request: Request) -> Response:

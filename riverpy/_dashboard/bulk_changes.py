@@ -126,8 +126,8 @@ def read_bulk_change(_path_params: Mapping[str, Any], fields: QueryParams) -> Re
     )
 
 
-async def start_bulk_change(form: BulkForm, site: Site, access: Access) -> Message:
-    """Start the change of all matching jobs."""
+async def start_bulk_change(form: BulkForm, site: Site, access: Access) -> None:
+    """Start the change of all matching jobs. Its page says how far it is."""
     form.search.expect_visible(site.options)
     matched, is_exact = await count_matches(site, form.search)
     site.bulk_runs.start(
@@ -142,7 +142,6 @@ async def start_bulk_change(form: BulkForm, site: Site, access: Access) -> Messa
             is_exact,
         )
     )
-    return Message("The change has started. You can close this page: the change continues.")
 
 
 def read_stop(path_params: Mapping[str, Any], _fields: QueryParams) -> RequestedChange:

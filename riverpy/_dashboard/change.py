@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from riverpy._dashboard.paths import is_own_path
 from riverpy._log import get_logger
 from riverpy._log_events import DASHBOARD_MADE_A_CHANGE
 
@@ -42,8 +43,9 @@ class Question(NamedTuple):
 class RequestedChange(NamedTuple):
     """A change that a form asks for."""
 
-    apply: Callable[[Site, Access], Awaitable[Message]]
-    """Make the change, log it with its user, and return the message for the user."""
+    apply: Callable[[Site, Access], Awaitable[Message | None]]
+    """Make the change, log it with its user, and return the message for the user. None: the next
+    page itself says what was done."""
     question: Question | Callable[[Site], Awaitable[Question]] | None = None
     """What to ask before, or a function that reads what the question needs. None: the change is
     made at once."""
@@ -65,8 +67,7 @@ class Change(NamedTuple):
     def get_back_path(self, fields: QueryParams) -> str:
         """Return the path to return to. It never leads to another site."""
         path = fields.get(BACK_FIELD, "")
-        is_own_path = path.startswith("/") and not path.startswith("//") and "\\" not in path
-        return path if is_own_path else self.back
+        return path if is_own_path(path) else self.back
 
 
 def log_change(access: Access, action: str, target: str) -> None:

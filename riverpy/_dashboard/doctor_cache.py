@@ -40,6 +40,11 @@ class DoctorReport(NamedTuple):
     is_complete: bool
     """Whether all checks ran. Otherwise the run took too long."""
 
+    def get_pause(self, seconds: float) -> float:
+        """Return the seconds after this run before the next one. They are at least `seconds`, and
+        more after a slow run."""
+        return max(seconds, AGE_FACTOR * self.took)
+
 
 class DoctorCache:
     """Runs the checks of `riverpy doctor`, one run at a time. A run belongs to the request that
@@ -63,10 +68,9 @@ class DoctorCache:
         Problems of the database are findings. If the web server stops, the run ends."""
         if self.is_running or not self.can_run or not self._client.is_open:
             return
-        if self.last is not None:
-            age_max = max(seconds, AGE_FACTOR * self.last.took)
-            if time.monotonic() < self._ended_at + age_max:
-                return
+        pause = 0.0 if self.last is None else self.last.get_pause(seconds)
+        if self.last is not None and time.monotonic() < self._ended_at + pause:
+            return
         self.is_running = True
         try:
             async with anyio.create_task_group() as tasks:

@@ -31,6 +31,7 @@ async def load_doctor(view: PageView) -> Mapping[str, object]:
         "can_run": doctor.can_run,
         "report": report,
         "is_running": doctor.is_running,
+        "pause": None if report is None else report.get_pause(FINDINGS_AGE_MAX),
         "summary": summarize(_describe(findings)),
         "problems": [one for one in findings if one.level is not Level.OK],
         "passed": [one for one in findings if one.level is Level.OK],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
+from riverpy._dashboard.cancelled_runs import describe_ignored_cancellation, read_stuck_jobs
 from riverpy._dashboard.database import open_read
 from riverpy._dashboard.health_summary import (
     describe_failures,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from riverpy._dashboard.page import PageView
     from riverpy._dashboard.queue_health import QueueFacts, WaitReason
+    from riverpy._postgres.dashboard_reads import StuckJob
     from riverpy._tools.top.status import FleetStatus, QueueStatus, WorkerStatus
 
 FINDINGS_AGE_MAX = 120.0
@@ -43,6 +45,8 @@ QUEUES_SHOWN_MAX = 200
 """The maximum number of queues in the table. Those that wait longest come first."""
 QUEUES_NAMED_MAX = 5
 """The maximum number of queues that are behind and have a sentence of their own."""
+STUCK_JOBS_NAMED_MAX = 5
+"""The maximum number of stuck jobs of a worker that are named."""
 PERIODIC_JOBS_READ_MAX = 1_000
 """The maximum number of periodic jobs that are read, to find those that are paused."""
 
@@ -53,13 +57,14 @@ async def load_home(view: PageView) -> Mapping[str, object]:
     queues = sorted(status.queues, key=_get_urgency)
     shown = queues[:QUEUES_SHOWN_MAX]
     facts = await read_all_queues(view.site.client, status)
+    stuck_jobs = await read_stuck_jobs(view.site, status)
     paused = await _read_paused_periodic_jobs(view)
     recent = await view.site.job_counts.read_queues([queue.name for queue in shown])
     return {
         "status": status,
         "summary": summarize(
             [
-                *_describe_status(status, facts),
+                *_describe_status(status, facts, stuck_jobs),
                 *_describe_paused_periodic_jobs(paused),
                 *_describe_checks(view),
             ]
@@ -74,7 +79,9 @@ async def load_home(view: PageView) -> Mapping[str, object]:
 PAGE = Page("home", "/", "home.html", load_home, "Home", findings_age_max=FINDINGS_AGE_MAX)
 
 
-def _describe_status(status: FleetStatus, facts: Sequence[QueueFacts]) -> list[Sentence]:
+def _describe_status(
+    status: FleetStatus, facts: Sequence[QueueFacts], stuck_jobs: Sequence[StuckJob]
+) -> list[Sentence]:
     """Return the sentences about a status. There is always one about the leader, the workers,
     failures, waits and stuck jobs."""
     return [
@@ -84,7 +91,7 @@ def _describe_status(status: FleetStatus, facts: Sequence[QueueFacts]) -> list[S
         *_describe_waits(facts),
         *_describe_paused_queues(facts),
         *_describe_late_jobs(status),
-        *_describe_stuck_jobs(status),
+        *_describe_stuck_jobs(status, stuck_jobs),
         *describe_leases(status),
     ]
 
@@ -264,7 +271,7 @@ def _describe_late_jobs(status: FleetStatus) -> Iterator[Sentence]:
         )
 
 
-def _describe_stuck_jobs(status: FleetStatus) -> Iterator[Sentence]:
+def _describe_stuck_jobs(status: FleetStatus, stuck_jobs: Sequence[StuckJob]) -> Iterator[Sentence]:
     is_anything_stuck = False
     for kind in status.kinds_without_worker:
         is_anything_stuck = True
@@ -280,12 +287,12 @@ def _describe_stuck_jobs(status: FleetStatus) -> Iterator[Sentence]:
         if worker.stuck:
             is_anything_stuck = True
             is_full = worker.slots is not None and worker.stuck >= worker.slots
-            noun = "job still runs" if worker.stuck == 1 else "jobs still run"
+            jobs = [one for one in stuck_jobs if one.client_id == worker.client_id]
             yield Sentence(
                 "act" if is_full else "look",
-                f"{worker.stuck:,} {noun} in {worker.client_id} after the cancellation.",
-                "/jobs?state=running",
-                "Running jobs",
+                _describe_worker_with_stuck_jobs(worker, jobs),
+                make_worker_path(worker.client_id),
+                f"Worker {worker.client_id}",
             )
     if status.damaged:
         is_anything_stuck = True
@@ -295,3 +302,14 @@ def _describe_stuck_jobs(status: FleetStatus) -> Iterator[Sentence]:
         )
     if not is_anything_stuck:
         yield Sentence("ok", "No job is stuck.")
+
+
+def _describe_worker_with_stuck_jobs(worker: WorkerStatus, jobs: Sequence[StuckJob]) -> str:
+    if worker.stuck == len(jobs) == 1:
+        return describe_ignored_cancellation(*jobs[0])
+    number = format_count(worker.stuck, "job")
+    verb = "ignores its" if worker.stuck == 1 else "ignore their"
+    names = [f"{one.id} ({one.kind})" for one in jobs[:STUCK_JOBS_NAMED_MAX]]
+    more = ", …" if len(jobs) > len(names) else ""
+    which = f": {', '.join(names)}{more}" if names else ""
+    return f"{number} {verb} cancellation{which}. Restart worker {worker.client_id}."

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
-from riverpy._dashboard.change import Change, Question, RequestedChange
+from riverpy._dashboard.cancelled_runs import describe_cancelled_run, read_cancelled_run
+from riverpy._dashboard.change import BACK_FIELD, Change, Question, RequestedChange
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.job_actions import (
     EFFECTS,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from starlette.datastructures import QueryParams
 
     from riverpy._dashboard.access import Access
+    from riverpy._dashboard.cancelled_runs import CancelledRun
     from riverpy._dashboard.site import Site
     from riverpy.job_list import JobChanges
 
@@ -33,6 +35,12 @@ IDS_PER_CHANGE_MAX = 1_000
 """The maximum number of jobs that one form names."""
 LOGGED_IDS_MAX = 20
 """The maximum number of job ids in one log event."""
+
+_EFFECTS_ON_ONE: dict[JobAction, str] = {
+    "retry": EFFECTS["retry"],
+    "cancel": "It is not worked again. If it runs, its worker is told to cancel it.",
+    "delete": "It is gone for good.",
+}
 
 
 class JobChangeForm(NamedTuple):
@@ -49,7 +57,7 @@ class JobChangeForm(NamedTuple):
         which = f"job {self.ids[0]}" if is_one else f"these {len(self.ids):,} jobs"
         return Question(
             f"{self.action.capitalize()} {which}?",
-            EFFECTS[self.action],
+            _EFFECTS_ON_ONE[self.action] if is_one else EFFECTS[self.action],
             "" if is_one else f"These are {format_job_ids(self.ids)}.",
             "Keep it as it is" if is_one else "Keep them as they are",
             is_dangerous=self.action == "delete",
@@ -75,7 +83,10 @@ def read_job_change(_path_params: Mapping[str, Any], fields: QueryParams) -> Req
             "Go back, and choose fewer jobs.",
         )
     form = JobChangeForm(cast("JobAction", action), sorted({parse_job_id(text) for text in texts}))
-    return RequestedChange(partial(change_jobs, form), form.make_question())
+    job_path = f"/jobs/{form.ids[0]}"
+    is_page_gone = form.action == "delete" and fields.get(BACK_FIELD) == job_path
+    next_path = "/jobs" if is_page_gone else None
+    return RequestedChange(partial(change_jobs, form), form.make_question(), next_path)
 
 
 def parse_job_id(text: str) -> int:
@@ -91,11 +102,17 @@ def parse_job_id(text: str) -> int:
 
 async def change_jobs(form: JobChangeForm, site: Site, access: Access) -> Message:
     """Change the jobs of a form, log it, and return the message for the user."""
+    earlier: CancelledRun | None = None
+    if form.action == "cancel" and len(form.ids) == 1:
+        earlier = await read_cancelled_run(site, form.ids[0])
     try:
         changes = await get_change_method(site.client, form.action)(ids=form.ids)
     except ConfigError as error:
         raise PageError(400, f"Nothing was changed: {error}", "Go back, and try again.") from None
     log_job_change(form, access, changes)
+    if earlier is not None and changes.running:
+        sentence = await describe_cancelled_run(site, earlier)
+        return Message(sentence.text, "look", sentence.link or "", sentence.link_text)
     return describe_changes(form, changes)
 
 
@@ -118,7 +135,7 @@ def describe_changes(form: JobChangeForm, changes: JobChanges) -> Message:
     if len(form.ids) == 1:
         job = f"Job {form.ids[0]}"
         if changes.running and changes.changed:
-            parts.append(f"{job} runs: its worker was notified, and cancels it.")
+            parts.append(f"{job} runs: its worker was told to cancel it.")
         elif changes.changed:
             parts.append(f"{job} was {PAST_PARTICIPLES[form.action]}.")
         elif changes.unchanged:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from riverpy._attempt_errors import GO_ZERO_TIME
+from riverpy._dashboard.cancelled_runs import describe_cancelled_run, find_cancelled_run
 from riverpy._dashboard.database import open_read
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.job_actions import list_actions
@@ -89,8 +90,10 @@ async def load_job(view: PageView) -> Mapping[str, object]:
     except JobDamagedError as error:
         remedy = DAMAGED_JOB_REMEDY
         return {"job_id": job_id, "job": None, "damage": str(error), "remedy": remedy}
+    run = find_cancelled_run(job, now)
     return {
         **_describe_job(job),
+        "cancelled_run": None if run is None else await describe_cancelled_run(view.site, run),
         "job_id": job_id,
         "now": now,
         "args": view.site.show_args(job),

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from riverpy._dashboard.paths import is_own_path
+
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
@@ -25,6 +27,9 @@ class Message(msgspec.Struct, frozen=True):
     text: str
     state: Literal["ok", "look", "act"] = "ok"
     """`ok`: all was done. `look`: a part was not done. `act`: nothing was done."""
+    link: str = ""
+    """The path of a page that helps, below the dashboard's own path. Empty: there is none."""
+    link_text: str = ""
     changed_at: float = msgspec.field(default_factory=time.time)
     """The time of the change, in seconds since 1970."""
 
@@ -53,9 +58,10 @@ def read_message(request: Request) -> Message | None:
         return None
     try:
         encoded = urlsafe_b64decode(value + "=" * (-len(value) % 4))
-        return msgspec.json.decode(encoded, type=Message)
+        message = msgspec.json.decode(encoded, type=Message)
     except (ValueError, msgspec.MsgspecError):
         return None
+    return message if is_own_path(message.link or "/") else None
 
 
 def forget_message(request: Request, response: Response) -> None:

@@ -13,6 +13,11 @@ QUOTED_NAME_LENGTH_MAX = 200
 """The maximum number of characters of a name that an error page shows."""
 
 
+def is_own_path(path: str) -> bool:
+    """Return whether a path, below the dashboard's own path, never leads to another site."""
+    return path.startswith("/") and not path.startswith("//") and "\\" not in path
+
+
 def quote_name(name: str) -> str:
     """Return a name that a request contains in quotes, for a sentence. A long name is cut."""
     return repr(shorten_line(name, QUOTED_NAME_LENGTH_MAX))

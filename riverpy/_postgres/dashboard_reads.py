@@ -50,6 +50,14 @@ class RunningJobs(NamedTuple):
     """Whether there are more running jobs of all clients than were searched."""
 
 
+class StuckJob(NamedTuple):
+    """A job that still runs after its cancellation."""
+
+    id: int
+    kind: str
+    client_id: str
+
+
 class NeighborJob(NamedTuple):
     """A job that ran in the same client at the same time as another one."""
 
@@ -155,6 +163,14 @@ async def client_list_running_jobs(
     searched_count, job_count = rows[0][:2]
     jobs = [RunningJob(*row[2:]) for row in rows if row[2] is not None]
     return RunningJobs(jobs, job_count, searched_count >= searched_jobs_max)
+
+
+async def client_list_stuck_jobs(
+    connection: Transaction, schema: str | None, *, limit: int
+) -> list[StuckJob]:
+    """Return up to `limit` running jobs that clients report as stuck."""
+    rows = await get_query(_SQL_FILE, "client_stuck_jobs", schema).fetch(connection, limit=limit)
+    return [StuckJob(*row) for row in rows]
 
 
 async def job_list_neighbors(

@@ -108,6 +108,16 @@ order by given.queue, waiting.jobs desc, waiting.kind
 limit @kinds::bigint;
 
 
+-- name: client_stuck_jobs
+-- The running jobs that clients report as stuck, each with its client.
+select job.id, job.kind, client.client_id
+from /* schema */ riverpy_client as client
+cross join lateral unnest(client.stuck) as reported (id)
+join /* schema */ river_job as job on job.id = reported.id and job.state = 'running'
+order by job.id
+limit @limit::bigint;
+
+
 -- name: client_running_jobs
 -- The jobs that a client runs, those that run longest first, among the first @searched running jobs of all clients. One
 -- row without a job if it runs none. An unknown client has the id ''. The clients of the @skipped jobs are not read,

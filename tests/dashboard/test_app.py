@@ -13,10 +13,10 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
 from riverpy import Client, Config, ConfigError
-from riverpy._dashboard import job_errors, job_list_page, job_search
+from riverpy._dashboard import job_errors, job_list_page, job_search, status_cache
 from riverpy._log_events import DASHBOARD_CHANGED_JOBS, DASHBOARD_MASK_FAILED
 from riverpy.web import Access, dashboard
-from tests.dashboard.site_kit import LOCAL, SAME_SITE, Browser, insert_job
+from tests.dashboard.site_kit import LOCAL, SAME_SITE, Browser, insert_client, insert_job
 from tests.kit.damaged_rows import damage
 
 if TYPE_CHECKING:
@@ -245,6 +245,7 @@ async def test_changes(schema: Schema, client: Client, log: list[dict[str, Any]]
         assert "was retried" not in await browser.see(f"/jobs/{ended}")
         question = await browser.submit(page, "/jobs/change", action="cancel", **change)
         assert f"Cancel job {ended}?" in question.text
+        assert "It is not worked again." in question.text
         change |= {"confirmed": "yes"}
         answer = await browser.submit(question.text, "/jobs/change", action="cancel", **change)
         assert f"Job {ended} was cancelled." in answer.text
@@ -265,6 +266,45 @@ async def test_changes(schema: Schema, client: Client, log: list[dict[str, Any]]
     assert [(one["action"], one["user"], one["changed"]) for one in events] == [
         *[("retry", "ann", 1), ("cancel", "ann", 1), ("delete", "ann", 2), ("cancel", "ann", 1)],
     ]
+
+
+async def test_cancelled_runs(
+    schema: Schema, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first cancellation of a running job tells its worker. If the job still runs, the job
+    page, a further cancellation and home say whether the job ignores it, since when, and what to
+    do, with a link to the worker. After a deletion the user gets to the list."""
+    monkeypatch.setattr(status_cache, "STATUS_AGE_MAX", 0.0)
+    monkeypatch.setattr(status_cache, "STATUS_AGE_FACTOR", 0.0)
+    columns = {"attempted_by": "array['w']", "attempted_at": "now()"}
+    job_id = await insert_job(schema, "running", **columns)
+    change = {"id": job_id, "back": f"/jobs/{job_id}", "action": "cancel", "confirmed": "yes"}
+    await insert_client(schema, "w", slots="array[5]")
+    async with Browser(dashboard(client)) as browser:
+        page = await browser.see(f"/jobs/{job_id}")
+        assert 'in <a href="/worker?id=w">w</a>' in page
+        answer = await browser.submit(page, "/jobs/change", **change)
+        assert f"Job {job_id} runs: its worker was told to cancel it." in answer.text
+        assert f"Job {job_id} still runs. Worker w was told to cancel it" in answer.text
+        for update, text in (
+            (f"stuck = array[{job_id}]", f"Job {job_id} (k) ignores its cancellation, which was"),
+            ("heartbeat_at = now() - interval '2 h'", "Worker w sends no heartbeat"),
+        ):
+            await schema.execute(f"UPDATE riverpy_client SET {update}")
+            answer = await browser.submit(page, "/jobs/change", **change)
+            assert re.search(f'role="status">[^<]*{re.escape(text)}', answer.text), answer.text
+            assert '<a href="/worker?id=w">Worker w</a></p>' in answer.text
+        home = await browser.see("/")
+        assert f"Job {job_id} (k) ignores its cancellation. Restart worker w" in home
+        assert '<a href="/worker?id=w">Worker w</a>' in home
+        await schema.execute("UPDATE river_job SET state = 'cancelled', finalized_at = now()")
+        change |= {"action": "delete", "confirmed": "no"}
+        question = await browser.submit(page, "/jobs/change", **change)
+        assert "It is gone for good." in question.text
+        change["confirmed"] = "yes"
+        answer = await browser.submit(page, "/jobs/change", **change)
+        assert f"Job {job_id} was deleted." in answer.text
+        assert answer.url.path == "/jobs"
 
 
 async def test_access(schema: Schema, client: Client) -> None:

@@ -1,0 +1,111 @@
+"""Jobs that still run after their cancellation, in sentences."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from riverpy._dashboard.database import open_read
+from riverpy._dashboard.paths import make_worker_path
+from riverpy._dashboard.rendering import format_duration
+from riverpy._dashboard.sentence import Sentence
+from riverpy._postgres.dashboard_reads import client_list_stuck_jobs
+from riverpy._postgres.transactions import read_server_time
+from riverpy.errors import ConfigError, JobDamagedError, NotFoundError
+from riverpy.job import JobColumn, JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from riverpy._dashboard.site import Site
+    from riverpy._postgres.dashboard_reads import StuckJob
+    from riverpy._tools.top.status import FleetStatus
+    from riverpy.job import JobRow
+
+STUCK_JOBS_READ_MAX = 1_000
+"""The maximum number of stuck jobs that are read."""
+
+
+class _CancelMark(msgspec.Struct):
+    """The part of a job's metadata that says when its cancellation was requested."""
+
+    cancel_attempted_at: datetime | None = None
+
+
+class CancelledRun(NamedTuple):
+    """A job that runs although its cancellation was requested."""
+
+    job_id: int
+    kind: str
+    client_id: str
+    """The client that runs the job. Empty: not known."""
+    seconds: float
+    """Seconds since the last request."""
+
+
+async def read_stuck_jobs(site: Site, fleet: FleetStatus) -> Sequence[StuckJob]:
+    """Return the jobs that workers report as stuck."""
+    if not any(worker.stuck for worker in fleet.workers):
+        return ()
+    async with open_read(site.client) as tx:
+        schema = site.client.config.schema
+        return await client_list_stuck_jobs(tx, schema, limit=STUCK_JOBS_READ_MAX)
+
+
+def describe_ignored_cancellation(job_id: int, kind: str, client_id: str, since: str = "") -> str:
+    """Return the sentence about a stuck job, with what to do."""
+    return (
+        f"Job {job_id} ({kind}) ignores its cancellation{since}. Restart worker {client_id}, and "
+        "correct the code of the job."
+    )
+
+
+def find_cancelled_run(job: JobRow, now: datetime) -> CancelledRun | None:
+    """Return the job as a cancelled one that still runs. None: it is not."""
+    if job.state is not JobState.RUNNING:
+        return None
+    try:
+        mark = msgspec.json.decode(job.columns()[JobColumn.METADATA], type=_CancelMark)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if mark.cancel_attempted_at is None or mark.cancel_attempted_at.tzinfo is None:
+        return None
+    client_id = job.attempted_by[-1] if job.attempted_by else ""
+    seconds = (now - mark.cancel_attempted_at).total_seconds()
+    return CancelledRun(job.id, job.kind, client_id, seconds)
+
+
+async def describe_cancelled_run(site: Site, run: CancelledRun) -> Sentence:
+    """Return what a cancelled job that still runs waits for, and what to do."""
+    fleet = await site.statuses.read()
+    states = {worker.client_id: worker.state for worker in fleet.workers}
+    stuck_ids = {one.id for one in await read_stuck_jobs(site, fleet)}
+    since = format_duration(run.seconds)
+    name = f"Worker {run.client_id}" if run.client_id else "Its worker"
+    link = make_worker_path(run.client_id) if run.client_id else None
+    if states.get(run.client_id) == "silent":
+        text = (
+            f"The cancellation of job {run.job_id} was requested {since} ago. {name} sends no "
+            "heartbeat: the leader ends the job when the worker counts as dead."
+        )
+    elif run.job_id in stuck_ids:
+        requested = f", which was requested {since} ago"
+        text = describe_ignored_cancellation(run.job_id, run.kind, run.client_id, requested)
+    else:
+        text = (
+            f"Job {run.job_id} still runs. {name} was told to cancel it {since} ago. If it runs "
+            "much longer, its code ignores the cancellation: restart the worker."
+        )
+    return Sentence("look", text, link, name if link else "")
+
+
+async def read_cancelled_run(site: Site, job_id: int) -> CancelledRun | None:
+    """Read a job, and return it as a cancelled one that still runs. None: it is not."""
+    try:
+        async with open_read(site.client) as tx:
+            job = await site.client.job_get(job_id, tx=tx)
+            return find_cancelled_run(job, await read_server_time(tx))
+    except (NotFoundError, ConfigError, JobDamagedError):
+        return None
