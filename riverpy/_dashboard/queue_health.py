@@ -16,6 +16,8 @@ from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.dashboard_reads import queue_list_kinds_without_worker
 from riverpy._postgres.queues import queue_list
 from riverpy._postgres.transactions import read_server_time
+from riverpy._tools.doctor.snapshot import QUEUE_LAG_MAX_DEFAULT
+from riverpy._tools.doctor.waiting_jobs import LAG_FACTOR_WITHOUT_CLIENT
 from riverpy._tools.text import format_count, format_names
 from riverpy._tools.top.statements import read_ended_jobs, read_queue_counts
 from riverpy._tools.top.status import (
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
 
 LONG_WAIT_SECONDS = 60.0
 """A queue is behind if its oldest due job waits longer than this."""
+UNWORKED_SECONDS_MAX = QUEUE_LAG_MAX_DEFAULT.total_seconds() * LAG_FACTOR_WITHOUT_CLIENT
+"""If no worker works a queue and a job waits longer than this, somebody must act. The check of
+doctor has the same limit, so that the pages agree."""
 USED_WITHIN_SECONDS = 1200.0
 """A client works a queue whose row was updated within this time. Clients in every language update
 the row every 10 minutes."""
@@ -263,8 +268,9 @@ def _explain_missing_workers(facts: QueueFacts) -> WaitReason:
             "ok" if is_new and _has_other_clients(facts.fleet) else "look",
             "No riverpy worker works this queue. A client in another language may work it.",
         )
+    is_failure = (facts.status.due_for or 0) >= UNWORKED_SECONDS_MAX
     return WaitReason(
-        "act",
+        "act" if is_failure else "look",
         "No worker works this queue. Start one: `riverpy worker MODULE:ATTR "
         f"-q {quote(facts.status.name)}:50`.",
     )
