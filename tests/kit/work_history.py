@@ -409,7 +409,7 @@ def _check_attempts(history: History, job: JobEnd, acts: list[Act]) -> Iterator[
         if count > 1:
             yield Violation("a claim starts once", f"claim {claim} of {job}: {count} times")
     ends = {act.claim: act.how for act in acts if act.what == "end"}
-    stored = {act.claim for act in acts if act.what == "stored"}
+    stored = {act.claim for act in acts if act.what == "stored" and act.how != "job_interrupted"}
     for attempt, group in groupby(
         sorted(begins, key=lambda act: (act.attempt, act.at)), key=lambda act: act.attempt
     ):
