@@ -19,6 +19,9 @@ STATUS_AGE_MAX = 1.5
 STATUS_AGE_FACTOR = 9.0
 """After a slow read, the status is used for this multiple of the read's duration. So reads use at
 most a tenth of the time."""
+STATUS_PAUSE_MAX = 10.0
+"""Seconds after which a status is read again, however slow the read was: pages must find out soon
+that the database does not answer."""
 TABLES_AGE_MAX = 60.0
 """Seconds after which the tables are checked again: a migration may have added some."""
 
@@ -66,7 +69,7 @@ class StatusCache:
             self._expires_at = time.monotonic() + STATUS_AGE_MAX
             raise
         self._error = None
-        pause = max(STATUS_AGE_MAX, self._status.took * STATUS_AGE_FACTOR)
+        pause = max(STATUS_AGE_MAX, min(self._status.took * STATUS_AGE_FACTOR, STATUS_PAUSE_MAX))
         self._expires_at = time.monotonic() + pause
         return self._status
 
