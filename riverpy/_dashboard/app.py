@@ -209,7 +209,7 @@ class _DashboardApp:
         )
         if page.findings_age_max is not None:
             run_checks = self._site.doctor.keep_younger
-            response.run_meanwhile = partial(run_checks, page.findings_age_max)
+            response.run_beside = partial(run_checks, page.findings_age_max)
         return response
 
     async def _render_live_block(self, page: Page, view: PageView) -> bytes:

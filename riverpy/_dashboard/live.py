@@ -90,8 +90,8 @@ class LiveRegion:
                     self.content, self._fingerprint = content, fingerprint
             ended = time.monotonic()
             pause = max(RENDER_INTERVAL, RENDER_PAUSE_FACTOR * (ended - began))
-            is_changed_meanwhile = began < self._changed_at
-            self.due_at = ended if is_changed_meanwhile else ended + pause
+            was_changed_since = began < self._changed_at
+            self.due_at = ended if was_changed_since else ended + pause
 
     def note_change(self, changed_at: float) -> None:
         """Make the region due if its last rendering began before a change, at this time."""
@@ -161,15 +161,15 @@ class LiveResponse(StreamingResponse):
         super().__init__((), media_type="text/event-stream", headers=_HEADERS)
         self._regions, self._key, self._render_region = regions, key, render
         self._page_rendered_at = page_rendered_at
-        self.run_meanwhile: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self.run_beside: Callable[[], Coroutine[Any, Any, None]] | None = None
         """Work for the page, such as reads that take long. It runs while the stream is open."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._regions.follow(self._key, self._render_region) as region:
             self.body_iterator = _stream_region(region, self._page_rendered_at)
             async with anyio.create_task_group() as tasks:
-                if self.run_meanwhile is not None:
-                    tasks.start_soon(self.run_meanwhile)
+                if self.run_beside is not None:
+                    tasks.start_soon(self.run_beside)
                 await super().__call__(scope, receive, send)
                 tasks.cancel_scope.cancel()
 

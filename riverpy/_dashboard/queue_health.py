@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 LONG_WAIT_SECONDS = 60.0
 """A queue is behind if its oldest due job waits longer than this."""
 UNWORKED_SECONDS_MAX = QUEUE_LAG_MAX_DEFAULT.total_seconds() * LAG_FACTOR_WITHOUT_CLIENT
-"""If no worker works a queue and a job waits longer than this, somebody must act. The check of
+"""If no worker works a queue and a job waits longer than this, an operator must act. The check of
 doctor has the same limit, so that the pages agree."""
 USED_WITHIN_SECONDS = 1200.0
 """A client works a queue whose row was updated within this time. Clients in every language update

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, TypeAlias
 
 Health: TypeAlias = Literal["ok", "look", "act"]
-"""`ok`: all is well. `look`: something is unusual. `act`: jobs do not run until somebody acts."""
+"""`ok`: all is well. `look`: something is unusual. `act`: jobs do not run, so act now."""
 
 
 class Sentence(NamedTuple):

@@ -3,7 +3,7 @@
 --
 -- The queue '' is all queues together, and '*' is the queues beside the busiest ones. The key begins with the period, so
 -- that a period is read and deleted as a range. No other index: an addition changes no indexed column and finds room on
--- the same page. The collation makes '' the first row of a period: whoever changes a period locks that row first.
+-- the same page. The collation makes '' the first row of a period: a session that changes a period locks that row first.
 CREATE TABLE /* schema */ riverpy_job_count (
     seconds integer NOT NULL,
     started_at timestamptz NOT NULL,
