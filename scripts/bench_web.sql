@@ -23,7 +23,7 @@ where schemaname = 'public' and tablename = 'river_job' and indexname <> 'river_
 
 
 -- name: fill
--- Of 1,000 jobs 930 are completed, 38 wait in some way, and 1 runs. The newest ended just now.
+-- Of 10,000 jobs 9,309 are completed, 390 wait in some way, and 1 runs. The newest ended just now.
 insert into river_job (
   state, attempt, max_attempts, attempted_at, created_at, finalized_at, scheduled_at, priority, args, attempted_by, errors,
   kind, metadata, queue, tags
@@ -52,7 +52,7 @@ from (
       case
         when n % 1000 < 930 then 'completed' when n % 1000 < 950 then 'discarded' when n % 1000 < 960 then 'cancelled'
         when n % 1000 < 980 then 'available' when n % 1000 < 990 then 'scheduled' when n % 1000 < 998 then 'retryable'
-        when n % 1000 < 999 then 'pending' else 'running'
+        when n % 1000 < 999 then 'pending' when n % 10000 = 9999 then 'running' else 'completed'
       end
     )::river_job_state as state
   ) as chosen

@@ -32,7 +32,7 @@ async def load_doctor(view: PageView) -> Mapping[str, object]:
         "report": report,
         "is_running": doctor.is_running,
         "pause": None if report is None else report.get_pause(FINDINGS_AGE_MAX),
-        "summary": summarize(_describe(findings)),
+        "summary": summarize(_describe(findings), "The checks found no problem"),
         "problems": [one for one in findings if one.level is not Level.OK],
         "passed": [one for one in findings if one.level is Level.OK],
         "health_by_level": HEALTH_BY_LEVEL,

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 HEALTH_BY_LEVEL: dict[Level, Health] = {Level.OK: "ok", Level.WARN: "look", Level.FAIL: "act"}
 _HEADLINES: dict[Health, str] = {
-    "ok": "All is well",
     "look": "Something needs a look",
     "act": "Something needs action now",
 }
@@ -34,11 +33,12 @@ class Summary(NamedTuple):
     sentences: Sequence[Sentence]
 
 
-def summarize(sentences: Iterable[Sentence]) -> Summary:
-    """Return the sentences, at least one, under the headline of the most urgent one."""
+def summarize(sentences: Iterable[Sentence], all_well: str = "All is well") -> Summary:
+    """Return the sentences, at least one, under the headline of the most urgent one. `all_well` is
+    the headline if nothing is wrong."""
     ordered = sort_sentences(list(sentences))
     health = ordered[0].health
-    return Summary(health, _HEADLINES[health], ordered)
+    return Summary(health, all_well if health == "ok" else _HEADLINES[health], ordered)
 
 
 def is_silent(worker: WorkerStatus) -> bool:

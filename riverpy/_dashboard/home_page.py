@@ -284,7 +284,7 @@ def _describe_stuck_jobs(status: FleetStatus, stuck_jobs: Sequence[StuckJob]) ->
             f"Jobs of {kind.kind}",
         )
     for worker in status.workers:
-        if worker.stuck:
+        if worker.stuck and worker.state != "silent":  # the jobs of a dead worker run nowhere
             is_anything_stuck = True
             is_full = worker.slots is not None and worker.stuck >= worker.slots
             jobs = [one for one in stuck_jobs if one.client_id == worker.client_id]

@@ -87,7 +87,7 @@ async def load_leaders(view: PageView) -> Mapping[str, object]:
     return {
         "now": status.at,
         "status": status,
-        "summary": summarize(_describe(status, problems)),
+        "summary": summarize(_describe(status, problems), "All is well with leaders and leases"),
         "leaders": leaders,
         "has_schema_lease": any(one.domain == SCHEMA_LEASE_NAME for one in leaders),
         "are_domains_known": domains is not None,

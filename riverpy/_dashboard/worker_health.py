@@ -84,7 +84,11 @@ def _explain_silence(worker: WorkerStatus, fleet: FleetStatus) -> Sentence:
     text += ": probably dead."
     if not worker.running:
         minutes = round(DEAD_CLIENT_RETENTION / 60)
-        return Sentence("look", f"{text} It leaves this list after {minutes} minutes.")
+        return Sentence(
+            "look",
+            f"{text} The leader removes it from this list when it has seen no "
+            f"heartbeat for {minutes} minutes.",
+        )
     jobs = format_count(worker.running, "job")
     if not has_leader(fleet.leader):
         return Sentence(
@@ -105,7 +109,7 @@ def _describe_use(worker: WorkerStatus) -> str:
 
 
 def _explain_troubles(worker: WorkerStatus) -> Iterator[Sentence]:
-    if worker.stuck:
+    if worker.stuck and worker.state != "silent":
         jobs = format_count(worker.stuck, "job")
         verb, uses = ("runs", "uses a slot") if worker.stuck == 1 else ("run", "use slots")
         is_full = worker.slots is not None and worker.stuck >= worker.slots

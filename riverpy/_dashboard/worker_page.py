@@ -80,7 +80,7 @@ async def load_worker(view: PageView) -> Mapping[str, object]:
         "heartbeat_at": None if client is None else _find_heartbeat(client, rows.now),
         "queues": [] if client is None else _list_queues(client),
         "running": rows.jobs,
-        "stuck_ids": [] if client is None else client.stuck_job_ids,
+        "stuck_ids": client.stuck_job_ids if client is not None and client.is_alive else [],
         "stuck_shown_max": STUCK_JOBS_SHOWN_MAX,
         "skipped": None if client is None else client.skipped_rows,
         "format_error": format_error,

@@ -58,7 +58,8 @@ async def test_workers(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
         "idle": "It runs 0 jobs in 5 slots.",
         "full": "It runs 2 jobs in 2 slots, the longest for 1h30m: no slot is free.",
         "silent": "No heartbeat for 3h: probably dead. The leader releases its 1 job",
-        "dead": "No heartbeat for 3h: probably dead. It leaves this list after 10 minutes.",
+        "dead": "No heartbeat for 3h: probably dead. The leader removes it from this list when it "
+        "has seen no heartbeat for 10 minutes.",
         "quiet": "No heartbeat for 25m: it stopped without a notice, or cannot reach the database.",
         "stopping": "It stops: it takes no new jobs, and waits for 0 jobs.",
         "stuck": "and uses a slot. It can work no other job. Restart the worker, and correct",

@@ -53,14 +53,14 @@ LATE_JOB_AFTER = timedelta(seconds=10)
 JOB_COUNT_MAX = 10_000
 """The limit of each count of jobs. There is a count for each state in each queue, and for each
 pending or final state."""
-JOB_COUNT_TOTAL_MAX = 50_000
+JOB_COUNT_TOTAL_MAX = 30_000
 """The maximum number of jobs of one state that are counted in all queues. With many queues, fewer
 jobs of each queue are counted."""
 READ_JOBS_MAX = 1_000
 """The maximum number of jobs of one state in one queue whose attempts and errors are read."""
 READ_JOBS_TOTAL_MAX = 2_000
 """The same for all queues. With many queues, fewer jobs of each are read, but at least one."""
-RUNNING_JOBS_MAX = 5_000
+RUNNING_JOBS_MAX = 2_000
 """The maximum number of running jobs whose clients are read."""
 ENDED_JOBS_MAX = 2_000
 """The maximum number of recently ended jobs of each final state that are read. If more ended, rates
