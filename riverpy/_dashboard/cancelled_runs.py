@@ -95,8 +95,8 @@ async def describe_cancelled_run(site: Site, run: CancelledRun) -> Sentence:
         text = describe_ignored_cancellation(run.job_id, run.kind, run.client_id, requested)
     else:
         text = (
-            f"Job {run.job_id} still runs. {name} was told to cancel it {since} ago. If it runs "
-            "much longer, its code ignores the cancellation: restart the worker."
+            f"Job {run.job_id} still runs. {name} was notified of the cancellation {since} ago. If "
+            "it runs much longer, its code ignores the cancellation: restart the worker."
         )
     return Sentence("look", text, link, name if link else "")
 

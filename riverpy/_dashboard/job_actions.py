@@ -24,7 +24,7 @@ PAST_PARTICIPLES: dict[JobAction, str] = {
 EFFECTS: dict[JobAction, str] = {
     "retry": "They become available now, with one more attempt if none is left. Running jobs stay "
     "as they are.",
-    "cancel": "They are not worked again. The workers of running jobs are told to cancel them. "
+    "cancel": "They are not worked again. The workers of running jobs are notified. "
     "Jobs that have ended stay as they are.",
     "delete": "They are gone for good. Running jobs stay as they are.",
 }
@@ -53,7 +53,7 @@ def describe_numbers(action: JobAction, changes: JobChanges) -> list[str]:
     noun = "job" if changes.changed == 1 else "jobs"
     parts = [f"{changes.changed:,} {noun} {PAST_PARTICIPLES[action]}."]
     if changes.running and action == "cancel":
-        parts.append(f"{changes.running:,} of them run: their workers were told to cancel them.")
+        parts.append(f"{changes.running:,} of them run: their workers were notified.")
     if changes.unchanged:
         is_counted = changes.running and action != "cancel"
         running = f" ({changes.running:,} of them run)" if is_counted else ""

@@ -38,7 +38,7 @@ LOGGED_IDS_MAX = 20
 
 _EFFECTS_ON_ONE: dict[JobAction, str] = {
     "retry": EFFECTS["retry"],
-    "cancel": "It is not worked again. If it runs, its worker is told to cancel it.",
+    "cancel": "It is not worked again. If it runs, its worker is notified.",
     "delete": "It is gone for good.",
 }
 
@@ -135,7 +135,7 @@ def describe_changes(form: JobChangeForm, changes: JobChanges) -> Message:
     if len(form.ids) == 1:
         job = f"Job {form.ids[0]}"
         if changes.running and changes.changed:
-            parts.append(f"{job} runs: its worker was told to cancel it.")
+            parts.append(f"{job} runs: its worker was notified of the cancellation.")
         elif changes.changed:
             parts.append(f"{job} was {PAST_PARTICIPLES[form.action]}.")
         elif changes.unchanged:

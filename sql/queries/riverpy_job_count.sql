@@ -77,7 +77,7 @@ where (seconds, started_at) in (
 
 -- name: job_count_add_to_hours
 -- Move the given minutes into their hours. A minute is deleted by the statement that adds it, so it is added once,
--- however often and by whomever this runs. The transaction around it is fenced.
+-- however often and in whichever session this runs. The transaction around it is fenced.
 with gone as materialized (
   delete from /* schema */ riverpy_job_count
   where seconds = 60 and started_at = any(@started_at::text[]::timestamptz[])

@@ -284,8 +284,8 @@ async def test_cancelled_runs(
         page = await browser.see(f"/jobs/{job_id}")
         assert 'in <a href="/worker?id=w">w</a>' in page
         answer = await browser.submit(page, "/jobs/change", **change)
-        assert f"Job {job_id} runs: its worker was told to cancel it." in answer.text
-        assert f"Job {job_id} still runs. Worker w was told to cancel it" in answer.text
+        assert f"Job {job_id} runs: its worker was notified of the cancellation." in answer.text
+        assert f"Job {job_id} still runs. Worker w was notified of the cancellation" in answer.text
         for update, text in (
             (f"stuck = array[{job_id}]", f"Job {job_id} (k) ignores its cancellation, which was"),
             ("heartbeat_at = now() - interval '2 h'", "Worker w sends no heartbeat"),
