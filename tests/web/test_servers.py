@@ -151,6 +151,8 @@ async def test_stop(start: Start, command: str, processes: int) -> None:
     processes, and also after the database has ended riverpy's connections. The exit is clean."""
     async with start(command) as server:
         await server.until_answer()
+        if command != HYPERCORN:  # it prints nothing
+            await server.until_printed("Application startup complete", processes)
         await server.connection.execute("SELECT pg_advisory_lock($1)", JOB_LOCK)
         await server.connection.execute("SELECT pg_advisory_lock($1)", REQUEST_LOCK)
         assert await server.order(job_lock=JOB_LOCK) == 201
@@ -159,7 +161,7 @@ async def test_stop(start: Start, command: str, processes: int) -> None:
         assert await server.connection.fetchval(END_CONNECTIONS) > 3
         await server.until_answer()
         server.process.terminate()
-        if command != HYPERCORN:  # it prints nothing
+        if command != HYPERCORN:
             await server.until_printed("Shutting down", processes)
         await server.connection.execute("SELECT pg_advisory_unlock($1)", REQUEST_LOCK)
         assert await request == 201
