@@ -44,4 +44,4 @@ select pg_cancel_backend(pid) from pg_stat_activity where wait_event = 'PgSleep'
 -- An administrator's repair after the clock was ahead: jobs that became due in that time are due now.
 update river_job
 set scheduled_at = now()
-where state in ('available', 'retryable', 'scheduled') and scheduled_at > now() + interval '5 minutes';
+where state in ('available', 'retryable', 'scheduled') and scheduled_at > now() + interval '1 minute';
