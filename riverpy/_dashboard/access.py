@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 AccessLevel: TypeAlias = Literal["read", "write"]
-TOKEN_COOKIE = "riverpy_token"  # noqa: S105 (the name of a cookie)
-TOKEN_FIELD = "token"  # noqa: S105 (the name of a field)
-TOKEN_LENGTH_MAX = 100
+CSRF_TOKEN_COOKIE = "riverpy_token"  # noqa: S105 (the name of a cookie)
+CSRF_TOKEN_FIELD = "token"  # noqa: S105 (the name of a field)
+CSRF_TOKEN_LENGTH_MAX = 100
 _FORWARDING_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 """Headers that proxies add. Behind a proxy, each request comes from the proxy's address."""
 _NO_AUTHORIZE_ADVICE = (
@@ -45,7 +45,7 @@ AuthorizeResult: TypeAlias = AccessLevel | Access | None
 AuthorizeFunction: TypeAlias = "Callable[[Request], AuthorizeResult | Awaitable[AuthorizeResult]]"
 
 
-async def find_access(
+async def authorize_request(
     request: Request, authorize: AuthorizeFunction | None, *, read_only: bool
 ) -> Access:
     """Return what the sender of a request may do.
@@ -76,8 +76,9 @@ async def find_access(
 
 
 def _expect_local_request(request: Request) -> None:
-    """Raise PageError unless both the connection and the address in the browser are local. Another
-    site could otherwise let its own name point to this machine."""
+    """Raise PageError unless both the connection and the address in the browser are local.
+    Otherwise a site could send requests here under its own host name, by DNS that names this
+    machine."""
     peer = request.client.host if request.client is not None else ""
     if not _is_loopback(peer):
         raise PageError(
@@ -106,16 +107,16 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def get_token(request: Request) -> str:
+def get_or_make_csrf_token(request: Request) -> str:
     """Return the token of the browser, or a new one. A form has to send it back."""
-    return _read_token_cookie(request) or secrets.token_urlsafe(32)
+    return _read_csrf_token_cookie(request) or secrets.token_urlsafe(32)
 
 
-def set_token_cookie(request: Request, response: Response, token: str) -> None:
+def set_csrf_token_cookie(request: Request, response: Response, token: str) -> None:
     """Store the token in the browser, unless it is there."""
-    if _read_token_cookie(request) != token:
+    if _read_csrf_token_cookie(request) != token:
         response.set_cookie(
-            TOKEN_COOKIE,
+            CSRF_TOKEN_COOKIE,
             token,
             path=request.scope.get("root_path") or "/",
             secure=request.url.scheme == "https",
@@ -127,9 +128,9 @@ def set_token_cookie(request: Request, response: Response, token: str) -> None:
         )
 
 
-def _read_token_cookie(request: Request) -> str | None:
-    token = request.cookies.get(TOKEN_COOKIE, "")
-    return token if 20 <= len(token) <= TOKEN_LENGTH_MAX and token.isascii() else None
+def _read_csrf_token_cookie(request: Request) -> str | None:
+    token = request.cookies.get(CSRF_TOKEN_COOKIE, "")
+    return token if 20 <= len(token) <= CSRF_TOKEN_LENGTH_MAX and token.isascii() else None
 
 
 def expect_change_allowed(request: Request, access: Access, sent_token: str) -> None:
@@ -139,10 +140,10 @@ def expect_change_allowed(request: Request, access: Access, sent_token: str) -> 
     Raises:
         PageError: the request is refused. Nothing was changed.
     """
-    _expect_right_to_change(access)
-    if not _is_from_same_site(request.headers):
-        raise _make_other_site_error()
-    token = _read_token_cookie(request)
+    _expect_write_access(access)
+    if not _is_same_origin(request.headers):
+        raise _make_cross_origin_error()
+    token = _read_csrf_token_cookie(request)
     if token is None or not hmac.compare_digest(token.encode(), sent_token.encode()):
         raise PageError(
             403,
@@ -162,11 +163,11 @@ def expect_api_change_allowed(request: Request, access: Access) -> None:
     Raises:
         PageError: the request is refused. Nothing was changed.
     """
-    _expect_right_to_change(access)
+    _expect_write_access(access)
     headers = request.headers
     if "sec-fetch-site" in headers or "origin" in headers:
-        if not _is_from_same_site(headers):
-            raise _make_other_site_error()
+        if not _is_same_origin(headers):
+            raise _make_cross_origin_error()
         return
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
@@ -177,7 +178,7 @@ def expect_api_change_allowed(request: Request, access: Access) -> None:
         )
 
 
-def _expect_right_to_change(access: Access) -> None:
+def _expect_write_access(access: Access) -> None:
     if access.level != "write":
         raise PageError(
             403,
@@ -186,7 +187,7 @@ def _expect_right_to_change(access: Access) -> None:
         )
 
 
-def _make_other_site_error() -> PageError:
+def _make_cross_origin_error() -> PageError:
     return PageError(
         403,
         "Another site sent this request, so nothing was changed.",
@@ -194,7 +195,7 @@ def _make_other_site_error() -> PageError:
     )
 
 
-def _is_from_same_site(headers: Headers) -> bool:
+def _is_same_origin(headers: Headers) -> bool:
     """Whether a page with the address of this dashboard sent a request. Browsers that do not send
     `Sec-Fetch-Site` send `Origin`."""
     fetch_site = headers.get("sec-fetch-site")

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from riverpy._dashboard import api_jobs, api_queues, api_status
-from riverpy._dashboard.access import expect_api_change_allowed, find_access
+from riverpy._dashboard.access import authorize_request, expect_api_change_allowed
 from riverpy._dashboard.endpoint import ApiCall, ErrorAnswer
 from riverpy._dashboard.openapi import make_openapi_document
 from riverpy._log import get_logger
@@ -35,8 +35,8 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = (
 )
 """All endpoints. Of two that fit an address, the first one is used."""
 BODY_BYTES_MAX = 256 * 1024
-_DOCUMENT_PATH = "/openapi.json"
-_DESCRIPTION = (
+_OPENAPI_PATH = "/openapi.json"
+_API_DESCRIPTION = (
     "The addresses and fields are those of River UI 0.22. Errors have the same form everywhere. "
     "A change needs the header `Content-Type: application/json`, except in a request that a "
     "browser sends from the same site."
@@ -57,25 +57,26 @@ class _Api:
 
     def make_starlette(self) -> Starlette:
         routes = [
-            Route(one.path, partial(self._answer, one), methods=[one.method]) for one in ENDPOINTS
+            Route(one.path, partial(self._call_endpoint, one), methods=[one.method])
+            for one in ENDPOINTS
         ]
-        routes.append(Route(_DOCUMENT_PATH, self._send_document))
+        routes.append(Route(_OPENAPI_PATH, self._send_openapi_document))
         handlers: dict[Any, Any] = {HTTPException: self._send_http_error}
-        handlers |= dict.fromkeys((RiverError, *DATABASE_ERRORS), self._send_failure)
+        handlers |= dict.fromkeys((RiverError, *DATABASE_ERRORS), self._send_service_unavailable)
         return Starlette(routes=routes, exception_handlers=handlers)
 
-    async def _find_access(self, request: Request) -> ApiCall:
+    async def _authorize_call(self, request: Request) -> ApiCall:
         options = self._site.options
-        access = await find_access(request, options.authorize, read_only=options.read_only)
+        access = await authorize_request(request, options.authorize, read_only=options.read_only)
         return ApiCall(self._site, access)
 
-    async def _answer(self, endpoint: Endpoint[Any], request: Request) -> Response:
-        call = await self._find_access(request)
+    async def _call_endpoint(self, endpoint: Endpoint[Any], request: Request) -> Response:
+        call = await self._authorize_call(request)
         if endpoint.method == "GET":
-            found = _read_query(endpoint, request)
+            found = _decode_url_query(endpoint, request)
         else:
             expect_api_change_allowed(request, call.access)
-            found = await _read_body(endpoint, request)
+            found = await _decode_json_body(endpoint, request)
         try:
             answer = await endpoint.respond(call, found)
         except (ConfigError, ArgsError) as error:
@@ -88,10 +89,10 @@ class _Api:
             self._site.note_change()
         return _make_response(answer)
 
-    async def _send_document(self, request: Request) -> Response:
-        await self._find_access(request)
+    async def _send_openapi_document(self, request: Request) -> Response:
+        await self._authorize_call(request)
         server_url = request.scope.get("root_path", "").rstrip("/") or "/api"
-        return _make_response(make_openapi_document(ENDPOINTS, server_url, _DESCRIPTION))
+        return _make_response(make_openapi_document(ENDPOINTS, server_url, _API_DESCRIPTION))
 
     async def _send_http_error(self, _request: Request, error: HTTPException) -> Response:
         message = "There is no such address in the API." if error.status_code == 404 else ""
@@ -103,7 +104,7 @@ class _Api:
         response.headers.update(error.headers or {})
         return response
 
-    async def _send_failure(self, request: Request, error: Exception) -> Response:
+    async def _send_service_unavailable(self, request: Request, error: Exception) -> Response:
         """Answer a request that failed because of the database or the client."""
         text = describe_error(error)
         self._log.warning(DASHBOARD_REQUEST_FAILED, path=request.url.path, error=text)
@@ -114,7 +115,7 @@ def _make_response(answer: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(answer), status, media_type="application/json")
 
 
-def _read_query(endpoint: Endpoint[Any], request: Request) -> Any:
+def _decode_url_query(endpoint: Endpoint[Any], request: Request) -> Any:
     """Return the input of a request without a body."""
     values: dict[str, object] = {}
     for member in msgspec.structs.fields(endpoint.input):
@@ -134,7 +135,7 @@ def _is_list(member_type: Any) -> bool:
     return isinstance(info, msgspec.inspect.ListType)
 
 
-async def _read_body(endpoint: Endpoint[Any], request: Request) -> Any:
+async def _decode_json_body(endpoint: Endpoint[Any], request: Request) -> Any:
     """Return the input of a request with a body. An empty body has no members."""
     body = b""
     async for part in request.stream():

@@ -41,7 +41,7 @@ LISTED_ARGS_LENGTH_MAX = 20_000
 """The maximum number of characters of args in a list."""
 VALUES_PER_FILTER_MAX = 100
 
-_Values = msgspec.Meta(max_length=VALUES_PER_FILTER_MAX)
+_FilterValuesLimit = msgspec.Meta(max_length=VALUES_PER_FILTER_MAX)
 _ChangedIds = Annotated[
     list[int | str],
     msgspec.Meta(
@@ -124,9 +124,9 @@ class ListJobsInput(msgspec.Struct):
     """The filters of a list of jobs."""
 
     ids: Annotated[list[int], msgspec.Meta(max_length=JOBS_PER_LIST_MAX)] = []
-    kinds: Annotated[list[str], _Values] = []
-    priorities: Annotated[list[int], _Values] = []
-    queues: Annotated[list[str], _Values] = []
+    kinds: Annotated[list[str], _FilterValuesLimit] = []
+    priorities: Annotated[list[int], _FilterValuesLimit] = []
+    queues: Annotated[list[str], _FilterValuesLimit] = []
     tags: Annotated[
         list[str],
         msgspec.Meta(max_length=VALUES_PER_FILTER_MAX, description="One of them is enough."),
@@ -188,12 +188,14 @@ async def _read_summaries(
     for start in range(0, len(ids), JOBS_PER_READ):
         part = ids[start : start + JOBS_PER_READ]
         rows, errors = await read_jobs(tx, site.client.config.schema, part)
-        summaries += [JobSummary(**_get_members(site, job, LISTED_ARGS_LENGTH_MAX)) for job in rows]
+        summaries += [
+            JobSummary(**_make_summary_fields(site, job, LISTED_ARGS_LENGTH_MAX)) for job in rows
+        ]
         damaged += [UnreadableJob(job_id, error) for job_id, error in errors.items()]
     return summaries, damaged
 
 
-def _get_members(site: Site, job: JobRow, args_length_max: int | None) -> dict[str, Any]:
+def _make_summary_fields(site: Site, job: JobRow, args_length_max: int | None) -> dict[str, Any]:
     shown = site.show_args(job)
     note, args = shown.note, shown.json_text
     if args is not None and args_length_max is not None and len(args) > args_length_max:
@@ -224,7 +226,9 @@ async def get_job(call: ApiCall, given: JobInput) -> JobDetails:
         for one in job.errors
     ]
     metadata = msgspec.Raw(job.columns()[JobColumn.METADATA].encode())
-    return JobDetails(**_get_members(call.site, job, None), errors=errors, metadata=metadata)
+    return JobDetails(
+        **_make_summary_fields(call.site, job, None), errors=errors, metadata=metadata
+    )
 
 
 async def retry_jobs(call: ApiCall, given: ChangeJobsInput) -> StatusAnswer:
@@ -272,8 +276,8 @@ def _expect_all_changed(form: JobChangeForm, changes: JobChanges) -> None:
         raise HTTPException(409, f"Job {job_id}: {reason}, so {nothing}.{more}")
 
 
-_NOT_FOUND = {404: "A job does not exist. Nothing was changed."}
-_CONFLICT = {409: "A job has the unique key of another one. Nothing was changed."}
+_NOT_FOUND_REASON = {404: "A job does not exist. Nothing was changed."}
+_CONFLICT_REASON = {409: "A job has the unique key of another one. Nothing was changed."}
 ENDPOINTS: tuple[Endpoint[Any], ...] = (
     Endpoint(
         "GET",
@@ -299,7 +303,7 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = (
         ChangeJobsInput,
         StatusAnswer,
         retry_jobs,
-        _NOT_FOUND | _CONFLICT,
+        _NOT_FOUND_REASON | _CONFLICT_REASON,
     ),
     Endpoint(
         "POST",
@@ -308,7 +312,7 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = (
         ChangeJobsInput,
         StatusAnswer,
         cancel_jobs,
-        _NOT_FOUND,
+        _NOT_FOUND_REASON,
     ),
     Endpoint(
         "POST",
@@ -317,6 +321,6 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = (
         ChangeJobsInput,
         StatusAnswer,
         delete_jobs,
-        _NOT_FOUND | {400: "A job runs. Nothing was changed."},
+        _NOT_FOUND_REASON | {400: "A job runs. Nothing was changed."},
     ),
 )

@@ -22,8 +22,8 @@ QUEUES_PER_LIST_MAX = 1_000
 _CONCURRENCY_KEY = "concurrency"
 """The key of a queue's metadata in which River Pro stores a limit."""
 
-_LimitNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**31, description="0: no limit.")]
-_CountNumber = Annotated[
+_ConcurrencyLimit = Annotated[int, msgspec.Meta(ge=0, lt=2**31, description="0: no limit.")]
+_JobCount = Annotated[
     int, msgspec.Meta(description="At most 10,000. Then there may be more. It is seconds old.")
 ]
 
@@ -38,16 +38,16 @@ class Partition(msgspec.Struct):
 class Concurrency(msgspec.Struct):
     """A limit of River Pro for the running jobs of a queue. riverpy's workers do not read it."""
 
-    global_limit: _LimitNumber = 0
-    local_limit: _LimitNumber = 0
+    global_limit: _ConcurrencyLimit = 0
+    local_limit: _ConcurrencyLimit = 0
     partition: Partition = msgspec.field(default_factory=Partition)
 
 
 class QueueDetails(msgspec.Struct):
     """A queue that a client has worked."""
 
-    count_available: _CountNumber
-    count_running: _CountNumber
+    count_available: _JobCount
+    count_running: _JobCount
     created_at: datetime
     concurrency: Concurrency | None
     name: str
@@ -90,16 +90,18 @@ async def list_queues(call: ApiCall, given: ListQueuesInput) -> QueueList:
     """Return the first queues by name."""
     if given.limit == 0:
         return QueueList([])
-    return QueueList(await _describe(call, await call.site.client.queue_list(limit=given.limit)))
+    return QueueList(
+        await _make_queue_details(call, await call.site.client.queue_list(limit=given.limit))
+    )
 
 
 async def get_queue(call: ApiCall, given: QueueInput) -> QueueDetails:
     """Return one queue."""
-    (details,) = await _describe(call, [await call.site.client.queue_get(given.name)])
+    (details,) = await _make_queue_details(call, [await call.site.client.queue_get(given.name)])
     return details
 
 
-async def _describe(call: ApiCall, queues: Sequence[Queue]) -> list[QueueDetails]:
+async def _make_queue_details(call: ApiCall, queues: Sequence[Queue]) -> list[QueueDetails]:
     status = await call.site.statuses.read()
     counts = {one.name: (one.available, one.running) for one in status.queues}
     return [
@@ -155,11 +157,11 @@ async def update_queue(call: ApiCall, given: UpdateQueueInput) -> QueueDetails:
             metadata[_CONCURRENCY_KEY] = msgspec.to_builtins(given.concurrency)
         queue = await client.queue_update(given.name, metadata=metadata, tx=connection)
     log_change(call.access, "change queue", given.name)
-    (details,) = await _describe(call, [queue])
+    (details,) = await _make_queue_details(call, [queue])
     return details
 
 
-_NOT_FOUND = {404: "No client has worked a queue with this name."}
+_NOT_FOUND_REASON = {404: "No client has worked a queue with this name."}
 ENDPOINTS: tuple[Endpoint[Any], ...] = (
     Endpoint("GET", "/queues", "List queues", ListQueuesInput, QueueList, list_queues),
     Endpoint(
@@ -169,7 +171,7 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = (
         QueueInput,
         StatusAnswer,
         pause_queue,
-        _NOT_FOUND,
+        _NOT_FOUND_REASON,
     ),
     Endpoint(
         "PUT",
@@ -178,7 +180,7 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = (
         QueueInput,
         StatusAnswer,
         resume_queue,
-        _NOT_FOUND,
+        _NOT_FOUND_REASON,
     ),
     Endpoint(
         "GET",
@@ -187,7 +189,7 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = (
         QueueInput,
         QueueDetails,
         get_queue,
-        _NOT_FOUND,
+        _NOT_FOUND_REASON,
     ),
     Endpoint(
         "PATCH",
@@ -196,6 +198,6 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = (
         UpdateQueueInput,
         QueueDetails,
         update_queue,
-        _NOT_FOUND,
+        _NOT_FOUND_REASON,
     ),
 )

@@ -40,11 +40,11 @@ from riverpy._dashboard import (
     worker_page,
 )
 from riverpy._dashboard.access import (
-    TOKEN_FIELD,
+    CSRF_TOKEN_FIELD,
+    authorize_request,
     expect_change_allowed,
-    find_access,
-    get_token,
-    set_token_cookie,
+    get_or_make_csrf_token,
+    set_csrf_token_cookie,
 )
 from riverpy._dashboard.api import make_api
 from riverpy._dashboard.change import CONFIRMED_FIELD
@@ -96,10 +96,10 @@ CHANGES = (
 FORM_FIELDS_MAX = 1_100
 """The maximum number of fields of a form: the ids of many jobs, and a few others."""
 FORM_BYTES_MAX = 256 * 1024
-_QUESTION_CACHING = "private, no-cache"
+_QUESTION_CACHE_CONTROL = "private, no-cache"
 """A question answers a POST. Its browser may keep it, but must not use it for a new request.
 Otherwise the browser's button Back asks after the change whether to send the form again."""
-_OWN_FIELDS = (TOKEN_FIELD, CONFIRMED_FIELD)
+_QUESTION_PAGE_FIELDS = (CSRF_TOKEN_FIELD, CONFIRMED_FIELD)
 """The fields of a form that a question fills itself."""
 
 
@@ -122,23 +122,23 @@ class _DashboardApp:
     def make_starlette(self) -> Starlette:
         routes = [route for _, route in self._page_routes]
         routes += [
-            Route(change.path, partial(self._apply_change, change), methods=["POST"])
+            Route(change.path, partial(self._handle_change_form, change), methods=["POST"])
             for change in CHANGES
         ]
         routes += [
-            Route("/live", self._send_changes),
-            Route("/jobs/{job_id:int}/args", self._send_args),
+            Route("/live", self._send_live_updates),
+            Route("/jobs/{job_id:int}/args", self._send_job_args),
             Route("/static/{name}", _send_static_file),
             Mount("/api", make_api(self._site)),
         ]
         handlers: dict[Any, Any] = {HTTPException: self._send_http_error}
-        handlers |= dict.fromkeys((RiverError, *DATABASE_ERRORS), self._send_failure)
+        handlers |= dict.fromkeys((RiverError, *DATABASE_ERRORS), self._send_service_unavailable)
         middleware = [Middleware(LitestarPaths), Middleware(SecureHeaders)]
         return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
 
     async def _make_view(self, request: Request) -> PageView:
         options = self._site.options
-        access = await find_access(request, options.authorize, read_only=options.read_only)
+        access = await authorize_request(request, options.authorize, read_only=options.read_only)
         root_path = request.scope.get("root_path", "").rstrip("/")
         return PageView(self._site, request.path_params, request.query_params, access, root_path)
 
@@ -146,7 +146,7 @@ class _DashboardApp:
         view = await self._make_view(request)
         message = read_message(request)
         if message is not None:  # the change may have been made in another process
-            self._site.note_change(_get_age(message.changed_at))
+            self._site.note_change(_get_age_of_timestamp(message.changed_at))
         times = {"rendered": time.time()} | ({"changed": message.changed_at} if message else {})
         values = await page.load(view)
         here = _get_path_and_query(request, view.root_path)
@@ -168,7 +168,7 @@ class _DashboardApp:
         template: str,
         values: Any,
     ) -> Response:
-        token, message = get_token(request), read_message(request)
+        token, message = get_or_make_csrf_token(request), read_message(request)
         content = self._site.templates.render(
             template,
             {
@@ -180,12 +180,12 @@ class _DashboardApp:
             },
         )
         response = HTMLResponse(content)
-        set_token_cookie(request, response, token)
+        set_csrf_token_cookie(request, response, token)
         forget_message(request, response)
         return response
 
-    async def _send_changes(self, request: Request) -> Response:
-        """Send the changes of the page that `path` names."""
+    async def _send_live_updates(self, request: Request) -> Response:
+        """Send the live updates of the page in the parameter `path`."""
         view = await self._make_view(request)
         place = urlsplit(request.query_params.get("path", ""))
         scope = {"type": "http", "method": "GET", "path": place.path, "root_path": ""}
@@ -201,11 +201,11 @@ class _DashboardApp:
         )
         key = RegionKey(f"{place.path}?{followed.query}", followed.access.level, followed.root_path)
         if "changed" in request.query_params:
-            self._site.note_change(_get_age(request.query_params["changed"]))
+            self._site.note_change(_get_age_of_timestamp(request.query_params["changed"]))
         response = self._site.regions.open_stream(
             key,
             partial(self._render_live_block, page, followed),
-            _get_age(request.query_params.get("rendered")),
+            _get_age_of_timestamp(request.query_params.get("rendered")),
         )
         if page.findings_age_max is not None:
             run_checks = self._site.doctor.keep_younger
@@ -216,18 +216,18 @@ class _DashboardApp:
         values = {**make_page_values(view, PAGES, page), **await page.load(view)}
         return self._site.templates.render_live_block(page.template, values)
 
-    async def _apply_change(self, change: Change, request: Request) -> Response:
-        """Make the change of a form, or ask before."""
+    async def _handle_change_form(self, change: Change, request: Request) -> Response:
+        """Make the change of a form, or send the question that comes before it."""
         view = await self._make_view(request)
         fields = await _read_form(request)
-        expect_change_allowed(request, view.access, fields.get(TOKEN_FIELD, ""))
+        expect_change_allowed(request, view.access, fields.get(CSRF_TOKEN_FIELD, ""))
         requested = change.read(view.path_params, fields)
         back = change.get_back_path(fields)
         question = requested.question
         if question is not None and fields.get(CONFIRMED_FIELD) != "yes":
             if callable(question):
                 question = await question(self._site)
-            own = [one for one in fields.multi_items() if one[0] not in _OWN_FIELDS]
+            own = [one for one in fields.multi_items() if one[0] not in _QUESTION_PAGE_FIELDS]
             values = {
                 "question": question,
                 "change_path": request.scope["path"].removeprefix(view.root_path),
@@ -235,7 +235,7 @@ class _DashboardApp:
                 "back": back,
             }
             response = self._render(request, view, None, "question.html", values)
-            response.headers["Cache-Control"] = _QUESTION_CACHING
+            response.headers["Cache-Control"] = _QUESTION_CACHE_CONTROL
             return response
         message = await requested.apply(self._site, view.access)
         self._site.note_change()
@@ -244,7 +244,7 @@ class _DashboardApp:
             set_message(request, response, message)
         return response
 
-    async def _send_args(self, request: Request) -> Response:
+    async def _send_job_args(self, request: Request) -> Response:
         """Send the whole args of a job as text, which browsers do not interpret."""
         await self._make_view(request)
         job, _ = await job_page.read_job(self._site.client, request.path_params["job_id"])
@@ -257,11 +257,11 @@ class _DashboardApp:
             problem, advice = error.problem, error.advice
         elif error.status_code == 404:
             problem = "There is no such page."
-        response = self._render_problem(request, error.status_code, problem, advice)
+        response = self._render_error_page(request, error.status_code, problem, advice)
         response.headers.update(error.headers or {})
         return response
 
-    async def _send_failure(self, request: Request, error: Exception) -> Response:
+    async def _send_service_unavailable(self, request: Request, error: Exception) -> Response:
         """Answer a request that failed because of the database or the client."""
         text = describe_error(error)
         self._log.warning(DASHBOARD_REQUEST_FAILED, path=request.url.path, error=text)
@@ -271,9 +271,13 @@ class _DashboardApp:
                 "The application has to open the client, for example by "
                 "lifespan=riverpy.web.lifespan(client)."
             )
-        return self._render_problem(request, 503, f"The database could not be read: {text}", advice)
+        return self._render_error_page(
+            request, 503, f"The database could not be read: {text}", advice
+        )
 
-    def _render_problem(self, request: Request, status: int, problem: str, advice: str) -> Response:
+    def _render_error_page(
+        self, request: Request, status: int, problem: str, advice: str
+    ) -> Response:
         root = request.scope.get("root_path", "").rstrip("/")
         values = {"root": root, "status": status, "problem": problem, "advice": advice}
         return HTMLResponse(self._site.templates.render("problem.html", values), status)
@@ -305,9 +309,10 @@ def _get_path_and_query(request: Request, root_path: str) -> str:
     return f"{path}?{request.url.query}" if request.url.query else path
 
 
-def _get_age(moment: float | str | None) -> float:
-    """Return the seconds since a time, in seconds since 1970, which a browser has sent back. They
-    are never negative: the clock of another process may differ. None: the time is not known."""
+def _get_age_of_timestamp(moment: float | str | None) -> float:
+    """Return the age in seconds of a Unix timestamp that a browser has sent back. The age is never
+    negative, because the clocks of two processes may differ. A timestamp that is missing or wrong
+    has the age of the year 1970."""
     try:
         age = time.time() - float(moment or 0)
     except ValueError:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
-from riverpy._dashboard.access import TOKEN_FIELD
+from riverpy._dashboard.access import CSRF_TOKEN_FIELD
 from riverpy._dashboard.bulk_runs import BulkPlan
 from riverpy._dashboard.change import (
     BACK_FIELD,
@@ -47,7 +47,7 @@ COUNT_TIMEOUT = timedelta(seconds=1)
 """The server cancels the count of the jobs that match after this time."""
 RUN_FIELD = "run"
 """The field with the id of a run. The question fills it."""
-_OTHER_FIELDS = ("action", RUN_FIELD, TOKEN_FIELD, CONFIRMED_FIELD, BACK_FIELD)
+_OTHER_FIELDS = ("action", RUN_FIELD, CSRF_TOKEN_FIELD, CONFIRMED_FIELD, BACK_FIELD)
 """The fields that are no filters."""
 
 

@@ -37,7 +37,7 @@ class ErrorAnswer(msgspec.Struct):
 
 
 class ApiCall(NamedTuple):
-    """Who calls an endpoint of which dashboard."""
+    """One call of an endpoint: the dashboard, and the rights of the caller."""
 
     site: Site
     access: Access

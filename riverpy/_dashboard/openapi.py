@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from riverpy._dashboard.endpoint import Endpoint
 
 OPENAPI_VERSION = "3.1.0"
-_REFERENCE = "#/components/schemas/{name}"
+_SCHEMA_REFERENCE = "#/components/schemas/{name}"
 _PATH_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 
@@ -32,12 +32,12 @@ def make_openapi_document(
     """
     answers = [ErrorAnswer, *(one.answer for one in endpoints)]
     inputs = [one.input for one in endpoints]
-    _, schemas = msgspec.json.schema_components([*answers, *inputs], ref_template=_REFERENCE)
+    _, schemas = msgspec.json.schema_components([*answers, *inputs], ref_template=_SCHEMA_REFERENCE)
     paths: dict[str, dict[str, object]] = {}
     for endpoint in endpoints:
         path = _PATH_PARAMETER.sub(r"{\1}", endpoint.path)
         schema = schemas[endpoint.input.__name__]
-        paths.setdefault(path, {})[endpoint.method.lower()] = _describe(endpoint, schema)
+        paths.setdefault(path, {})[endpoint.method.lower()] = _make_operation(endpoint, schema)
     input_names = {one.__name__ for one in inputs}
     return {
         "openapi": OPENAPI_VERSION,
@@ -50,7 +50,7 @@ def make_openapi_document(
     }
 
 
-def _describe(endpoint: Endpoint[Any], schema: Mapping[str, Any]) -> dict[str, object]:
+def _make_operation(endpoint: Endpoint[Any], schema: Mapping[str, Any]) -> dict[str, object]:
     """Return the operation of an endpoint. `schema` is that of its input."""
     in_path = _PATH_PARAMETER.findall(endpoint.path)
     members: dict[str, Any] = schema["properties"]
@@ -60,19 +60,19 @@ def _describe(endpoint: Endpoint[Any], schema: Mapping[str, Any]) -> dict[str, o
         "operationId": endpoint.respond.__name__,
         "summary": endpoint.summary,
         "parameters": [
-            _describe_parameter(
+            _make_parameter(
                 name, member, "path" if name in in_path else "query", is_required=name in required
             )
             for name, member in members.items()
             if is_read or name in in_path
         ],
         "responses": {
-            "200": _describe_content("The answer.", endpoint.answer),
+            "200": _make_response("The answer.", endpoint.answer),
             **{
-                str(status): _describe_content(reason, ErrorAnswer)
+                str(status): _make_response(reason, ErrorAnswer)
                 for status, reason in endpoint.errors.items()
             },
-            "default": _describe_content("The request was refused, or failed.", ErrorAnswer),
+            "default": _make_response("The request was refused, or failed.", ErrorAnswer),
         },
     }
     body = {name: one for name, one in members.items() if name not in in_path}
@@ -84,7 +84,7 @@ def _describe(endpoint: Endpoint[Any], schema: Mapping[str, Any]) -> dict[str, o
     return operation
 
 
-def _describe_parameter(
+def _make_parameter(
     name: str, schema: Mapping[str, Any], place: str, *, is_required: bool
 ) -> dict[str, object]:
     members = {key: value for key, value in schema.items() if key != "description"}
@@ -97,6 +97,6 @@ def _describe_parameter(
     }
 
 
-def _describe_content(description: str, answer: type[msgspec.Struct]) -> dict[str, object]:
-    schema = {"$ref": _REFERENCE.format(name=answer.__name__)}
+def _make_response(description: str, answer: type[msgspec.Struct]) -> dict[str, object]:
+    schema = {"$ref": _SCHEMA_REFERENCE.format(name=answer.__name__)}
     return {"description": description, "content": {"application/json": {"schema": schema}}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from riverpy._dashboard.access import TOKEN_FIELD
+from riverpy._dashboard.access import CSRF_TOKEN_FIELD
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -21,7 +21,8 @@ STATUS_VALUE = "response_status"
 
 
 class PageView(NamedTuple):
-    """One page as one group of users sees it: the values that decide what it shows."""
+    """What a page needs to load its values: the dashboard, the address and the rights of the
+    user."""
 
     site: Site
     path_params: Mapping[str, Any]
@@ -50,7 +51,7 @@ class Page(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What a page shows around its own content, for one user."""
+    """The parts of a page that belong to one user: the CSRF token and the message."""
 
     token: str
     message: Message | None
@@ -65,5 +66,5 @@ def make_page_values(
         "can_write": view.access.level == "write",
         "menu": [page for page in pages if page.menu_title is not None],
         "current_page": "" if current is None else current.name,
-        "token_field": TOKEN_FIELD,
+        "token_field": CSRF_TOKEN_FIELD,
     }
