@@ -36,9 +36,9 @@ from riverpy._postgres.executions import (
     execution_check_transaction,
     execution_claim,
     execution_complete,
-    execution_end,
     execution_get,
     execution_insert_completed,
+    execution_mark_failed,
     execution_release,
 )
 from riverpy._postgres.schema import RIVERPY_MIGRATION_LINE, make_migrate_command
@@ -389,7 +389,7 @@ class ExecutionMethods(ClientMethods):
 
     async def _store_failure(self, claim: Claim) -> None:
         async with self._transaction(None) as connection:
-            await execution_end(connection, self._config.schema, **claim._asdict())
+            await execution_mark_failed(connection, self._config.schema, **claim._asdict())
 
     def _record_failure_later(self, claim: Claim) -> None:
         claims = self._unrecorded_failures

@@ -26,7 +26,7 @@ from riverpy._dashboard.paths import make_bulk_run_path
 from riverpy._dashboard.rendering import format_count
 from riverpy._postgres.driver import (
     PostgresError,
-    is_statement_timeout,
+    is_server_statement_timeout,
     is_unreadable_value_error,
 )
 from riverpy._postgres.job_lists import job_count_up_to
@@ -91,7 +91,7 @@ async def count_matches(site: Site, search: JobSearch) -> tuple[int, bool]:
             count = await job_count_up_to(tx, schema, search.filters.values, MATCHES_COUNTED_MAX)
         return count, count < MATCHES_COUNTED_MAX
     except PostgresError as error:
-        if not (is_statement_timeout(error) or is_unreadable_value_error(error)):
+        if not (is_server_statement_timeout(error) or is_unreadable_value_error(error)):
             raise
     async with open_read(site.client) as tx:
         found = await find_job_ids(tx, schema, search, limit=MATCHES_COUNTED_MAX)

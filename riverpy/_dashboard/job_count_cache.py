@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 
     from riverpy._postgres.driver import Transaction
-    from riverpy._postgres.job_counts import CountedStep, QueueStep
+    from riverpy._postgres.job_counts import QueueStepCounts, StepCounts
     from riverpy.client import Client
 
 COUNTS_AGE_MAX = 10.0
@@ -103,13 +103,13 @@ class JobCountCache:
 
     def __init__(self, client: Client) -> None:
         self._schema = client.config.schema
-        self._ranges = _CachedReads["CountedStep"](client)
-        self._queues = _CachedReads["QueueStep"](client)
+        self._ranges = _CachedReads["StepCounts"](client)
+        self._queues = _CachedReads["QueueStepCounts"](client)
 
-    async def read_range(self, queue: str, count_range: CountRange) -> CountsRead[CountedStep]:
+    async def read_range(self, queue: str, count_range: CountRange) -> CountsRead[StepCounts]:
         """Return the counts of a queue in each step of a range, oldest first."""
 
-        async def read(tx: Transaction) -> Sequence[CountedStep]:
+        async def read(tx: Transaction) -> Sequence[StepCounts]:
             # Workers add the counts of a minute after its end, so the current minute is left out.
             is_by_minute = count_range.step_seconds == 60
             steps = await job_count_read(
@@ -123,11 +123,11 @@ class JobCountCache:
 
         return await self._ranges.read((queue, count_range.name), read)
 
-    async def read_queues(self, queues: Sequence[str]) -> Mapping[str, list[QueueStep]]:
+    async def read_queues(self, queues: Sequence[str]) -> Mapping[str, list[QueueStepCounts]]:
         """Return the counts of queues in the last hour, in steps of `RECENT_STEP_SECONDS`. Steps
         and queues without attempts are left out. After an error, all are left out."""
 
-        async def read(tx: Transaction) -> Sequence[QueueStep]:
+        async def read(tx: Transaction) -> Sequence[QueueStepCounts]:
             return await job_count_read_queues(
                 tx,
                 self._schema,
@@ -136,7 +136,7 @@ class JobCountCache:
                 rows_max=RECENT_ROWS_MAX,
             )
 
-        by_queue: dict[str, list[QueueStep]] = {}
+        by_queue: dict[str, list[QueueStepCounts]] = {}
         for step in (await self._queues.read(tuple(sorted(queues)), read)).counts:
             by_queue.setdefault(step.queue, []).append(step)
         return by_queue

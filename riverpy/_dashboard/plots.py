@@ -11,10 +11,10 @@ from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.job_count_cache import COUNT_RANGES, RECENT_STEP_SECONDS
 from riverpy._dashboard.rendering import format_count, format_duration
 from riverpy._postgres.job_counts import (
-    ALL_QUEUES_ROW,
-    OTHER_QUEUES_ROW,
+    ALL_QUEUES_NAME,
+    OTHER_QUEUES_NAME,
     QUEUES_PER_PERIOD_MAX,
-    WAIT_BOUNDS,
+    WAIT_BOUNDS_SECONDS,
 )
 from riverpy._tools.text import format_count as format_noun
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from riverpy._dashboard.job_count_cache import CountRange
     from riverpy._dashboard.page import PageView
-    from riverpy._postgres.job_counts import CountedStep, QueueStep
+    from riverpy._postgres.job_counts import QueueStepCounts, StepCounts
     from riverpy._tools.top.status import FleetStatus
 
 PLOT_HEIGHT = 100
@@ -62,7 +62,7 @@ class PlotRow(NamedTuple):
     """The numbers of a step."""
 
     time: str
-    step: CountedStep
+    step: StepCounts
 
     @property
     def mean_wait(self) -> float:
@@ -128,11 +128,11 @@ async def load_plots(
     count_range = next((one for one in COUNT_RANGES if one.name == chosen), None)
     if count_range is None:
         raise PageError(400, f"There is no range {chosen!r}.", "Choose hour, day or week.")
-    row = ALL_QUEUES_ROW if queue is None else queue
+    row = ALL_QUEUES_NAME if queue is None else queue
     read = await view.site.job_counts.read_range(row, count_range)
     notes = [] if read.problem is None else [read.problem]
     if queue is not None:
-        rest = await view.site.job_counts.read_range(OTHER_QUEUES_ROW, count_range)
+        rest = await view.site.job_counts.read_range(OTHER_QUEUES_NAME, count_range)
         if any(step.attempts for step in rest.counts):
             notes.append(_MANY_QUEUES_TEXT)
     others = [item for item in view.query.multi_items() if item[0] != RANGE_PARAMETER]
@@ -151,7 +151,7 @@ async def load_plots(
 
 
 def make_section(
-    steps: Sequence[CountedStep],
+    steps: Sequence[StepCounts],
     count_range: CountRange,
     links: Sequence[RangeLink],
     notes: Sequence[str],
@@ -190,7 +190,7 @@ def make_section(
 
 
 def make_sparklines(
-    recent: Mapping[str, list[QueueStep]], now: datetime
+    recent: Mapping[str, list[QueueStepCounts]], now: datetime
 ) -> Mapping[str, Sparkline]:
     """Return a small plot of the last hour for each queue in `recent`. `now` is the server's
     time."""
@@ -235,7 +235,7 @@ def choose_wait_top(longest: float) -> float:
 
 
 def _make_plots(
-    steps: Sequence[CountedStep], rows: Sequence[PlotRow], count_range: CountRange
+    steps: Sequence[StepCounts], rows: Sequence[PlotRow], count_range: CountRange
 ) -> list[Plot]:
     most = max(rows, key=lambda row: row.step.attempts)
     worst = max(rows, key=lambda row: row.step.failed)
@@ -274,7 +274,7 @@ def _make_plots(
     ]
 
 
-def _count_unknown_steps(steps: Sequence[CountedStep], count_range: CountRange) -> int:
+def _count_unknown_steps(steps: Sequence[StepCounts], count_range: CountRange) -> int:
     """Return how many steps ended before anything was counted. Later steps without counts had no
     attempts."""
     if not steps or steps[0].counted_since is None:
@@ -297,7 +297,9 @@ def _describe_sum(rows: Sequence[PlotRow], count_range: CountRange) -> str:
     longest = max(step.wait_max for step in steps)
     overs = [
         sum(values)
-        for values in zip(*(tuple(step)[-len(WAIT_BOUNDS) :] for step in steps), strict=True)
+        for values in zip(
+            *(tuple(step)[-len(WAIT_BOUNDS_SECONDS) :] for step in steps), strict=True
+        )
     ]
     verb = "was" if discarded == 1 else "were"
     return (
@@ -312,16 +314,15 @@ def _describe_most_waits(attempts: int, overs: Sequence[int], longest: float) ->
 
     Args:
         attempts: the number of waits.
-        overs: for each of `WAIT_BOUNDS`, the number of longer waits.
+        overs: for each of `WAIT_BOUNDS_SECONDS`, the number of longer waits.
         longest: the longest wait in seconds.
     """
     allowed = attempts * 0.05
-    fitting = (one for one, over in zip(WAIT_BOUNDS, overs, strict=True) if over <= allowed)
+    fitting = (one for one, over in zip(WAIT_BOUNDS_SECONDS, overs, strict=True) if over <= allowed)
     bound = next(fitting, None)
     if bound is None:
-        return (
-            f", and more than 5 % of the jobs waited longer than {format_duration(WAIT_BOUNDS[-1])}"
-        )
+        longest_bound = format_duration(WAIT_BOUNDS_SECONDS[-1])
+        return f", and more than 5 % of the jobs waited longer than {longest_bound}"
     if format_duration(longest) == format_duration(bound):
         return ""
     return f", and 95 % of the jobs waited less than {format_duration(bound)}"

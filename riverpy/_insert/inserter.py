@@ -50,7 +50,7 @@ from riverpy._postgres.inserts import (
     insert_notify_queues,
     job_insert,
     job_insert_with_copy,
-    list_available_queues,
+    list_queues_with_due_jobs,
 )
 from riverpy._postgres.transactions import expect_copy_support, expect_transaction, savepoint
 from riverpy._without_loop import refuse_wait, sleep
@@ -403,7 +403,7 @@ class Inserter:
         """Return the queues to notify in a transaction of the caller."""
         if not self._insert_settings.should_notify:
             return QueuesToNotify([])
-        return QueuesToNotify(list_available_queues(rows))
+        return QueuesToNotify(list_queues_with_due_jobs(rows))
 
     # -- on the client's pool
 
@@ -426,7 +426,7 @@ class Inserter:
     async def _send_and_notify(
         self, rows: list[InsertRow], send: SendRows[T], *, should_notify: bool
     ) -> T:
-        queues = list_available_queues(rows) if should_notify else []
+        queues = list_queues_with_due_jobs(rows) if should_notify else []
         if any(row.replace is not None for row in rows):
             # The limiter does not know the queues of existing jobs that are replaced.
             return await self._send_on_pool(rows, QueuesToNotify(queues), send)

@@ -42,17 +42,17 @@ from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     close_connection,
     describe_error,
+    is_certain_rollback,
     is_data_error,
     is_notification_queue_full,
     is_permanent_statement_error,
-    is_rolled_back,
     terminate_on_error,
 )
 from riverpy._postgres.inserts import (
     JobLeftOutError,
     insert_notify_queues,
-    job_insert_shared,
-    list_available_queues,
+    job_insert_with_shared_statement,
+    list_queues_with_due_jobs,
 )
 from riverpy._postgres.tracing import suppress_tracing
 from riverpy.errors import ClientStateError
@@ -402,12 +402,13 @@ class SharedStatementSender:
             connection = await self._make_connection()
         rows = calls[0].rows if len(calls) == 1 else [row for call in calls for row in call.rows]
         selection = self._notify_limiter.select_queues(
-            list_available_queues(rows) if should_notify else (), counts_running_statements=False
+            list_queues_with_due_jobs(rows) if should_notify else (),
+            counts_running_statements=False,
         )
         is_stored = False
         self._sent_calls = calls
         try:
-            results, notified_count = await job_insert_shared(
+            results, notified_count = await job_insert_with_shared_statement(
                 connection,
                 self._schema,
                 rows,
@@ -422,7 +423,7 @@ class SharedStatementSender:
             is_abandoned = self._take_abandonment()
             if is_notification_queue_full(error):
                 self._log_notification_queue(selection.notified_queues, 0)
-            is_lost = isinstance(error, DATABASE_ERRORS) and not is_rolled_back(error)
+            is_lost = isinstance(error, DATABASE_ERRORS) and not is_certain_rollback(error)
             if is_lost or not isinstance(error, Exception):
                 for call in calls:
                     call.fail(_make_loss_error(error))

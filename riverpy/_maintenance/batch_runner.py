@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from riverpy._log_events import MAINTENANCE_RUN_CUT_SHORT, ROW_RECOVERED, ROW_SET_ASIDE
 from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
 from riverpy._postgres.driver import describe_error
-from riverpy._postgres.skipped_rows import SkippedRows, report_skipped_rows
+from riverpy._postgres.skipped_rows import SkippedRows, make_skipped_row_reports
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterable
@@ -97,7 +97,7 @@ class BatchRunner(Generic[Row]):
         """The number of consecutive failed statements."""
         self._limited_log = self._log.with_rate_limit()
         service.skipped_row_reporters.append(
-            lambda: report_skipped_rows(purpose, self.skipped_rows.rows, self._row_name)
+            lambda: make_skipped_row_reports(purpose, self.skipped_rows.rows, self._row_name)
         )
 
     def seconds_until_next_run(self, interval: float) -> float:

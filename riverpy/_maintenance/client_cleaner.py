@@ -9,7 +9,7 @@ from riverpy._clients.observer import HeartbeatObserver
 from riverpy._log_events import DEAD_CLIENTS_DELETED
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batch_runner import BatchRunner
-from riverpy._postgres.clients import client_delete_idle, client_list_heartbeats
+from riverpy._postgres.clients import client_delete_dead_without_jobs, client_list_heartbeats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +55,8 @@ class ClientCleaner(MaintenanceService):
     async def _delete_dead_clients(self, last_heartbeats: list[tuple[str, bytes]]) -> None:
         """Delete the rows of clients that have written no heartbeat after `last_heartbeats`."""
         async with self.batch_runner.open_transaction() as connection:
-            deleted = await client_delete_idle(connection, self.schema, dict(last_heartbeats))
+            deleted = await client_delete_dead_without_jobs(
+                connection, self.schema, dict(last_heartbeats)
+            )
         if deleted:
             self.log.info(DEAD_CLIENTS_DELETED, client_ids=deleted)

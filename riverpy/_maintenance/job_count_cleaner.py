@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batch_runner import BatchRunner
 from riverpy._postgres.job_counts import (
-    CountedPeriod,
+    PeriodChange,
     job_count_change_periods,
     job_count_list_periods,
     job_count_table_exists,
@@ -32,7 +32,7 @@ class JobCountCleaner(MaintenanceService):
 
     def __init__(self, context: TermContext) -> None:
         super().__init__(context)
-        self.batch_runner: BatchRunner[CountedPeriod] = BatchRunner(
+        self.batch_runner: BatchRunner[PeriodChange] = BatchRunner(
             self,
             "summing counts of jobs",
             self.change_periods,
@@ -49,12 +49,12 @@ class JobCountCleaner(MaintenanceService):
             await self.batch_runner.send_pages(self.read_periods)
         return self.batch_runner.seconds_until_next_run(RUN_INTERVAL)
 
-    async def read_periods(self, after: CountedPeriod | None, limit: int) -> list[CountedPeriod]:
+    async def read_periods(self, after: PeriodChange | None, limit: int) -> list[PeriodChange]:
         """Return periods that have to be changed, after the given one."""
         async with self.read_connection("reading periods of counts") as connection:
             return await job_count_list_periods(connection, self.schema, after=after, limit=limit)
 
-    async def change_periods(self, periods: list[CountedPeriod]) -> None:
+    async def change_periods(self, periods: list[PeriodChange]) -> None:
         """Do what the actions of the periods say. What is done already is not repeated."""
         async with self.batch_runner.open_transaction() as connection:
             await job_count_change_periods(connection, self.schema, periods=periods)

@@ -427,7 +427,9 @@ class PeriodicEnqueuer(MaintenanceService):
     # -- the transactions that insert jobs
 
     def _is_caused_by_row(self, error: Exception) -> bool:
-        return isinstance(error, InsertError) or self._error_detector.may_be_caused_by_row(error)
+        return isinstance(error, InsertError) or self._error_detector.record_and_check_row_error(
+            error
+        )
 
     async def _send_plans(self, plans: list[JobPlan]) -> None:
         done = await self._store_plans(plans)

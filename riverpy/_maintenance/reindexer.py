@@ -31,10 +31,9 @@ from riverpy._postgres.driver import (
     PostgresError,
     close_connection,
     describe_error,
-    is_statement_timeout,
+    is_server_statement_timeout,
 )
 from riverpy._postgres.indexes import (
-    index_acquire_rebuild_lock,
     index_drop_leftover,
     index_get_server_time,
     index_list,
@@ -42,6 +41,7 @@ from riverpy._postgres.indexes import (
     index_rebuild,
     index_set_comment,
     index_set_timeouts,
+    index_try_rebuild_lock,
 )
 from riverpy._postgres.tracing import suppress_tracing
 from riverpy.schedules import next_time
@@ -217,7 +217,7 @@ class Reindexer(MaintenanceService):
     async def _try_acquire_reindex_lock(self, connection: Connection) -> bool:
         """Try to exclude other reindexers with a lock until the session ends. Return whether the
         lock was acquired."""
-        is_locked = await _with_timeout(index_acquire_rebuild_lock(connection, self.schema))
+        is_locked = await _with_timeout(index_try_rebuild_lock(connection, self.schema))
         if is_locked:
             self._lock_failure_log.log_recovery()
         else:
@@ -354,7 +354,11 @@ class Reindexer(MaintenanceService):
         """Log a failed rebuild, and postpone the index if the rebuild timed out. The indexes that
         the rebuild left stay until the next run."""
         limit = self._rebuild_timeout
-        if limit is None or not is_statement_timeout(error) or seconds < limit.total_seconds():
+        if (
+            limit is None
+            or not is_server_statement_timeout(error)
+            or seconds < limit.total_seconds()
+        ):
             self.log.warning(INDEX_REBUILD_FAILED, index=index.name, reason=describe_error(error))
             return
         postponed = RebuildPostponement.make_after_timeout(index.comment, self._run_due_at)

@@ -26,7 +26,7 @@ from riverpy._postgres.driver import (
     PostgresError,
     is_connection_loss,
     is_permanent_statement_error,
-    is_statement_timeout,
+    is_server_statement_timeout,
 )
 from riverpy._postgres.skipped_rows import SkippedRows
 
@@ -38,23 +38,23 @@ FAST_BATCH_TIME_FRACTION = 1 / 4
 doubled."""
 ROW_BY_ROW_BATCH_SIZE_MAX = 100
 """A failed batch of at most this many rows is sent again row by row."""
-SINGLE_ROW_RETRY_BATCH_SIZE_MAX = 10
-"""If a statement that selects its rows itself fails with at most this many rows, the next statement
+ROW_BY_ROW_SELECTION_SIZE_MAX = 10
+"""If a statement that selects its own rows fails with at most this many rows, the next statement
 has only one row."""
 REPEATED_ERROR_WINDOW = 60.0
 """Two errors of the same kind within this number of seconds count as a repeated error."""
-BATCH_FAILURES_BEFORE_PAUSE = 8
+FAILED_BATCHES_BEFORE_PAUSE = 8
 """How many batches may fail one after the other before the sender pauses. After so many failures,
 probably all rows are affected, for example by a locked table or a full disk."""
 PAUSE_MIN, PAUSE_MAX = timedelta(milliseconds=20), timedelta(seconds=2)
-FAILED_BATCHES_BEFORE_RETRY_OF_ALL = 3
-"""After so many failed batches and then a successful one, all rows that are set aside are due."""
+FAILED_BATCHES_BEFORE_RETRY_OF_SKIPPED_ROWS = 3
+"""After so many failed batches and then a successful one, all skipped rows are due at once."""
 
-Row = TypeVar("Row")
+RowT = TypeVar("RowT")
 
 
 class ErrorCause(Enum):
-    """Whether an error of a statement is caused by the statement's rows."""
+    """The probable cause of an error of a statement."""
 
     BAD_ROW = "rows"
     """The server refused the statement, so a row is the cause."""
@@ -68,7 +68,7 @@ class ErrorCause(Enum):
 
 def find_error_cause(error: Exception) -> ErrorCause:
     """Return the probable cause of a statement's error."""
-    if isinstance(error, StatementTimeoutError) or is_statement_timeout(error):
+    if isinstance(error, StatementTimeoutError) or is_server_statement_timeout(error):
         return ErrorCause.TIMEOUT
     if is_permanent_statement_error(error) or isinstance(error, LockNotAvailableError):
         return ErrorCause.BAD_ROW
@@ -86,9 +86,9 @@ class RepeatedErrorDetector:
         self._last_error_times: dict[str, float] = {}
         """The time of the last error of each kind, in monotonic seconds."""
 
-    def may_be_caused_by_row(self, error: Exception, *, is_retry: bool = False) -> bool:
-        """Record the error. Return whether a row may be the cause. `is_retry`: the statement only
-        had one row, which has failed alone before."""
+    def record_and_check_row_error(self, error: Exception, *, is_retry: bool = False) -> bool:
+        """Record the error. Return whether a row may be the cause. `is_retry`: the statement has a
+        single row, which has failed alone before."""
         if not isinstance(error, DATABASE_ERRORS):
             return False
         cause = find_error_cause(error)
@@ -144,13 +144,11 @@ class BatchSize:
         them are done."""
         self._suspect_row_count = failed_row_count
         self.row_count = (
-            math.isqrt(failed_row_count)
-            if failed_row_count > SINGLE_ROW_RETRY_BATCH_SIZE_MAX
-            else 1
+            math.isqrt(failed_row_count) if failed_row_count > ROW_BY_ROW_SELECTION_SIZE_MAX else 1
         )
 
     def grow_if_fast(self, sent_row_count: int, seconds: float) -> None:
-        """Double the size after a statement succeeded, if the batch was full and quick."""
+        """Double the size after a successful statement, if the batch was full and fast."""
         self._suspect_row_count -= sent_row_count
         if self._suspect_row_count > 0:
             return
@@ -166,17 +164,17 @@ class BatchSize:
 
 
 @dataclass(frozen=True)
-class BatchStatement(Generic[Row]):
+class BatchStatement(Generic[RowT]):
     """A statement that a BatchSender sends, with functions that describe its rows."""
 
-    send: Callable[[list[Row]], Awaitable[None]]
+    send: Callable[[list[RowT]], Awaitable[None]]
     """Sends the statement. If it raises an error, it has changed no row."""
-    get_row_id: Callable[[Row], Hashable]
+    get_row_id: Callable[[RowT], Hashable]
     """Returns the id of a row. One statement never has two rows with the same id."""
-    get_skipped_row_key: Callable[[Row], Hashable] | None = None
+    get_skipped_row_key: Callable[[RowT], Hashable] | None = None
     """Returns the key of a row in `skipped_rows`, which keeps failed rows for a retry. None: the
     row's id is the key."""
-    count_rows_that_fit: Callable[[list[Row]], int] = len
+    count_rows_that_fit: Callable[[list[RowT]], int] = len
     """Returns how many of the given rows fit into one statement."""
     is_row_error: Callable[[Exception], bool] | None = None
     """Returns whether a row may be the cause of an error. None: RepeatedErrorDetector decides."""
@@ -188,7 +186,7 @@ def _do_nothing(*_args: object) -> None:
     pass
 
 
-class BatchSender(Generic[Row]):
+class BatchSender(Generic[RowT]):
     """Sends rows, one statement after the other. Rows that fail alone are kept for a retry.
 
     New rows, parts of failed batches, and kept rows take turns.
@@ -196,14 +194,14 @@ class BatchSender(Generic[Row]):
 
     def __init__(
         self,
-        statement: BatchStatement[Row],
+        statement: BatchStatement[RowT],
         *,
         batch_size: BatchSize,
-        skipped_rows: SkippedRows[Row] | None,
-        on_row_skipped: Callable[[Row, Exception], None] = _do_nothing,
-        on_row_recovered: Callable[[Row], None] = _do_nothing,
+        skipped_rows: SkippedRows[RowT] | None,
+        on_row_skipped: Callable[[RowT, Exception], None] = _do_nothing,
+        on_row_recovered: Callable[[RowT], None] = _do_nothing,
         on_batch_too_slow: Callable[[int, Exception], None] = _do_nothing,
-        failures_before_pause: int = BATCH_FAILURES_BEFORE_PAUSE,
+        failures_before_pause: int = FAILED_BATCHES_BEFORE_PAUSE,
     ) -> None:
         """Create a sender without rows.
 
@@ -221,16 +219,16 @@ class BatchSender(Generic[Row]):
                 pauses.
         """
         self._statement = statement
-        self._row_id, self._key = (
+        self._get_row_id, self._get_skipped_row_key = (
             statement.get_row_id,
             statement.get_skipped_row_key or statement.get_row_id,
         )
         self.batch_size = batch_size
-        self.skipped_rows: SkippedRows[Row] = (
+        self.skipped_rows: SkippedRows[RowT] = (
             SkippedRows() if skipped_rows is None else skipped_rows
         )
         self._should_keep_failed_rows = skipped_rows is not None
-        self._on_set_aside, self._on_recovered, self._on_too_slow = (
+        self._on_row_skipped, self._on_row_recovered, self._on_batch_too_slow = (
             on_row_skipped,
             on_row_recovered,
             on_batch_too_slow,
@@ -240,9 +238,9 @@ class BatchSender(Generic[Row]):
         self._error_detector = RepeatedErrorDetector()
         self._reported_row_keys: set[Hashable] = set()
         """The keys of the rows that were passed to `on_row_skipped`."""
-        self._new_rows: list[Row] = []
-        self._failed_batch_parts: deque[list[Row]] = deque()
-        self._rows_being_sent: list[Row] = []
+        self._new_rows: list[RowT] = []
+        self._failed_batch_parts: deque[list[RowT]] = deque()
+        self._rows_being_sent: list[RowT] = []
         self._failure_count = 0
         """How many batches have failed since the last success, without retries of single rows."""
         self._paused_until = 0.0
@@ -252,7 +250,7 @@ class BatchSender(Generic[Row]):
         """Whether the last statement sent new rows, so that other rows have their turn."""
 
     @property
-    def unsent_rows(self) -> list[Row]:
+    def unsent_rows(self) -> list[RowT]:
         """All rows that were not sent successfully yet."""
         parts = [row for part in self._failed_batch_parts for row in part]
         return [
@@ -280,26 +278,26 @@ class BatchSender(Generic[Row]):
         )
 
     @property
-    def has_no_due_rows(self) -> bool:
-        """Whether no row waits to be sent now."""
-        return not (self._new_rows or self._failed_batch_parts or self.can_send_now)
+    def has_due_rows(self) -> bool:
+        """Whether a row waits to be sent now, even if the sender pauses."""
+        return bool(self._new_rows or self._failed_batch_parts or self.can_send_now)
 
-    def add_row(self, row: Row) -> None:
+    def add_row(self, row: RowT) -> None:
         """Add a row to be sent, unless it is already kept for a retry."""
-        if not self.skipped_rows or self._key(row) not in self.skipped_rows:
+        if not self.skipped_rows or self._get_skipped_row_key(row) not in self.skipped_rows:
             self._new_rows.append(row)
 
-    def add_missing_rows(self, rows: Iterable[Row]) -> None:
+    def add_missing_rows(self, rows: Iterable[RowT]) -> None:
         """Add the rows that are not waiting yet, after all waiting rows. Repeated calls with the
         same rows do not change their order."""
-        waiting = set(map(self._row_id, self.unsent_rows))
+        waiting = set(map(self._get_row_id, self.unsent_rows))
         for row in rows:
-            if self._row_id(row) not in waiting:
+            if self._get_row_id(row) not in waiting:
                 self._new_rows.append(row)
 
-    def forget_skipped_row(self, row: Row) -> None:
+    def forget_skipped_row(self, row: RowT) -> None:
         """Remove a row that is kept for a retry. It is not sent again."""
-        key = self._key(row)
+        key = self._get_skipped_row_key(row)
         self.skipped_rows.remove_row(key)
         self._reported_row_keys.discard(key)
 
@@ -319,7 +317,9 @@ class BatchSender(Generic[Row]):
         if not rows:
             return
         is_retry = (
-            len(rows) == 1 and bool(self.skipped_rows) and self._key(rows[0]) in self.skipped_rows
+            len(rows) == 1
+            and bool(self.skipped_rows)
+            and self._get_skipped_row_key(rows[0]) in self.skipped_rows
         )
         began = time.monotonic()
         try:
@@ -352,9 +352,9 @@ class BatchSender(Generic[Row]):
     def _is_row_error(self, error: Exception, is_retry: bool) -> bool:
         if self._statement.is_row_error is not None:
             return self._statement.is_row_error(error)
-        return self._error_detector.may_be_caused_by_row(error, is_retry=is_retry)
+        return self._error_detector.record_and_check_row_error(error, is_retry=is_retry)
 
-    def _take_next_rows(self) -> list[Row]:
+    def _take_next_rows(self) -> list[RowT]:
         """Remove and return the rows of the next statement: new rows, a part of a failed batch, or
         one row that is set aside."""
         is_paused = time.monotonic() < self._paused_until
@@ -368,53 +368,53 @@ class BatchSender(Generic[Row]):
             return self._take_failed_batch_part()
         return [] if retry is None else [retry.row]
 
-    def _take_new_rows(self) -> list[Row]:
+    def _take_new_rows(self) -> list[RowT]:
         count = self._statement.count_rows_that_fit(self._new_rows[: self.batch_size.row_count])
         batch, self._new_rows = self._new_rows[:count], self._new_rows[count:]
-        firsts: dict[Hashable, Row] = {}
+        firsts: dict[Hashable, RowT] = {}
         for row in batch:
-            firsts.setdefault(self._row_id(row), row)
+            firsts.setdefault(self._get_row_id(row), row)
         if len(firsts) < len(batch):
-            self._new_rows[:0] = [row for row in batch if firsts[self._row_id(row)] is not row]
+            self._new_rows[:0] = [row for row in batch if firsts[self._get_row_id(row)] is not row]
         return list(firsts.values())
 
-    def _take_failed_batch_part(self) -> list[Row]:
+    def _take_failed_batch_part(self) -> list[RowT]:
         part = self._failed_batch_parts.popleft()
         count = self._statement.count_rows_that_fit(part[: self.batch_size.row_count])
         if count < len(part):
             self._failed_batch_parts.appendleft(part[count:])
         return part[:count]
 
-    def _handle_failure(self, rows: list[Row], error: Exception, seconds: float) -> None:
+    def _handle_failure(self, rows: list[RowT], error: Exception, seconds: float) -> None:
         if len(rows) > 1:
             self.batch_size.shrink(len(rows))
             self._failed_batch_parts.extend(
                 split_batch(rows, self._statement.row_by_row_batch_size_max)
             )
             if find_error_cause(error) is ErrorCause.TIMEOUT:
-                self._on_too_slow(self.batch_size.row_count, error)
+                self._on_batch_too_slow(self.batch_size.row_count, error)
             return
-        row, key = rows[0], self._key(rows[0])
+        row, key = rows[0], self._get_skipped_row_key(rows[0])
         if not self._should_keep_failed_rows:
-            self._on_set_aside(row, error)
+            self._on_row_skipped(row, error)
             return
         tries = self.skipped_rows.add_failure(key, row, error, seconds).failure_count
         if key not in self._reported_row_keys and (
             tries > 1 or find_error_cause(error) is ErrorCause.BAD_ROW
         ):
             self._reported_row_keys.add(key)
-            self._on_set_aside(row, error)
+            self._on_row_skipped(row, error)
 
-    def _handle_success(self, rows: list[Row], seconds: float, *, is_retry: bool) -> None:
+    def _handle_success(self, rows: list[RowT], seconds: float, *, is_retry: bool) -> None:
         if is_retry:
-            key = self._key(rows[0])
+            key = self._get_skipped_row_key(rows[0])
             self.skipped_rows.remove_row(key)
             if key in self._reported_row_keys:
                 self._reported_row_keys.discard(key)
-                self._on_recovered(rows[0])
+                self._on_row_recovered(rows[0])
         else:
             self.batch_size.grow_if_fast(len(rows), seconds)
-        if is_retry or self._failure_count >= FAILED_BATCHES_BEFORE_RETRY_OF_ALL:
+        if is_retry or self._failure_count >= FAILED_BATCHES_BEFORE_RETRY_OF_SKIPPED_ROWS:
             self.skipped_rows.make_all_rows_due()
         if self._failure_count:
             self._failure_count, self._paused_until = 0, 0.0
@@ -422,8 +422,8 @@ class BatchSender(Generic[Row]):
 
 
 def split_batch(
-    rows: list[Row], row_by_row_batch_size_max: int = ROW_BY_ROW_BATCH_SIZE_MAX
-) -> list[list[Row]]:
+    rows: list[RowT], row_by_row_batch_size_max: int = ROW_BY_ROW_BATCH_SIZE_MAX
+) -> list[list[RowT]]:
     """Split a failed batch of N rows into parts of about sqrt(N) rows, or into single rows if N is
     small. With the default, a failing row is alone in a statement after at most two more
     failures."""

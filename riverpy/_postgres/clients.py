@@ -180,8 +180,8 @@ async def client_set_state(
     skipped_rows: Sequence[SkippedRowReport] = (),
     skipped_row_count: int = 0,
 ) -> None:
-    """Write the client's state (`working` or `stopping`) and its process. Also write the rows for
-    which its statements fail: their number and some of the rows."""
+    """Write the client's state (`working` or `stopping`), its process, and its skipped rows: their
+    number and some of them."""
     now = time.monotonic()
     await get_query(_SQL_FILE, "client_set_state", schema).execute(
         connection,
@@ -260,11 +260,11 @@ async def client_filter_registered(
     return {row[0] for row in rows}
 
 
-async def client_delete_idle(
+async def client_delete_dead_without_jobs(
     connection: Transaction, schema: str | None, last_heartbeats: Mapping[str, bytes]
 ) -> list[str]:
-    """Delete the rows of the given clients that have written no newer heartbeat and have no running
-    job. Return the ids of the deleted clients."""
+    """Delete the rows of those given clients that have written no newer heartbeat and have no
+    running job. Return their ids."""
     rows = await get_query(_SQL_FILE, "client_delete_idle", schema).fetch(
         connection, client_id=list(last_heartbeats), heartbeat=list(last_heartbeats.values())
     )

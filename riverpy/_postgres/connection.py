@@ -42,7 +42,7 @@ MAINTENANCE_STATEMENT_TIMEOUT = timedelta(seconds=4)
 next leader by at most this time. The limit is shorter than riverpy's timeout of such a transaction.
 So a slow statement ends with an error of the server, and the connection stays usable."""
 OUTAGE_EFFECT_TEXT = "jobs keep running, their results are kept, and the client keeps connecting"
-CONNECTION_CHECK_INTERVAL = timedelta(seconds=1)
+CLIENT_CONNECTION_CHECK_INTERVAL = timedelta(seconds=1)
 """How often the server checks during a statement that the connection still exists."""
 FIRST_CONNECTION_TIMEOUT = CONNECT_TIMEOUT + 5.0
 """The timeout for making the first connection with its settings, in seconds."""
@@ -71,7 +71,7 @@ async def set_statement_timeout(connection: Connection, timeout: timedelta) -> N
         ("statement_timeout", timeout),
         (
             "client_connection_check_interval",
-            CONNECTION_CHECK_INTERVAL,
+            CLIENT_CONNECTION_CHECK_INTERVAL,
         ),  # PostgreSQL 14 added this setting
     ):
         with suppress(PostgresError):  # some platforms lack this setting

@@ -43,7 +43,7 @@ DAMAGED_JOB_REMEDY = (
 )
 """The advice for a damaged job."""
 
-T = TypeVar("T")
+ResultT = TypeVar("ResultT")
 
 _SQL_FILE = "river_job_damage"
 
@@ -86,9 +86,9 @@ async def read_jobs_despite_damage(
     connection: Transaction,
     schema: str | None,
     states: Sequence[str],
-    read_jobs: Callable[[list[int]], Awaitable[T]],
+    read_jobs: Callable[[list[int]], Awaitable[ResultT]],
     known_errors_by_job_id: Mapping[int, str] | None = None,
-) -> tuple[T, dict[int, str]]:
+) -> tuple[ResultT, dict[int, str]]:
     """Read jobs, without the wide columns of damaged jobs.
 
     Args:
@@ -130,14 +130,16 @@ async def find_damaged_jobs(
 
 
 async def read_jobs_in_parts(
-    connection: Transaction, ids: Sequence[int], read_jobs: Callable[[list[int]], Awaitable[T]]
-) -> tuple[list[T], dict[int, str]]:
+    connection: Transaction,
+    ids: Sequence[int],
+    read_jobs: Callable[[list[int]], Awaitable[ResultT]],
+) -> tuple[list[ResultT], dict[int, str]]:
     """Read jobs in parts. A part that fails for a damaged job is read again in smaller parts.
 
     Returns:
         The results of `read_jobs`, in the order of the ids, and the errors of damaged jobs by id.
     """
-    results: list[T] = []
+    results: list[ResultT] = []
     damaged: dict[int, str] = {}
     parts = deque(
         list(ids[start : start + DAMAGE_SEARCH_JOBS_PER_READ])
@@ -185,8 +187,8 @@ class DamagedJobTracker:
         connection: Transaction,
         schema: str | None,
         states: Sequence[str],
-        read_jobs: Callable[[list[int]], Awaitable[T]],
-    ) -> T:
+        read_jobs: Callable[[list[int]], Awaitable[ResultT]],
+    ) -> ResultT:
         """Read jobs like `read_jobs_despite_damage`, and log each damaged job once."""
         result, damaged = await read_jobs_despite_damage(connection, schema, states, read_jobs)
         known: dict[int, SkippedRowReport] = {}

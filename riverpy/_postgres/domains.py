@@ -51,7 +51,7 @@ class QueueOwnershipConflict(NamedTuple):
 
 
 class DefaultLeaderStatus(NamedTuple):
-    """Whether domain `default` has a leader."""
+    """The status of the leader of domain `default`."""
 
     has_leader: bool
     """Whether there is a leader."""
@@ -83,7 +83,7 @@ class DomainLeader(NamedTuple):
         return self.seconds_until_expiry is None or self.seconds_until_expiry < 0
 
 
-class QueueOwner(NamedTuple):
+class QueueOwnerStatus(NamedTuple):
     """The owner of a queue, as shown to an operator."""
 
     queue: str
@@ -118,8 +118,8 @@ class DomainMember(NamedTuple):
     is_stopping: bool = False
 
 
-class QueueOwnership(NamedTuple):
-    """The owner of a queue before an operator moves it to another domain."""
+class QueueMovePreview(NamedTuple):
+    """What an operator must know before moving a queue to another domain."""
 
     owner_domain: str | None
     """The domain of the owner. None: no domain owns the queue, so the leader of `default` maintains
@@ -269,10 +269,12 @@ async def domain_list_leaders(connection: Transaction, schema: str | None) -> li
     return [DomainLeader(*row) for row in rows]
 
 
-async def domain_list_queue_owners(connection: Transaction, schema: str | None) -> list[QueueOwner]:
+async def domain_list_queue_owners(
+    connection: Transaction, schema: str | None
+) -> list[QueueOwnerStatus]:
     """Return the owner of each queue that a domain owns, by queue."""
     rows = await get_query(_SQL_FILE, "domain_owners", schema).fetch(connection)
-    return [QueueOwner(*row) for row in rows]
+    return [QueueOwnerStatus(*row) for row in rows]
 
 
 async def domain_list_members(connection: Transaction, schema: str | None) -> list[DomainMember]:
@@ -295,14 +297,14 @@ async def domain_lock_maintenance(
     await owner_lock_all(connection, schema)
 
 
-async def domain_get_queue_ownership(
+async def domain_preview_queue_move(
     connection: Transaction, schema: str | None, *, queue: str, new_domain: str
-) -> QueueOwnership:
-    """Return the owner of a queue before the queue moves to `new_domain`."""
+) -> QueueMovePreview:
+    """Read the owner of a queue, and whether the queue and `new_domain` exist. Change nothing."""
     (row,) = await get_query(_SQL_FILE, "domain_queue_ownership", schema).fetch(
         connection, queue=queue, domain=new_domain
     )
-    return QueueOwnership(*row)
+    return QueueMovePreview(*row)
 
 
 async def domain_assign_queue(

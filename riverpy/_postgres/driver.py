@@ -170,12 +170,12 @@ def is_untranslatable_text_error(error: BaseException) -> bool:
     return isinstance(error, asyncpg.UntranslatableCharacterError)
 
 
-def is_statement_timeout(error: BaseException) -> bool:
+def is_server_statement_timeout(error: BaseException) -> bool:
     """Whether the server's `statement_timeout` ended the statement."""
     return isinstance(error, asyncpg.QueryCanceledError)
 
 
-def is_rolled_back(error: BaseException) -> bool:
+def is_certain_rollback(error: BaseException) -> bool:
     """Whether a statement has certainly changed nothing: its values could not be sent, or the
     server refused it and keeps the session."""
     if isinstance(error, asyncpg.PostgresError):

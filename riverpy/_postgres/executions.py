@@ -105,10 +105,10 @@ async def execution_release(
     )
 
 
-async def execution_end(
+async def execution_mark_failed(
     connection: Transaction, schema: str | None, *, key: str, epoch: int
 ) -> None:
-    """Mark a claim without an expiry as ended without success. A repeated call is harmless."""
+    """Mark a claim without an expiry as failed. A repeated call is harmless."""
     await get_query(_SQL_FILE, "exec_end", schema).execute(connection, key=key, epoch=str(epoch))
 
 

@@ -34,7 +34,7 @@ class ChangedJob(NamedTuple):
 
 
 class EndedJob(NamedTuple):
-    """What an event says about a job whose attempt a leader has ended. Times are in the wire
+    """A job whose attempt a leader has ended, with the values for its event. Times are in the wire
     format."""
 
     id: int
@@ -63,7 +63,7 @@ async def fleet_notify(
 async def fleet_read_changed_jobs(
     connection: Transaction, schema: str | None, version_by_id: Mapping[int, str]
 ) -> list[ChangedJob]:
-    """Return the given jobs whose version is not the given one, and those that do not exist."""
+    """Return the given jobs that have another version than the given one, or do not exist."""
     rows = await get_query(_SQL_FILE, "fleet_changed_jobs", schema).fetch(
         connection, id=list(version_by_id), version=list(version_by_id.values())
     )

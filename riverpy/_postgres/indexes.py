@@ -44,7 +44,7 @@ class LeftoverIndex(NamedTuple):
     """The statement that drops the index."""
 
 
-async def index_acquire_rebuild_lock(connection: Transaction, schema: str | None) -> bool:
+async def index_try_rebuild_lock(connection: Transaction, schema: str | None) -> bool:
     """Try to take the lock for rebuilding indexes. It is held until the end of the session. Return
     False if another session has the lock."""
     return bool(await get_query(_SQL_FILE, "index_lock", schema).fetchval(connection))

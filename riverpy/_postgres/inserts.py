@@ -34,9 +34,9 @@ _HEX_TEXT_COLUMNS = (
 )
 _DUPLICATE_COLUMN = JobColumn.UNIQUE_STATES + 1
 _NOTIFIED_COUNT_COLUMN = JobColumn.UNIQUE_STATES + 2
-_NOTIFIED_COUNT_AFTER_JOB_COLUMN = JobColumn.UNIQUE_STATES + 1
-_LEFT_OUT_TEXT = "riverpy: jobs left out by a trigger"
-"""The text with which the statement job_insert_shared fails if a trigger leaves a job out."""
+_NOTIFIED_COUNT_COLUMN_WITHOUT_DUPLICATE = JobColumn.UNIQUE_STATES + 1
+_JOB_LEFT_OUT_ERROR_TEXT = "riverpy: jobs left out by a trigger"
+"""The error text of the statement job_insert_shared if a trigger leaves a job out."""
 _WAITING_STATES = (
     JobState.AVAILABLE,
     JobState.PENDING,
@@ -105,7 +105,7 @@ class QueuesToNotify(NamedTuple):
         return {"notify": self.queues, "notify_interval": str(self.interval_ms)}
 
 
-def list_available_queues(rows: Iterable[InsertRow]) -> list[str]:
+def list_queues_with_due_jobs(rows: Iterable[InsertRow]) -> list[str]:
     """Return the queues in which one of these inserts may make a job due. A replaced job may become
     due although the new job is not."""
     return list(
@@ -162,7 +162,7 @@ async def _insert_plain_job(
     if record is None:
         raise JobLeftOutError
     result = InsertResult(_job_from_record(record), False)
-    return [result], int(record[_NOTIFIED_COUNT_AFTER_JOB_COLUMN])
+    return [result], int(record[_NOTIFIED_COUNT_COLUMN_WITHOUT_DUPLICATE])
 
 
 def _list_plain_arguments(
@@ -180,7 +180,7 @@ def _make_value_reader(parameters: tuple[str, ...]) -> Callable[[InsertRow], tup
     return attrgetter(*parameters[:-2])
 
 
-async def job_insert_shared(
+async def job_insert_with_shared_statement(
     connection: Connection,
     schema: str | None,
     rows: Sequence[InsertRow],
@@ -205,14 +205,15 @@ async def job_insert_shared(
     try:
         records = await connection.fetch(query.text, *arguments, timeout=timeout)
     except PostgresError as error:
-        if _LEFT_OUT_TEXT in str(error):
+        if _JOB_LEFT_OUT_ERROR_TEXT in str(error):
             raise JobLeftOutError from error
         raise
     if not records:
         raise JobLeftOutError
     return [
-        InsertResult(JobRow(record[:_NOTIFIED_COUNT_AFTER_JOB_COLUMN]), False) for record in records
-    ], int(records[0][_NOTIFIED_COUNT_AFTER_JOB_COLUMN])
+        InsertResult(JobRow(record[:_NOTIFIED_COUNT_COLUMN_WITHOUT_DUPLICATE]), False)
+        for record in records
+    ], int(records[0][_NOTIFIED_COUNT_COLUMN_WITHOUT_DUPLICATE])
 
 
 async def _insert_with_general_statement(

@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
 _SQL_FILE = "riverpy_job_count"
 
-ALL_QUEUES_ROW = ""
+ALL_QUEUES_NAME = ""
 """The queue of the rows that count all queues together. No queue has this name."""
-OTHER_QUEUES_ROW = "*"
+OTHER_QUEUES_NAME = "*"
 """The queue of the rows that count the queues that have no row of their own in a period, because
 they are not among the busiest ones. No queue has this name."""
 QUEUES_PER_PERIOD_MAX = 200
 """The maximum number of queues with a row of their own in each minute or hour."""
-MINUTES_RETENTION = timedelta(hours=25)
+MINUTE_COUNTS_RETENTION = timedelta(hours=25)
 """How long the counts of minutes are kept. Then they are added to those of their hour."""
-HOURS_RETENTION = timedelta(days=8)
+HOUR_COUNTS_RETENTION = timedelta(days=8)
 """How long the counts of hours are kept."""
-WAIT_BOUNDS = (0.1, 1.0, 10.0, 60.0, 300.0)
-"""The waits in seconds above which waits are counted."""
+WAIT_BOUNDS_SECONDS = (0.1, 1.0, 10.0, 60.0, 300.0)
+"""Waits that are longer than each of these are counted."""
 
 PeriodAction: TypeAlias = Literal["delete", "add to hour", "limit queues"]
 
 
 class JobCounts(NamedTuple):
-    """What was counted in a queue."""
+    """Counts of the ended attempts of a queue."""
 
     queue: str
     attempts: int
@@ -47,7 +47,7 @@ class JobCounts(NamedTuple):
     wait_max: float
     """The longest of these waits in seconds."""
     waits_over_100ms: int
-    """The number of waits that were longer than that. The bounds are `WAIT_BOUNDS`."""
+    """The number of waits that were longer than that. The bounds are `WAIT_BOUNDS_SECONDS`."""
     waits_over_1s: int
     waits_over_10s: int
     waits_over_1m: int
@@ -55,7 +55,7 @@ class JobCounts(NamedTuple):
 
 
 def sum_counts(queue: str, counts: Sequence[JobCounts]) -> JobCounts:
-    """Return the sum of at least one counts, for this queue."""
+    """Return the sum of `counts`, which must not be empty, under the name `queue`."""
     if len(counts) == 1:
         return counts[0]._replace(queue=queue)
     sums: list[Any] = [sum(values) for values in list(zip(*counts, strict=True))[1:]]
@@ -63,8 +63,8 @@ def sum_counts(queue: str, counts: Sequence[JobCounts]) -> JobCounts:
     return JobCounts(queue, *sums)._replace(wait_max=longest)
 
 
-class CountedPeriod(NamedTuple):
-    """A minute or an hour that the leader has to change."""
+class PeriodChange(NamedTuple):
+    """A change that the leader has to make to the counts of a minute or an hour."""
 
     seconds: int
     """The length of the period."""
@@ -73,7 +73,7 @@ class CountedPeriod(NamedTuple):
     action: PeriodAction
 
 
-class CountedStep(NamedTuple):
+class StepCounts(NamedTuple):
     """The counts of one step of a range."""
 
     started_at: int
@@ -94,7 +94,7 @@ class CountedStep(NamedTuple):
     waits_over_5m: int
 
 
-class QueueStep(NamedTuple):
+class QueueStepCounts(NamedTuple):
     """The counts of a queue in one step of the last hour."""
 
     queue: str
@@ -127,25 +127,25 @@ async def job_count_table_exists(connection: Transaction, schema: str | None) ->
 
 
 async def job_count_list_periods(
-    connection: Transaction, schema: str | None, *, after: CountedPeriod | None, limit: int
-) -> list[CountedPeriod]:
-    """Return up to `limit` periods that the leader has to change, after the given one."""
+    connection: Transaction, schema: str | None, *, after: PeriodChange | None, limit: int
+) -> list[PeriodChange]:
+    """Return up to `limit` changes that the leader has to make, after the given one."""
     rows = await get_query(_SQL_FILE, "job_count_old_periods", schema).fetch(
         connection,
-        minutes_kept=MINUTES_RETENTION,
-        hours_kept=HOURS_RETENTION,
+        minutes_kept=MINUTE_COUNTS_RETENTION,
+        hours_kept=HOUR_COUNTS_RETENTION,
         queues_max=QUEUES_PER_PERIOD_MAX,
         after_seconds=after.seconds if after else 0,
         after_time=after.started_at_text if after else "-infinity",
         limit=limit,
     )
-    return [CountedPeriod(*row) for row in rows]
+    return [PeriodChange(*row) for row in rows]
 
 
 async def job_count_change_periods(
-    connection: Transaction, schema: str | None, *, periods: Sequence[CountedPeriod]
+    connection: Transaction, schema: str | None, *, periods: Sequence[PeriodChange]
 ) -> None:
-    """Do with periods what their action says. A repeated call changes nothing."""
+    """Apply the action of each change to its period. A repeated call changes nothing."""
     seconds = [period.seconds for period in periods]
     times = [period.started_at_text for period in periods]
     lock = get_query(_SQL_FILE, "job_count_lock_periods", schema)
@@ -174,13 +174,13 @@ async def job_count_change_periods(
 
 async def job_count_read(
     connection: Transaction, schema: str | None, *, queue: str, step_seconds: int, steps: int
-) -> list[CountedStep]:
+) -> list[StepCounts]:
     """Return the counts of a queue in the last `steps` steps, oldest first. The last one is the
     current one. `step_seconds` is at most an hour, in whole minutes."""
     rows = await get_query(_SQL_FILE, "job_count_read", schema).fetch(
         connection, queue=queue, step_seconds=step_seconds, steps=steps
     )
-    return [CountedStep(row[0], row[1], *(value or 0 for value in tuple(row)[2:])) for row in rows]
+    return [StepCounts(row[0], row[1], *(value or 0 for value in tuple(row)[2:])) for row in rows]
 
 
 async def job_count_read_queues(
@@ -190,10 +190,10 @@ async def job_count_read_queues(
     queues: Sequence[str],
     step_seconds: int,
     rows_max: int,
-) -> list[QueueStep]:
+) -> list[QueueStepCounts]:
     """Return the counts of queues in the last hour, by queue, oldest first. Steps without attempts
     are left out. At most `rows_max` rows are read, newest first."""
     rows = await get_query(_SQL_FILE, "job_count_read_queues", schema).fetch(
         connection, queues=queues, step_seconds=step_seconds, rows_max=rows_max
     )
-    return [QueueStep(*row) for row in rows]
+    return [QueueStepCounts(*row) for row in rows]

@@ -30,7 +30,7 @@ _SQL_FILE = "river_job_maintenance"
 
 
 class JobFilter(NamedTuple):
-    """The jobs of some queues and kinds. If `is_queue_allow_list` is False, these are all queues
+    """Selects jobs by queue and kind. If `is_queue_allow_list` is False, it selects all queues
     except `queues`. `is_kind_allow_list` has the same effect on `kinds`."""
 
     queues: tuple[str, ...] = ()

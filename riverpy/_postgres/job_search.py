@@ -26,7 +26,7 @@ _WIDE_FILTERS = {"tags_all", "tags_any", "metadata", "args", "error"}
 
 
 class FoundPlace(NamedTuple):
-    """The place of a job in a list."""
+    """A job that a search has found, with its place in the order of the list."""
 
     job_id: int
     kind: str
@@ -111,9 +111,10 @@ async def job_count_last_errors(
     length_max: int,
     bytes_max: int,
 ) -> list[tuple[str, str | None, int]]:
-    """Return kind, the first `length_max` characters of the last error, and the number of these
-    jobs. The error is None if there is none, or if the errors have more than `bytes_max` bytes.
-    Jobs that the server cannot read are left out. The connection is in a transaction."""
+    """Count the given jobs by kind and by the first `length_max` characters of their last error.
+    Return kind, error and count. The error is None if there is none, or if the errors have more
+    than `bytes_max` bytes. Jobs that the server cannot read are left out. The connection is in a
+    transaction."""
     statement = get_query(_SQL_FILE, "job_count_last_errors", schema)
     parts, _ = await read_jobs_in_parts(
         connection,

@@ -312,8 +312,8 @@ async def job_notify_queues(connection: Transaction, schema: str | None, queues:
 
 
 async def job_lock_running(connection: Transaction, schema: str | None, ids: list[int]) -> set[int]:
-    """Lock the given jobs until the end of the open transaction, except jobs that another session
-    has locked. Return the ids of the locked jobs."""
+    """Lock the given jobs that are running until the end of the open transaction. Skip jobs that
+    another session has locked. Return the ids of the locked jobs."""
     return {row[0] for row in await _fetch_rows(connection, "job_lock_attempts", schema, id=ids)}
 
 

@@ -28,7 +28,7 @@ REPORTING_CLIENTS_MAX = 10_000
 
 
 class ReportedLag(msgspec.Struct, frozen=True):
-    """How far the holder of a lease was behind when it last reported this."""
+    """How far the holder of a lease is behind, by its own report."""
 
     epoch: int
     """The number of the term. The lag of an earlier term means nothing."""

@@ -249,7 +249,7 @@ class Notifier:
             self._log.exception(NOTIFICATION_HANDLER_FAILED, topic=topic)
 
     def _report_listening(self) -> None:
-        """Call the subscribers that have to know that LISTEN has started on their topics."""
+        """Call `on_listening` of each subscriber, because LISTEN has started on its topic."""
         self._unreported_starts = [
             (topic, _) for topic, _ in self._unreported_starts if topic not in self._listened_topics
         ]

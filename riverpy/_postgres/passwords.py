@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     """Returns the password for one new connection."""
 
 HANGING_CALLS_MAX = 20
-"""The number of calls of a function that is not async, after which no further call is made until
-one of them returns. Each call has a thread."""
+"""How many calls of a function that is not async may run at once. Each call has a thread. If this
+many calls run, the next call fails."""
 
 
 class PasswordError(ConnectionError):
@@ -82,8 +82,8 @@ class PasswordSource:
         return _check_password(password, error_type)
 
     def fetch_password_in_thread(self, timeout: float) -> str:
-        """Do the same as `fetch_password`, for code that is not async. The function runs in a
-        thread, with an event loop of its own if it is async.
+        """Do the same as `fetch_password`, but block until the function returns. The function runs
+        in a thread, with an event loop of its own if it is async.
 
         Raises:
             PasswordError: as `fetch_password`.

@@ -217,7 +217,7 @@ async def _make_not_found_error(
 
 
 async def _raise_if_table_missing(statement_result: Awaitable[ResultT]) -> ResultT:
-    """Await a statement. Raise SchemaMissingError if the table is missing."""
+    """Await a statement and return its result. Raise SchemaMissingError if the table is missing."""
     try:
         return await statement_result
     except UndefinedTableError:

@@ -20,11 +20,11 @@ RETRY_DELAY_MAX = 60.0
 """The default longest delay between two tries, in seconds. `RETRY_DELAY_MIN` is the first."""
 LOCKED_ROW_RETRY_DELAY_MAX = 2.0
 """The longest delay for a locked row, in seconds. Most locks end soon."""
-PAUSE_PER_RETRY_SECOND = 4
+RETRY_PAUSE_FACTOR = 4
 """After a failed retry, retries pause for this multiple of the time that the retry took. With 4,
 retries of slow rows take at most a fifth of the time."""
 
-Row = TypeVar("Row")
+RowT = TypeVar("RowT")
 
 
 class SkippedRowReport(NamedTuple):
@@ -40,10 +40,10 @@ class SkippedRowReport(NamedTuple):
     """The time of the first failure for this row alone, in the client's monotonic seconds."""
 
 
-class SkippedRow(NamedTuple, Generic[Row]):
+class SkippedRow(NamedTuple, Generic[RowT]):
     """One row that is set aside. Times are monotonic seconds."""
 
-    row: Row
+    row: RowT
     error: str
     first_failed_at: float
     """The time of the first failure for this row alone."""
@@ -53,7 +53,7 @@ class SkippedRow(NamedTuple, Generic[Row]):
     """The time of the next try."""
 
 
-class SkippedRows(Generic[Row]):
+class SkippedRows(Generic[RowT]):
     """Rows that are set aside for a retry, each under a key."""
 
     def __init__(
@@ -76,7 +76,7 @@ class SkippedRows(Generic[Row]):
         self._row_count_max = math.inf if row_count_max is None else row_count_max
         self._retry_delay_min = RETRY_DELAY_MIN if retry_delay_min is None else retry_delay_min
         self._retry_delay_max = RETRY_DELAY_MAX if retry_delay_max is None else retry_delay_max
-        self._rows_by_key: dict[Hashable, SkippedRow[Row]] = {}
+        self._rows_by_key: dict[Hashable, SkippedRow[RowT]] = {}
         self._retries_paused_until = 0.0
         """Before this time, in monotonic seconds, only rows that have failed exactly once are
         retried."""
@@ -93,13 +93,13 @@ class SkippedRows(Generic[Row]):
         return len(self._rows_by_key) >= self._row_count_max
 
     @property
-    def rows(self) -> list[SkippedRow[Row]]:
+    def rows(self) -> list[SkippedRow[RowT]]:
         """All rows, in the order in which they were set aside."""
         return list(self._rows_by_key.values())
 
     def add_failure(
-        self, key: Hashable, row: Row, error: Exception, statement_seconds: float
-    ) -> SkippedRow[Row]:
+        self, key: Hashable, row: RowT, error: Exception, statement_seconds: float
+    ) -> SkippedRow[RowT]:
         """Set aside a row whose statement without other rows failed after
         `statement_seconds`, for the first time or again."""
         now = self._current_time()
@@ -113,7 +113,7 @@ class SkippedRows(Generic[Row]):
         )
         delay = min(self._retry_delay_min * 2.0 ** min(tries - 1, 30), longest)
         if known is not None:
-            self._retries_paused_until = now + PAUSE_PER_RETRY_SECOND * statement_seconds
+            self._retries_paused_until = now + RETRY_PAUSE_FACTOR * statement_seconds
         entry = self._rows_by_key[key] = SkippedRow(
             row, describe_error(error), since, tries, now + delay
         )
@@ -136,7 +136,7 @@ class SkippedRows(Generic[Row]):
         for key, entry in self._rows_by_key.items():
             self._rows_by_key[key] = entry._replace(next_retry_at=min(entry.next_retry_at, now))
 
-    def first_due_row(self) -> SkippedRow[Row] | None:
+    def first_due_row(self) -> SkippedRow[RowT] | None:
         """Return the row that has been due for longest, if one is due."""
         first = min(self._rows_by_key.values(), key=self._get_retry_time, default=None)
         is_due = first is not None and self._get_retry_time(first) <= self._current_time()
@@ -150,13 +150,15 @@ class SkippedRows(Generic[Row]):
     def _current_time(self) -> float:
         return time.monotonic() if self._read_clock is None else self._read_clock()
 
-    def _get_retry_time(self, row: SkippedRow[Row]) -> float:
+    def _get_retry_time(self, row: SkippedRow[RowT]) -> float:
         paused_until = 0.0 if row.failure_count == 1 else self._retries_paused_until
         return max(row.next_retry_at, paused_until)
 
 
-def report_skipped_rows(
-    statement_purpose: str, rows: Iterable[SkippedRow[Row]], row_name: Callable[[Row], object] = str
+def make_skipped_row_reports(
+    statement_purpose: str,
+    rows: Iterable[SkippedRow[RowT]],
+    row_name: Callable[[RowT], object] = str,
 ) -> list[SkippedRowReport]:
     """Return the rows that failed more than once, for an operator. `statement_purpose` is the
     purpose of the statement, and `row_name` returns the id of a row."""

@@ -95,7 +95,7 @@ async def drop_database(connection: Transaction, name: str) -> None:
 
 
 async def find_kept_tables(connection: Transaction) -> None:
-    """Remember in this session which tables have rows, for `empty_tables`."""
+    """Record in this session which tables have rows. `empty_tables` keeps these rows."""
     await _execute(connection, "find_kept_tables")
 
 

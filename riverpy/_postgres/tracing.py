@@ -27,7 +27,7 @@ def suppress_tracing(*, trace_internal: bool = False) -> AbstractContextManager[
 
 @contextmanager
 def _suppress_tracing(context: Any) -> Generator[None]:
-    """Suppress the spans with this module, the context of OpenTelemetry."""
+    """Suppress the spans. `context` is the module `opentelemetry.context`."""
     marked = context.set_value(_OLD_SUPPRESS_KEY, True)
     if key := getattr(context, "_SUPPRESS_INSTRUMENTATION_KEY", None):
         marked = context.set_value(key, True, marked)

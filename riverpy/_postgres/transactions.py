@@ -51,8 +51,8 @@ TRANSACTION_ABORTED_ERROR_TEXT = (
 
 
 def expect_transaction(tx: object) -> Transaction:
-    """Check the argument `tx` of a caller, without a round trip. Return the connection, or an
-    adapter that has those methods of asyncpg's connection that statements use.
+    """Check a caller's argument `tx`, without a round trip. Return the connection, or an adapter
+    with the methods of asyncpg's connection that statements use.
 
     Raises:
         TypeError: riverpy does not know the type of `tx`, or it is for the other kind of client.
@@ -76,7 +76,8 @@ def expect_transaction(tx: object) -> Transaction:
 
 
 def _adapt_if_needed(tx: object) -> Transaction | None:
-    """Return asyncpg's connection itself, or an adapter. None: riverpy does not know its type."""
+    """Return a connection of asyncpg unchanged, and an adapter for another library's. None: riverpy
+    does not know its type."""
     if is_asyncpg_connection(tx):
         return tx
     # The adapter has those methods of asyncpg's connection that statements use.
@@ -169,9 +170,9 @@ async def savepoint(connection: Transaction) -> AsyncGenerator[None]:
 
 @asynccontextmanager
 async def limit_lock_wait(connection: Transaction, wait_seconds: float) -> AsyncGenerator[None]:
-    """Let the statements of the `async with` block wait for locks for at most `wait_seconds`, on a
-    connection that would be closed if a statement was cancelled. After an error in the block, roll
-    back to a savepoint from before it. On asyncpg's own connections this does nothing.
+    """Limit each wait for a lock in the `async with` block to `wait_seconds`, on a connection that
+    is closed if a statement on it is cancelled. If the block fails, the caller must roll back to a
+    savepoint from before it. On asyncpg's own connections this does nothing.
 
     Raises:
         LockNotAvailableError: a statement has waited for so long.
@@ -239,7 +240,7 @@ async def _run_statement(connection: Transaction, statement_name: str) -> None:
 
 
 def expect_open_transaction(connection: object) -> Transaction:
-    """Check the connection of a fence, without a round trip, and return it or its adapter. Raise
+    """Check the connection for a fence, without a round trip. Return it or its adapter. Raise
     TransactionError if riverpy does not know its type, or if it has no open transaction."""
     adapted = _adapt_if_needed(connection)
     if adapted is None:

@@ -28,7 +28,7 @@ class WaitedState(NamedTuple):
     id: int
     state: str
     is_marked: bool
-    """Whether the end of the job is notified."""
+    """Whether a notification is sent when the job ends."""
 
 
 class JobEndMessage(msgspec.Struct):
@@ -49,7 +49,8 @@ async def wait_read_states(
 async def wait_read_states_and_mark(
     connection: Transaction, schema: str | None, ids: list[int]
 ) -> list[WaitedState]:
-    """The same, and let the clients that claim the jobs later notify their ends."""
+    """Return the states of the given jobs that exist. Mark those that no client has claimed: the
+    client that claims such a job sends a notification when the job ends."""
     query = get_query("riverpy_wait", "wait_states_and_mark", schema)
     return [WaitedState(*row) for row in await query.fetch(connection, id=ids)]
 

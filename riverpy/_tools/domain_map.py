@@ -18,7 +18,7 @@ from riverpy._postgres.driver import DATABASE_ERRORS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from riverpy._postgres.domains import DomainLeader, DomainMember, QueueOwner
+    from riverpy._postgres.domains import DomainLeader, DomainMember, QueueOwnerStatus
     from riverpy._postgres.driver import Transaction
 
 _ORPHANED_AFTER = timedelta(seconds=DOMAIN_ORPHANED_AFTER_SECONDS)
@@ -34,7 +34,7 @@ class DomainMap:
     own leader."""
 
     leaders: Sequence[DomainLeader]
-    queue_owners: Sequence[QueueOwner]
+    queue_owners: Sequence[QueueOwnerStatus]
     live_members: Sequence[DomainMember]
     """The clients with a recent heartbeat."""
 
@@ -64,7 +64,7 @@ class DomainMap:
         """Return whether the domain has a leader now."""
         return self.current_leader(domain) is not None
 
-    def owned_queues(self, domain: str) -> list[QueueOwner]:
+    def owned_queues(self, domain: str) -> list[QueueOwnerStatus]:
         """Return the queues of a domain other than `default`."""
         return [row for row in self.queue_owners if row.domain == domain]
 

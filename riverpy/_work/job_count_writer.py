@@ -15,12 +15,12 @@ import anyio
 
 from riverpy._log import RepeatedFailureLog, get_logger
 from riverpy._log_events import JOB_COUNTS_NOT_STORED, JOB_COUNTS_STORED_AGAIN
-from riverpy._postgres.driver import DATABASE_ERRORS, describe_error, is_rolled_back
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error, is_certain_rollback
 from riverpy._postgres.job_counts import (
-    ALL_QUEUES_ROW,
-    OTHER_QUEUES_ROW,
+    ALL_QUEUES_NAME,
+    OTHER_QUEUES_NAME,
     QUEUES_PER_PERIOD_MAX,
-    WAIT_BOUNDS,
+    WAIT_BOUNDS_SECONDS,
     JobCounts,
     job_count_write,
     sum_counts,
@@ -46,8 +46,8 @@ LAST_WRITE_TIMEOUT = 1.0
 """Seconds that the write at the end of a run may take."""
 LOCK_TIMEOUT = timedelta(seconds=1)
 """The longest wait of a write for a locked row or table."""
-_FIRST_BUCKETS_OVER = [WAIT_TIME_BUCKET_BOUNDS.index(bound) + 1 for bound in WAIT_BOUNDS]
-"""For each of `WAIT_BOUNDS`, the first bucket of the waits that are longer."""
+_FIRST_BUCKETS_OVER = [WAIT_TIME_BUCKET_BOUNDS.index(bound) + 1 for bound in WAIT_BOUNDS_SECONDS]
+"""For each of `WAIT_BOUNDS_SECONDS`, the first bucket of the waits that are longer."""
 
 
 class JobCountCollector:
@@ -116,9 +116,9 @@ def make_rows(counts: Sequence[JobCounts]) -> list[JobCounts]:
     )
     rows = busiest_first[:QUEUES_PER_PERIOD_MAX]
     if counts:
-        rows.append(sum_counts(ALL_QUEUES_ROW, counts))
+        rows.append(sum_counts(ALL_QUEUES_NAME, counts))
     if others := busiest_first[QUEUES_PER_PERIOD_MAX:]:
-        rows.append(sum_counts(OTHER_QUEUES_ROW, others))
+        rows.append(sum_counts(OTHER_QUEUES_NAME, others))
     return rows
 
 
@@ -183,7 +183,7 @@ class JobCountWriter:
                     lock_timeout=LOCK_TIMEOUT,
                 )
         except DATABASE_ERRORS as error:
-            if not is_sent or is_rolled_back(error):
+            if not is_sent or is_certain_rollback(error):
                 self._unwritten = counts
             self._failure_log.log_failure(
                 JOB_COUNTS_NOT_STORED,

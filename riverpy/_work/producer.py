@@ -19,7 +19,7 @@ from riverpy._postgres.driver import (
     DATABASE_ERRORS,
     describe_error,
     is_permanent_statement_error,
-    is_statement_timeout,
+    is_server_statement_timeout,
 )
 from riverpy._postgres.jobs import (
     job_claim,
@@ -291,7 +291,7 @@ class Producer:
     def _log_failed_claim(self, error: Exception) -> None:
         """Count and log a failed claim. The connection itself logs that it was lost."""
         self._count_failed_claim(error)
-        is_refused = is_permanent_statement_error(error) or is_statement_timeout(error)
+        is_refused = is_permanent_statement_error(error) or is_server_statement_timeout(error)
         self._claim_failure_log.log_failure(
             CLAIMING_FAILED, is_cause_logged=not is_refused, error=describe_error(error)
         )
@@ -422,7 +422,7 @@ class Producer:
 
     def _count_failed_claim(self, error: Exception) -> None:
         """Count a failed claim. If the server may have claimed jobs, they are looked for later."""
-        if not is_permanent_statement_error(error) and not is_statement_timeout(error):
+        if not is_permanent_statement_error(error) and not is_server_statement_timeout(error):
             self._handle_failed_claim()
         self._counters.claim_failure_count += 1
 

@@ -31,7 +31,7 @@ from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatemen
 from riverpy._postgres.damaged_jobs import DamagedJobTracker
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.job_maintenance import JobRescue, job_list_running_of_clients, job_rescue
-from riverpy._postgres.skipped_rows import SkippedRows, report_skipped_rows
+from riverpy._postgres.skipped_rows import SkippedRows, make_skipped_row_reports
 from riverpy._work.claimer import CLAIM_TIMEOUT
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Reconciler:
             on_row_skipped=lambda row, error: self._log_failed_row(purpose, get_name(row), error),
         )
         self._skipped_row_getters.append(
-            lambda: report_skipped_rows(purpose, sender.skipped_rows.rows, get_name)
+            lambda: make_skipped_row_reports(purpose, sender.skipped_rows.rows, get_name)
         )
         return sender
 
@@ -435,7 +435,7 @@ class Reconciler:
             self._last_read_id = None
         self._changed_job_count = 0
         try:
-            while not self._rescue_sender.has_no_due_rows or self._last_read_id is not None:
+            while self._rescue_sender.has_due_rows or self._last_read_id is not None:
                 if not await self._rescue_sender.send_all_due_rows(RECONCILE_STEP_TIMEOUT):
                     raise TimeoutError("rescuing jobs continues in the next check")
                 if self._last_read_id is None or registered_at is None:

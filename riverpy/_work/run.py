@@ -49,7 +49,7 @@ from riverpy._postgres.schema import (
     check_schema,
     warn_of_missing_features,
 )
-from riverpy._postgres.skipped_rows import report_skipped_rows
+from riverpy._postgres.skipped_rows import make_skipped_row_reports
 from riverpy._work.claimer import Claimer
 from riverpy._work.client_status import ClientStatusReporter
 from riverpy._work.completer import Completer
@@ -316,8 +316,8 @@ class ClientRun:
         """Return the rows of jobs and of maintenance that are skipped for a while, because their
         statements fail."""
         return [
-            *report_skipped_rows("claim", self.queues.skipped_jobs),
-            *report_skipped_rows(
+            *make_skipped_row_reports("claim", self.queues.skipped_jobs),
+            *make_skipped_row_reports(
                 "result", self._completer.skipped_results, lambda attempt: attempt.id
             ),
             *self._reconciler.skipped_rows,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from riverpy._log_events import CLAIM_SIZE_REDUCED, JOB_CLAIM_FAILED
 from riverpy._postgres.batch_sender import (
-    FAILED_BATCHES_BEFORE_RETRY_OF_ALL,
+    FAILED_BATCHES_BEFORE_RETRY_OF_SKIPPED_ROWS,
     BatchSize,
     ErrorCause,
     RepeatedErrorDetector,
@@ -106,7 +106,7 @@ class UnclaimableJobs:
             if not self._skipped_jobs:  # no skipped job is left, so no job can fail
                 self._claim_batch_size.grow_to_maximum()
         if job_count and self._consecutive_failed_claims:
-            if self._consecutive_failed_claims >= FAILED_BATCHES_BEFORE_RETRY_OF_ALL:
+            if self._consecutive_failed_claims >= FAILED_BATCHES_BEFORE_RETRY_OF_SKIPPED_ROWS:
                 self._skipped_jobs.make_all_rows_due()
             self._consecutive_failed_claims = 0
 
@@ -122,7 +122,7 @@ class UnclaimableJobs:
         Returns whether to claim the jobs of this queue alone at once.
         """
         self._consecutive_failed_claims += 1
-        if not self._error_detector.may_be_caused_by_row(error):
+        if not self._error_detector.record_and_check_row_error(error):
             return False
         self._suspect_job_count = limit
         return True
@@ -136,7 +136,7 @@ class UnclaimableJobs:
         Returns whether to claim again at once.
         """
         self._consecutive_failed_claims += job_id is None or job_id not in self._skipped_jobs
-        if not self._error_detector.may_be_caused_by_row(error):
+        if not self._error_detector.record_and_check_row_error(error):
             return False
         if job_id is not None:
             return self._skip_job(job_id, error, seconds)

@@ -13,8 +13,8 @@ from riverpy._names import (
 )
 from riverpy._postgres.domains import (
     domain_assign_queue,
-    domain_get_queue_ownership,
     domain_lock_maintenance,
+    domain_preview_queue_move,
 )
 from riverpy._postgres.schema import DOMAINS_MIGRATION, LEASE_REPORTS_MIGRATION
 from riverpy._tools.doctor.domains import PendingWork, find_domain_problems
@@ -31,7 +31,7 @@ from riverpy.cli._types import DOMAIN, QUEUE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from riverpy._postgres.domains import DomainLeader, QueueOwnership
+    from riverpy._postgres.domains import DomainLeader, QueueMovePreview
     from riverpy._tools.lease_map import LeaseMap
     from riverpy.cli._connected import CommandConnection
     from riverpy.cli._options import DatabaseSettings
@@ -120,7 +120,7 @@ def move(database: DatabaseSettings, *, queue: str, to: str, as_json: bool) -> N
     already.
     """
 
-    def check_owner(owner: QueueOwnership) -> None:
+    def check_owner(owner: QueueMovePreview) -> None:
         if not owner.is_queue_known:
             raise CommandError(
                 f"there is no queue {queue!r}: a queue exists after a client has worked it. "
@@ -157,7 +157,7 @@ def claim(database: DatabaseSettings, *, queue: str, to: str, force: bool, as_js
     clients has it. In the latter case you can use --force.
     """
 
-    def check_owner(owner: QueueOwnership) -> None:
+    def check_owner(owner: QueueMovePreview) -> None:
         if owner.live_client_count and not force:
             raise CommandError(
                 f"queue {queue!r} belongs to domain {owner.owner_domain!r}, which has "
@@ -214,7 +214,7 @@ def _change_queue_domain(
     database: DatabaseSettings,
     queue: str,
     to: str,
-    check_owner: Callable[[QueueOwnership], None],
+    check_owner: Callable[[QueueMovePreview], None],
     *,
     as_json: bool,
 ) -> None:
@@ -231,7 +231,7 @@ def _change_queue_domain(
 
 
 async def assign_queue_to_domain(
-    database: DatabaseSettings, queue: str, to: str, check_owner: Callable[[QueueOwnership], None]
+    database: DatabaseSettings, queue: str, to: str, check_owner: Callable[[QueueMovePreview], None]
 ) -> tuple[str, str | None]:
     """Assign a queue to a domain. Return its old domain, and the leader of the new domain (None: it
     has no leader)."""
@@ -248,19 +248,22 @@ async def assign_queue_to_domain(
 
 
 async def _try_to_assign_queue(
-    database: CommandConnection, queue: str, to: str, check_owner: Callable[[QueueOwnership], None]
+    database: CommandConnection,
+    queue: str,
+    to: str,
+    check_owner: Callable[[QueueMovePreview], None],
 ) -> str | None:
     """Assign the queue, and return its old domain. If another session moves the queue at the same
     time, change nothing and return None."""
     connection, schema = database.connection, database.schema
-    owner = await domain_get_queue_ownership(connection, schema, queue=queue, new_domain=to)
+    owner = await domain_preview_queue_move(connection, schema, queue=queue, new_domain=to)
     before = owner.owner_domain or DEFAULT_DOMAIN
     if before == to:
         raise CommandError(f"queue {queue!r} belongs to domain {to!r} already")
     check_owner(owner)
     async with connection.transaction(isolation="read_committed"):
         await domain_lock_maintenance(connection, schema, domains=(before, to))
-        owner = await domain_get_queue_ownership(connection, schema, queue=queue, new_domain=to)
+        owner = await domain_preview_queue_move(connection, schema, queue=queue, new_domain=to)
         if (owner.owner_domain or DEFAULT_DOMAIN) != before:
             return None
         check_owner(owner)

@@ -14,7 +14,7 @@ import anyio
 import click
 import msgspec
 
-from riverpy._postgres.driver import DATABASE_ERRORS, is_statement_timeout
+from riverpy._postgres.driver import DATABASE_ERRORS, is_server_statement_timeout
 from riverpy._tools.top.status import STATEMENT_TIMEOUT, FleetStatus, StatusReader
 from riverpy._tools.top.view import no_answer_line, render_frame, status_lines
 from riverpy.cli._options import database_options
@@ -155,6 +155,6 @@ async def _read_and_print_status(reader: StatusReader, printer: _StatusPrinter) 
         status = await reader.read()
     except (RiverError, *DATABASE_ERRORS) as error:
         printer.print_error(error_to_one_line(error))
-        return STATEMENT_TIMEOUT.total_seconds() if is_statement_timeout(error) else 0.0
+        return STATEMENT_TIMEOUT.total_seconds() if is_server_statement_timeout(error) else 0.0
     printer.print_status(status)
     return status.took

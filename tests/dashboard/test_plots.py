@@ -17,7 +17,7 @@ from riverpy._dashboard.plots import (
     make_section,
     make_sparklines,
 )
-from riverpy._postgres.job_counts import CountedStep, QueueStep
+from riverpy._postgres.job_counts import QueueStepCounts, StepCounts
 from riverpy.web import dashboard
 from tests.dashboard.site_kit import Browser, insert_job
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests._database import Schema
 
 HOUR, _, WEEK = COUNT_RANGES
-OVER = dict.fromkeys([name for name in CountedStep._fields if "over" in name], 9)
+OVER = dict.fromkeys([name for name in StepCounts._fields if "over" in name], 9)
 ADD = """
 INSERT INTO riverpy_job_count
 SELECT 60, date_trunc('minute', now()) - {age}, queue, 1200, 1157, 41, 3, 600, 2.1, 900, 20, 0, 0, 0
@@ -35,9 +35,9 @@ FROM unnest(array['', '*', '<b>q']) AS queue
 
 def step_at(
     started_at: int, since: int | None = 0, attempts: int = 0, **values: float
-) -> CountedStep:
+) -> StepCounts:
     """Return a step with these counts."""
-    empty = CountedStep(started_at, since, attempts, *[0] * 10)
+    empty = StepCounts(started_at, since, attempts, *[0] * 10)
     return empty._replace(**values)  # pyright: ignore[reportArgumentType]
 
 
@@ -75,10 +75,10 @@ def test_shapes() -> None:
     lines = make_sparklines(
         {
             "aa": [
-                QueueStep("aa", 3600 * 5, 4, 1),
-                QueueStep("aa", 3600 * 4 + 300, 8, 0),
+                QueueStepCounts("aa", 3600 * 5, 4, 1),
+                QueueStepCounts("aa", 3600 * 4 + 300, 8, 0),
             ],
-            "old": [QueueStep("old", 0, 4, 0)],
+            "old": [QueueStepCounts("old", 0, 4, 0)],
         },
         now,
     )

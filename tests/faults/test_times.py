@@ -22,7 +22,7 @@ from riverpy._log_events import HEALTH_SERVER_STARTED
 from riverpy._names import SCHEMA_LEASE_NAME
 from riverpy._postgres.clients import (
     ClientRegistration,
-    client_delete_idle,
+    client_delete_dead_without_jobs,
     client_list_candidates,
     client_list_heartbeats,
     client_lock_dead,
@@ -354,7 +354,7 @@ async def test_clients(written: str) -> None:
         async with connection.transaction():
             dead = await client_lock_dead(connection, None, heartbeats, raw_server_start_time=start)
         assert dead == set(heartbeats)
-        assert set(await client_delete_idle(connection, None, heartbeats)) <= dead
+        assert set(await client_delete_dead_without_jobs(connection, None, heartbeats)) <= dead
         registered_at = await client_register(connection, None, REGISTRATION)
         assert registered_at is not None
         assert await client_write_heartbeat(

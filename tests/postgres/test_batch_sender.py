@@ -409,23 +409,23 @@ def test_causes() -> None:
         is ErrorCause.TIMEOUT
     )
     assert find_error_cause(LOCKED) is ErrorCause.BAD_ROW
-    assert errors.may_be_caused_by_row(REFUSED)
-    assert errors.may_be_caused_by_row(TOO_SLOW)
-    assert not errors.may_be_caused_by_row(AWAY)
-    assert not errors.may_be_caused_by_row(AWAY)
-    assert not errors.may_be_caused_by_row(DAMAGED)
-    assert not errors.may_be_caused_by_row(LOST)
-    assert errors.may_be_caused_by_row(DAMAGED)
-    assert errors.may_be_caused_by_row(ConnectionResetError())
+    assert errors.record_and_check_row_error(REFUSED)
+    assert errors.record_and_check_row_error(TOO_SLOW)
+    assert not errors.record_and_check_row_error(AWAY)
+    assert not errors.record_and_check_row_error(AWAY)
+    assert not errors.record_and_check_row_error(DAMAGED)
+    assert not errors.record_and_check_row_error(LOST)
+    assert errors.record_and_check_row_error(DAMAGED)
+    assert errors.record_and_check_row_error(ConnectionResetError())
 
 
 def test_causes_of_a_row_that_is_tried_again() -> None:
     """An error of any class may be the row's fault at once, since it failed alone before; but a
     connection that is lost once is not."""
-    assert RepeatedErrorDetector().may_be_caused_by_row(DAMAGED, is_retry=True)
+    assert RepeatedErrorDetector().record_and_check_row_error(DAMAGED, is_retry=True)
     errors = RepeatedErrorDetector()
-    assert not errors.may_be_caused_by_row(LOST, is_retry=True)
-    assert errors.may_be_caused_by_row(LOST, is_retry=True)
+    assert not errors.record_and_check_row_error(LOST, is_retry=True)
+    assert errors.record_and_check_row_error(LOST, is_retry=True)
 
 
 def test_which_errors_are_the_same() -> None:
@@ -433,19 +433,19 @@ def test_which_errors_are_the_same() -> None:
     errors = RepeatedErrorDetector()
     first, second = asyncpg.PostgresError("one"), asyncpg.PostgresError("two")
     first.sqlstate, second.sqlstate = "XX001", "XX002"
-    assert not errors.may_be_caused_by_row(first)
-    assert not errors.may_be_caused_by_row(second)
-    assert errors.may_be_caused_by_row(first)
+    assert not errors.record_and_check_row_error(first)
+    assert not errors.record_and_check_row_error(second)
+    assert errors.record_and_check_row_error(first)
     for _ in range(2):
-        assert not errors.may_be_caused_by_row(ValueError("ours"))
+        assert not errors.record_and_check_row_error(ValueError("ours"))
 
 
 def test_repetition_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that comes again after a long time is not repeated."""
     errors = RepeatedErrorDetector()
-    assert not errors.may_be_caused_by_row(LOST)
+    assert not errors.record_and_check_row_error(LOST)
     monkeypatch.setattr(batch_sender, "REPEATED_ERROR_WINDOW", 0.0)
-    assert not errors.may_be_caused_by_row(LOST)
+    assert not errors.record_and_check_row_error(LOST)
 
 
 def test_split() -> None:

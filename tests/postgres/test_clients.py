@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from riverpy._postgres.clients import (
-    client_delete_idle,
+    client_delete_dead_without_jobs,
     client_list_heartbeats,
     client_lock_dead,
     client_set_slot_counts,
@@ -74,5 +74,9 @@ async def test_rows_of_dead_clients(schema: Schema) -> None:
             connection, schema.name, {"me": heartbeat}, raw_server_start_time=start
         )
         assert dead == {"me"}
-        assert await client_delete_idle(connection, schema.name, {"me": b"other"}) == []
-        assert await client_delete_idle(connection, schema.name, {"me": heartbeat}) == ["me"]
+        assert (
+            await client_delete_dead_without_jobs(connection, schema.name, {"me": b"other"}) == []
+        )
+        assert await client_delete_dead_without_jobs(
+            connection, schema.name, {"me": heartbeat}
+        ) == ["me"]

@@ -16,8 +16,8 @@ from riverpy._postgres.connection import ConnectionOutageTracker, DedicatedConne
 from riverpy._postgres.driver import connect
 from riverpy._postgres.job_counts import (
     QUEUES_PER_PERIOD_MAX,
-    CountedPeriod,
     JobCounts,
+    PeriodChange,
     job_count_change_periods,
     job_count_write,
 )
@@ -216,7 +216,7 @@ async def test_workers_and_leaders_at_once(schema: Schema, monkeypatch: pytest.M
             for _ in range(20):
                 async with connection.transaction():
                     await job_count_change_periods(
-                        connection, schema.name, periods=[CountedPeriod(60, minute, action)]
+                        connection, schema.name, periods=[PeriodChange(60, minute, action)]
                     )
 
     workers = [add(number) for number in range(4)]
