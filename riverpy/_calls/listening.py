@@ -11,7 +11,7 @@ from riverpy._postgres.connector import Connector
 from riverpy._postgres.driver import is_pool
 from riverpy._postgres.notifier import Notifier
 from riverpy._waiting.listener import SharedListener
-from riverpy._waiting.pool_connection import PoolConnection
+from riverpy._waiting.pool_connection import SharedPoolConnection
 
 if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection, Pool
@@ -32,8 +32,8 @@ class ListeningMethods(ClientMethods):
         return SharedListener(self._make_listener_notifier, self._listener_outage_tracker)
 
     @cached_property
-    def _pool_connection(self) -> PoolConnection:
-        return PoolConnection(self._get_open_pool)
+    def _pool_connection(self) -> SharedPoolConnection:
+        return SharedPoolConnection(self._get_open_pool)
 
     def _make_listener_notifier(self) -> Notifier | None:
         """Return a notifier, which listens on its own connection or on one of the caller's pool.

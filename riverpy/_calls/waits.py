@@ -23,7 +23,7 @@ from riverpy.job_result import WaitTimeoutError
 
 if TYPE_CHECKING:
     from riverpy._waiting.listener import SharedListener
-    from riverpy._waiting.waiter import Waiter
+    from riverpy._waiting.waiter import JobWaiter
     from riverpy.insert_opts import InsertResult
     from riverpy.job import JobArgs, JobRow, RawArgs
 
@@ -123,10 +123,10 @@ class WaitMethods(ListeningMethods):
         return rows[job_id]
 
     @cached_property
-    def _waiter(self) -> Waiter:
-        from riverpy._waiting.waiter import Waiter  # most clients wait for no job
+    def _waiter(self) -> JobWaiter:
+        from riverpy._waiting.waiter import JobWaiter  # most clients wait for no job
 
-        return Waiter(
+        return JobWaiter(
             self._pool_connection,
             self._listener,
             schema=self._config.schema,
@@ -138,7 +138,7 @@ class WaitMethods(ListeningMethods):
         """End all waits, and close the connection that listens, also if the caller is cancelled."""
 
         # The next waiter and listener may run in another event loop, so they are new objects.
-        waiter: Waiter | None = vars(self).pop("_waiter", None)
+        waiter: JobWaiter | None = vars(self).pop("_waiter", None)
         listener: SharedListener | None = vars(self).pop("_listener", None)
 
         async def close() -> None:

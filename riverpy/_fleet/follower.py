@@ -42,7 +42,7 @@ from riverpy._postgres.fleet import (
 from riverpy._postgres.tracing import suppress_tracing
 from riverpy._stream import StreamGroup
 from riverpy._waiting.background_task import BackgroundTask
-from riverpy._waiting.pool_connection import explain_read_error
+from riverpy._waiting.pool_connection import make_read_error
 from riverpy.job import JobRow
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from riverpy._fleet.subscription import FleetStream
     from riverpy._postgres.driver import Pool, Transaction
     from riverpy._waiting.listener import SharedListener
-    from riverpy._waiting.pool_connection import PoolConnection
+    from riverpy._waiting.pool_connection import SharedPoolConnection
 
 ANNOUNCEMENT_INTERVAL = 10.0
 """Seconds until the client announces the same filters to the workers again."""
@@ -77,7 +77,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
     def __init__(
         self,
         get_open_pool: Callable[[], Pool],
-        connection: PoolConnection,
+        connection: SharedPoolConnection,
         listener: SharedListener,
         *,
         schema: str | None,
@@ -343,7 +343,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
             except DATABASE_ERRORS as error:
                 if is_permanent_statement_error(error):
                     for reader in list(self._readers_by_id.get(job_id, ())):
-                        reader.fail(explain_read_error(error))
+                        reader.fail(make_read_error(error))
 
     def _handle_failure(self, error: Exception) -> None:
         """End all subscriptions and watches, because the task has ended by a fault: no reader may

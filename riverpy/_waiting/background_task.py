@@ -40,11 +40,11 @@ class BackgroundTask:
         """Start the task, unless it runs. It gets none of the caller's context variables."""
         if not self.is_running:
             self._task = asyncio.get_running_loop().create_task(
-                self._await_run(), name=f"riverpy {self._name}", context=contextvars.Context()
+                self._run_task_code(), name=f"riverpy {self._name}", context=contextvars.Context()
             )
             self._task.add_done_callback(self._report_failure)
 
-    async def _await_run(self) -> None:
+    async def _run_task_code(self) -> None:
         await self._run()
 
     def _report_failure(self, task: asyncio.Task[None]) -> None:

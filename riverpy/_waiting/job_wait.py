@@ -45,7 +45,7 @@ class JobWait:
         self.error = self.error or error
         self.ended.set()
 
-    def expect_rows(
+    def get_rows_or_raise(
         self, timeout: float, last_states: Mapping[int, JobState], read_error: str | None
     ) -> dict[int, JobRow]:
         """Return the rows by id. `read_error` says why the database cannot be read now.

@@ -62,7 +62,7 @@ class SharedListener:
         self._subscribed_notifier: Notifier | None = None
         """The notifier on which the subscribers listen now."""
         self._own_task = BackgroundTask(
-            "shared listener", self._run_own_notifier, self._leave_own_notifier
+            "shared listener", self._run_own_notifier, self._forget_own_notifier
         )
         self._unused_timer: asyncio.TimerHandle | None = None
         self._log = get_logger()
@@ -93,7 +93,7 @@ class SharedListener:
         self._subscribers.append(subscriber)
         self._stop_unused_timer()
         if self._subscribed_notifier is None:
-            self._choose_notifier()
+            self._switch_notifier()
         else:
             self._subscribed_notifier.subscribe(*subscriber)
         try:
@@ -106,16 +106,16 @@ class SharedListener:
                 if not self._subscribers:
                     self._start_unused_timer()
 
-    def follow_run(self, notifier: Notifier) -> None:
+    def use_run_notifier(self, notifier: Notifier) -> None:
         """Use this notifier of a client that works jobs, while the notifier runs."""
 
-        def use_or_leave() -> None:
+        def update_run_notifier() -> None:
             self._run_notifier = notifier if notifier.is_running else None
-            self._choose_notifier()
+            self._switch_notifier()
 
-        notifier.on_running_changed = use_or_leave
+        notifier.on_running_changed = update_run_notifier
 
-    def _choose_notifier(self) -> None:
+    def _switch_notifier(self) -> None:
         """Move the subscribers to the notifier of the working client, if there is one. Otherwise
         use the listener's own notifier."""
         wanted, before = self._run_notifier, self._subscribed_notifier
@@ -149,7 +149,7 @@ class SharedListener:
                 self._log.exception(SHARED_LISTENER_FAILED)
             await anyio.sleep(backoff.next_delay())
 
-    def _leave_own_notifier(self, _error: Exception) -> None:
+    def _forget_own_notifier(self, _error: Exception) -> None:
         """Let the subscribers poll, because other code has cancelled the task. The next subscriber
         starts another one."""
         self._own_notifier = self._subscribed_notifier = None
@@ -176,7 +176,7 @@ class SharedListener:
         self._own_notifier = None
 
     async def close(self) -> None:
-        """Close the connection. Subscribers that are left get no notifications any more."""
+        """Close the connection. The remaining subscribers receive no further notifications."""
         self._stop_unused_timer()
         for subscriber in self._subscribers:
             if self._subscribed_notifier is not None:

@@ -1,4 +1,4 @@
-"""PoolConnection: at most one connection of a client's pool at a time, for all waits."""
+"""SharedPoolConnection: at most one connection of a client's pool at a time, for all waits."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Pool, Transaction
 
 
-class PoolConnection:
-    """Lends one connection of a client's pool to one user at a time. It is back in the pool between
-    two uses."""
+class SharedPoolConnection:
+    """Acquires at most one connection of a client's pool at a time, for all waits of the client.
+    Between two uses the connection is in the pool."""
 
     def __init__(self, get_pool: Callable[[], Pool]) -> None:
         """`get_pool` returns the pool of the open client, or raises ClientStateError."""
@@ -36,7 +36,7 @@ class PoolConnection:
                 yield connection
 
 
-def explain_read_error(error: Exception) -> Exception:
+def make_read_error(error: Exception) -> Exception:
     """Return the error to raise if the database refuses to read jobs: one that names the missing
     right or the missing tables, or the error itself."""
     if not isinstance(error, InsufficientPrivilegeError):

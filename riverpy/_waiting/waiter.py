@@ -1,4 +1,4 @@
-"""Waiter: reads the states of all jobs for whose end a client waits.
+"""JobWaiter: reads the states of all jobs for whose end a client waits.
 
 A wait listens first, then reads the state, and then waits, so that no end is missed. All waits of a
 client share one task, and one statement for all their jobs. The task reads a new job at once. It
@@ -33,7 +33,7 @@ from riverpy._postgres.jobs import FINAL_STATES, job_get_many
 from riverpy._postgres.tracing import suppress_tracing
 from riverpy._waiting.background_task import BackgroundTask
 from riverpy._waiting.job_wait import JobWait, make_missing_job_error
-from riverpy._waiting.pool_connection import explain_read_error
+from riverpy._waiting.pool_connection import make_read_error
 from riverpy.errors import ClientStateError, RiverError
 from riverpy.job import JobColumn, JobRow, JobState
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.waits import WaitedState
     from riverpy._waiting.listener import SharedListener
-    from riverpy._waiting.pool_connection import PoolConnection
+    from riverpy._waiting.pool_connection import SharedPoolConnection
 
 POLL_DELAY_MIN = 0.05
 POLL_DELAY_MAX = 1.0
@@ -84,12 +84,12 @@ class _WaitedJob:
         self.read_at = now + self.delay
 
 
-class Waiter:
+class JobWaiter:
     """All waits of one client. It uses no connection while no call waits."""
 
     def __init__(
         self,
-        connection: PoolConnection,
+        connection: SharedPoolConnection,
         listener: SharedListener,
         *,
         schema: str | None,
@@ -111,7 +111,9 @@ class Waiter:
         """Whether the client may mark jobs whose end must be notified. False after an error."""
         self._read_error: str | None = None
         self._backoff = Backoff(READ_RETRY_DELAY_MIN, READ_RETRY_DELAY_MAX)
-        self._task = BackgroundTask("waiter", self._read_until_unused, self._handle_failure)
+        self._task = BackgroundTask(
+            "waiter", self._read_jobs_until_no_waits, self._handle_task_failure
+        )
         self._log = get_logger()
 
     async def wait(self, job_ids: Iterable[int], timeout: float) -> dict[int, JobRow]:
@@ -127,7 +129,7 @@ class Waiter:
         wait = JobWait(job_ids)
         if not wait.waiting_ids:
             return {}
-        with self.listening_for_wait(), self._reading_before_timeout(wait, timeout):
+        with self.listening_for_wait(), self._scheduling_last_read(wait, timeout):
             self._add_wait(wait)
             try:
                 with anyio.move_on_after(timeout):
@@ -139,16 +141,16 @@ class Waiter:
                 }
             finally:
                 self._remove_wait(wait)
-        return wait.expect_rows(timeout, states, self._read_error)
+        return wait.get_rows_or_raise(timeout, states, self._read_error)
 
     @contextmanager
     def listening_for_wait(self) -> Generator[None]:
-        """Listen during the `with` block. Use it around an insert whose job a wait will follow."""
+        """Listen during the `with` block. Use it around an insert if a wait for the job follows."""
         self._user_count += 1
         if self._user_count == 1:
             self._listening.enter_context(
                 self._listener.listening(
-                    waits.JOB_END_TOPIC, self._handle_notification, self._read_all_jobs_now
+                    waits.JOB_END_TOPIC, self._handle_notification, self._make_all_jobs_due
                 )
             )
         try:
@@ -159,20 +161,20 @@ class Waiter:
                 self._listening.close()
 
     @contextmanager
-    def _reading_before_timeout(self, wait: JobWait, timeout: float) -> Generator[None]:
-        """Read the awaited jobs shortly before the timeout. This finds jobs that have ended without
-        a notification."""
+    def _scheduling_last_read(self, wait: JobWait, timeout: float) -> Generator[None]:
+        """During the `with` block, schedule a last read of the jobs shortly before the timeout. It
+        finds jobs that have ended without a notification."""
         if timeout == math.inf:
             yield
             return
         lead = min(LAST_READ_LEAD_MAX, timeout * LAST_READ_LEAD_SHARE)
-        timer = asyncio.get_running_loop().call_later(timeout - lead, self._read_again, wait)
+        timer = asyncio.get_running_loop().call_later(timeout - lead, self._make_jobs_due, wait)
         try:
             yield
         finally:
             timer.cancel()
 
-    def _read_again(self, wait: JobWait) -> None:
+    def _make_jobs_due(self, wait: JobWait) -> None:
         for job_id in wait.waiting_ids:
             if (job := self._job_by_id.get(job_id)) is not None:
                 job.read_at = 0.0
@@ -206,7 +208,7 @@ class Waiter:
             self._notified_ids.update(ids)
             self._woken.set()
 
-    def _read_all_jobs_now(self) -> None:
+    def _make_all_jobs_due(self) -> None:
         """Read all jobs, because notifications may have been lost."""
         if self._job_by_id:
             self._next_read_at = 0.0
@@ -216,7 +218,7 @@ class Waiter:
 
     # -- the task
 
-    async def _read_until_unused(self) -> None:
+    async def _read_jobs_until_no_waits(self) -> None:
         loop = asyncio.get_running_loop()
         while self._job_by_id:
             self._woken.clear()
@@ -229,7 +231,7 @@ class Waiter:
                     self._can_mark_jobs = False
                     continue
                 if is_permanent_statement_error(error):
-                    self._fail_all_waits(explain_read_error(error))
+                    self._fail_all_waits(make_read_error(error))
                 self._read_error, delay = describe_error(error), self._backoff.next_delay()
             except RiverError as error:
                 self._fail_all_waits(error)
@@ -239,7 +241,7 @@ class Waiter:
                 with anyio.move_on_after(self._next_read_at - loop.time()):
                     await self._woken.wait()
 
-    def _handle_failure(self, error: Exception) -> None:
+    def _handle_task_failure(self, error: Exception) -> None:
         """End all waits, because the task has ended by a fault: no call may wait forever."""
         self._log.error(WAITER_FAILED, exc_info=error)
         self._fail_all_waits(error)
@@ -259,11 +261,11 @@ class Waiter:
             async with self._acquire_connection() as connection:
                 for job, state in await self._read_states(connection, due):
                     if state is None:
-                        self._end_job(job, make_missing_job_error(job.id))
+                        self._end_waits_for_job(job, make_missing_job_error(job.id))
                     elif state.state in FINAL_STATES:
                         ended_ids.add(job.id)
                     else:
-                        self._keep_waiting(job, state, now)
+                        self._schedule_next_read(job, state, now)
                 await self._read_ended_jobs(connection, sorted(ended_ids), now)
         self._notified_ids.difference_update(ended_ids)
         self._notified_ids.intersection_update(self._job_by_id)
@@ -318,16 +320,16 @@ class Waiter:
                 continue
             row = row_by_id.get(job_id)
             if job_id in damaged:
-                self._end_job(job, make_damaged_jobs_error({job_id: damaged[job_id]}))
+                self._end_waits_for_job(job, make_damaged_jobs_error({job_id: damaged[job_id]}))
             elif row is None:
-                self._end_job(job, make_missing_job_error(job_id))
+                self._end_waits_for_job(job, make_missing_job_error(job_id))
             elif row[JobColumn.STATE] in FINAL_STATES:
-                self._end_job(job, JobRow(tuple(row)))
+                self._end_waits_for_job(job, JobRow(tuple(row)))
             else:  # another session has retried the job
                 job.state = JobState(row[JobColumn.STATE])
                 job.schedule_read(now, is_notified=self._is_listening)
 
-    def _keep_waiting(self, job: _WaitedJob, state: WaitedState, now: float) -> None:
+    def _schedule_next_read(self, job: _WaitedJob, state: WaitedState, now: float) -> None:
         job.is_new, job.is_marked, job.state = False, state.is_marked, JobState(state.state)
         job.schedule_read(now, is_notified=self._is_listening)
 
@@ -335,7 +337,7 @@ class Waiter:
     def _is_listening(self) -> bool:
         return self._listener.is_listening_on(waits.JOB_END_TOPIC)
 
-    def _end_job(self, job: _WaitedJob, result: JobRow | Exception) -> None:
+    def _end_waits_for_job(self, job: _WaitedJob, result: JobRow | Exception) -> None:
         """End the waits for a job."""
         self._job_by_id.pop(job.id, None)
         for wait in job.waits:

@@ -182,8 +182,8 @@ class Attempt(Job[Any]):
         return JobState.COMPLETED if self.outcome is None else self.outcome.state
 
     @property
-    def result_size(self) -> int:
-        """The approximate number of characters of the result."""
+    def result_length(self) -> int:
+        """The approximate length of the result, in characters."""
         size = len(self.outcome.error_entry or "") if self.outcome is not None else 0
         return size + sum(map(len, (self._metadata_updates or {}).values()))
 
@@ -239,11 +239,11 @@ class Attempt(Job[Any]):
         self._log = log
 
     def _report_progress(self, progress: JobProgress) -> None:
-        self.add_progress(msgspec.json.encode(progress).decode())
+        self.report_progress_text(msgspec.json.encode(progress).decode())
 
-    def add_progress(self, text: str) -> None:
-        """Store a progress, as JSON text, with the next write for all jobs of the client. May be
-        called in any thread."""
+    def report_progress_text(self, text: str) -> None:
+        """Report a progress, as JSON text. The next write for all jobs of the client stores it. May
+        be called in any thread."""
         if self.ended_at:  # the job's code has reported after the end of the attempt
             return
         self._record_metadata(PROGRESS_METADATA_KEY, text)
@@ -340,11 +340,11 @@ class Attempt(Job[Any]):
         self.is_completed_in_transaction = True
         return job
 
-    def drop_metadata_updates(self) -> None:
-        """Delete the recorded metadata, because the database refuses to store it."""
+    def remove_all_metadata_updates(self) -> None:
+        """Remove all recorded metadata, because the database refuses to store it."""
         self._metadata_updates = None
 
-    def make_error_ascii(self) -> bool:
+    def convert_error_text_to_ascii(self) -> bool:
         """Replace each non-ASCII character of the error text with `?`. Returns whether there was
         such a character."""
         outcome = self.outcome
@@ -354,7 +354,7 @@ class Attempt(Job[Any]):
         self.outcome = msgspec.structs.replace(outcome, error_entry=error)
         return True
 
-    def make_result(self, now: float) -> AttemptResult:
+    def make_attempt_result(self, now: float) -> AttemptResult:
         """Return the values of the statement that stores the result. `now` is in monotonic
         seconds."""
         outcome = self.outcome

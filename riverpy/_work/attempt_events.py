@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
 
 
-def make_job_event(attempt: Attempt, kind: EventKind) -> Event:
+def make_attempt_end_event(attempt: Attempt, kind: EventKind) -> Event:
     """Return the event for the end of an attempt whose result was stored."""
     row = _make_stored_row(attempt)
     if attempt.stored_row is None:
         row[JobColumn.METADATA] = attempt.encode_merged_metadata()
-    return Event(kind, job=JobRow(row), statistics=_make_statistics(attempt, row))
+    return Event(kind, job=JobRow(row), statistics=_make_job_statistics(attempt, row))
 
 
 def _make_stored_row(attempt: Attempt) -> list[Any]:
@@ -39,7 +39,7 @@ def _make_stored_row(attempt: Attempt) -> list[Any]:
     return row
 
 
-def _make_statistics(attempt: Attempt, row: list[Any]) -> JobStatistics:
+def _make_job_statistics(attempt: Attempt, row: list[Any]) -> JobStatistics:
     attempted_at = decode_timestamp(row[JobColumn.ATTEMPTED_AT])
     due = max(attempt.scheduled_at, attempt.created_at)
     started = attempt.started_at or attempt.ended_at  # 0 if the job was released before its start
@@ -78,15 +78,15 @@ def _to_microseconds(seconds: float) -> int:
     return int(seconds * 1e6)
 
 
-def make_end_message(kind: EventKind, attempt: Attempt) -> EventMessage:
+def make_attempt_end_message(kind: EventKind, attempt: Attempt) -> EventMessage:
     """Return the message for other clients about an attempt whose result was stored."""
     row = _make_stored_row(attempt)
-    times = _make_statistics(attempt, row)
+    times = _make_job_statistics(attempt, row)
     error = ""
     if kind in {EventKind.JOB_FAILED, EventKind.JOB_CANCELLED}:
         errors = JobRow(row).errors
         error = mask_passwords(errors[-1].error)[:ERROR_LENGTH_MAX] if errors else ""
-    return _make_message(
+    return _make_job_message(
         kind,
         row,
         error=error,
@@ -96,12 +96,12 @@ def make_end_message(kind: EventKind, attempt: Attempt) -> EventMessage:
     )
 
 
-def make_running_message(
+def make_running_job_message(
     kind: FleetEventKind, job: JobRow, progress_text: str | None = None
 ) -> EventMessage:
     """Return the message for other clients about a running job. `progress_text` is the progress as
     JSON text, for the kind JOB_PROGRESS."""
-    message = _make_message(kind, job.columns())
+    message = _make_job_message(kind, job.columns())
     if progress_text is not None:
         progress = msgspec.json.decode(progress_text, type=JobProgress)
         message.done, message.total = progress.done, progress.total
@@ -110,7 +110,7 @@ def make_running_message(
     return message
 
 
-def _make_message(
+def _make_job_message(
     kind: EventKind | FleetEventKind,
     row: Sequence[Any],
     *,
@@ -128,10 +128,10 @@ def _make_message(
         priority=row[JobColumn.PRIORITY],
         attempt=row[JobColumn.ATTEMPT],
         max_attempts=row[JobColumn.MAX_ATTEMPTS],
-        created_at=_to_integer(row[JobColumn.CREATED_AT]) or 0,
-        scheduled_at=_to_integer(row[JobColumn.SCHEDULED_AT]) or 0,
-        attempted_at=_to_integer(row[JobColumn.ATTEMPTED_AT]),
-        finalized_at=_to_integer(row[JobColumn.FINALIZED_AT]),
+        created_at=_to_integer_timestamp(row[JobColumn.CREATED_AT]) or 0,
+        scheduled_at=_to_integer_timestamp(row[JobColumn.SCHEDULED_AT]) or 0,
+        attempted_at=_to_integer_timestamp(row[JobColumn.ATTEMPTED_AT]),
+        finalized_at=_to_integer_timestamp(row[JobColumn.FINALIZED_AT]),
         error=error,
         wait=wait,
         run=run,
@@ -139,7 +139,7 @@ def _make_message(
     )
 
 
-def make_ended_job_message(kind: EventKind, job: EndedJob, state: str) -> EventMessage:
+def make_job_ended_by_leader_message(kind: EventKind, job: EndedJob, state: str) -> EventMessage:
     """Return the message for other clients about a job that this client has ended as the leader."""
     error = "" if job.error is None else parse_error_entry(job.error).error
     return EventMessage(
@@ -153,17 +153,17 @@ def make_ended_job_message(kind: EventKind, job: EndedJob, state: str) -> EventM
         max_attempts=job.max_attempts,
         created_at=decode_wire_timestamp(job.created_at),
         scheduled_at=decode_wire_timestamp(job.scheduled_at),
-        attempted_at=_to_integer(job.attempted_at),
-        finalized_at=_to_integer(job.finalized_at),
+        attempted_at=_to_integer_timestamp(job.attempted_at),
+        finalized_at=_to_integer_timestamp(job.finalized_at),
         error=mask_passwords(error)[:ERROR_LENGTH_MAX],
     )
 
 
-def _to_integer(timestamp: int | bytes | None) -> int | None:
+def _to_integer_timestamp(timestamp: int | bytes | None) -> int | None:
     return decode_wire_timestamp(timestamp) if isinstance(timestamp, bytes) else timestamp
 
 
-def make_other_message(event: Event) -> EventMessage:
+def make_queue_or_lease_message(event: Event) -> EventMessage:
     """Return the message for other clients about an event of a queue or a lease."""
     lease = event.lease
     if lease is None:

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from riverpy._postgres.jobs import ClaimKey
     from riverpy._postgres.sessions.protocols import CallerTransaction
 
-MERGE_RETRY_DELAY_MIN = timedelta(milliseconds=50)
-MERGE_RETRY_DELAY_MAX = timedelta(seconds=2)
+METADATA_MERGE_RETRY_DELAY_MIN = timedelta(milliseconds=50)
+METADATA_MERGE_RETRY_DELAY_MAX = timedelta(seconds=2)
 ROW_LOCK_TIMEOUT = "5s"
 """How long a statement on the client's pool waits for a lock of the row."""
 
 
-class RunningJobEvents(Protocol):
+class RunningJobEventPublisher(Protocol):
     """Publishes events of running jobs to the clients that follow this client."""
 
     fleet_outbox: FleetOutbox | None
@@ -62,7 +62,7 @@ class AttemptStore:
         self,
         transaction: Callable[[CallerTransaction | None], AbstractAsyncContextManager[Transaction]],
         schema: str | None,
-        events: RunningJobEvents,
+        events: RunningJobEventPublisher,
         client_id: str,
     ) -> None:
         """`transaction` opens a savepoint in a caller's transaction or, without one, a transaction
@@ -113,7 +113,7 @@ class AttemptStore:
             Exception: one of DATABASE_ERRORS, after the last try.
         """
         give_up_at = time.monotonic() + timeout
-        backoff = Backoff(MERGE_RETRY_DELAY_MIN, MERGE_RETRY_DELAY_MAX)
+        backoff = Backoff(METADATA_MERGE_RETRY_DELAY_MIN, METADATA_MERGE_RETRY_DELAY_MAX)
         while True:
             try:
                 await self.merge_metadata(claim_key, updates)

@@ -106,7 +106,9 @@ class BlockingJobRunner:
     async def _run_in_child(self, function: Callable[[Job[Any]], object], attempt: Attempt) -> None:
         claim_key = attempt.claim_key
         packed = pickle_job(function, attempt)
-        job = JobInChild(attempt.id, attempt.kind, packed, lambda: None, attempt.add_progress)
+        job = JobInChild(
+            attempt.id, attempt.kind, packed, lambda: None, attempt.report_progress_text
+        )
         child = self._child_processes.assign_child(claim_key)
         loop = asyncio.get_running_loop()
         start_timer = loop.call_later(PROCESS_START_TIMEOUT, child.kill_after_start_timeout)

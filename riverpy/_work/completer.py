@@ -369,7 +369,7 @@ class Completer:
         If the database refuses only a character of the error text, the result is kept, and its
         error text becomes ASCII.
         """
-        if is_untranslatable_text_error(error) and attempt.make_error_ascii():
+        if is_untranslatable_text_error(error) and attempt.convert_error_text_to_ascii():
             self._other_result_sender.add_row(attempt)
             return
         self._limited_log.error(
@@ -379,7 +379,7 @@ class Completer:
             kind=attempt.kind,
             error=describe_error(error),
         )
-        attempt.drop_metadata_updates()
+        attempt.remove_all_metadata_updates()
         attempt.is_result_replaced = True
         text = "the result of this attempt could not be stored"
         attempt.outcome = make_failure_outcome(
@@ -456,7 +456,7 @@ class Completer:
         """Send one statement. Returns the stored state of each changed row, by job id."""
         now = time.monotonic()
         if not attempts[0].is_completed_without_metadata:
-            results = [attempt.make_result(now) for attempt in attempts]
+            results = [attempt.make_attempt_result(now) for attempt in attempts]
             return await jobs.job_store_results(connection, self._schema, results)
         ids, numbers, times = map(
             list, zip(*[attempt.claim_key for attempt in attempts], strict=True)
@@ -575,7 +575,7 @@ def _count_fitting_results(attempts: list[Attempt]) -> int:
     the list."""
     size = 0
     for index, attempt in enumerate(attempts):
-        size += attempt.result_size
+        size += attempt.result_length
         if size > CHARACTERS_PER_STATEMENT_MAX and index:
             return index
     return len(attempts)

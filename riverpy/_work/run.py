@@ -233,7 +233,7 @@ class ClientRun:
             probe_interval_min=0.0 if quiet is None else quiet.total_seconds(),
             trace_internal=self._config.trace_internal,
         )
-        self._client.listener.follow_run(notifier)
+        self._client.listener.use_run_notifier(notifier)
         notifier.subscribe("river_insert", self._receive_insert_notification)
         notifier.subscribe("river_control", self._receive_control_notification)
         notifier.subscribe(EVENT_TOPIC, self._receive_riverpy_notification)

@@ -9,11 +9,11 @@ from riverpy._log import get_logger
 from riverpy._log_events import EVENT_DROPPED, SUBSCRIBER_EVENTS_DROPPED
 from riverpy._stream import Stream, StreamGroup, check_stream_size
 from riverpy._work.attempt_events import (
-    make_end_message,
-    make_ended_job_message,
-    make_job_event,
-    make_other_message,
-    make_running_message,
+    make_attempt_end_event,
+    make_attempt_end_message,
+    make_job_ended_by_leader_message,
+    make_queue_or_lease_message,
+    make_running_job_message,
 )
 from riverpy.errors import ConfigError
 from riverpy.events import Event, EventKind, FleetEventKind, LeaseEventKind
@@ -98,7 +98,7 @@ class SubscriptionManager(StreamGroup[Subscription]):
         if self.fleet_outbox is not None:
             for attempt in attempts:
                 kind = attempt.event_kind
-                make_message = partial(make_end_message, kind, attempt)
+                make_message = partial(make_attempt_end_message, kind, attempt)
                 self.fleet_outbox.add_job_event(kind, attempt, make_message)
         if not self._open_streams:
             return
@@ -112,7 +112,7 @@ class SubscriptionManager(StreamGroup[Subscription]):
         self, attempt: Attempt, kind: EventKind, subscribers: list[Subscription]
     ) -> None:
         try:
-            event = make_job_event(attempt, kind)
+            event = make_attempt_end_event(attempt, kind)
         except Exception:  # the row cannot be read: drop only this event
             self._limited_log.exception(EVENT_DROPPED, job_id=attempt.id)
             return
@@ -127,7 +127,7 @@ class SubscriptionManager(StreamGroup[Subscription]):
         """Publish one event of a queue or a lease to the subscriptions of its kind."""
         if self.fleet_outbox is not None:
             self.fleet_outbox.add_event(
-                event.kind, partial(make_other_message, event), queue=event.queue or ""
+                event.kind, partial(make_queue_or_lease_message, event), queue=event.queue or ""
             )
         for subscription in self._open_streams:
             if event.kind in subscription.kinds:
@@ -163,7 +163,7 @@ class SubscriptionManager(StreamGroup[Subscription]):
             state = state_by_id[job.id]
             is_cancelled = state == JobState.CANCELLED
             kind = EventKind.JOB_CANCELLED if is_cancelled else EventKind.JOB_FAILED
-            make_message = partial(make_ended_job_message, kind, job, state)
+            make_message = partial(make_job_ended_by_leader_message, kind, job, state)
             self.fleet_outbox.add_event(
                 kind, make_message, kind_of_job=job.kind, queue=job.queue, job_id=job.id
             )
@@ -177,5 +177,5 @@ class SubscriptionManager(StreamGroup[Subscription]):
         self, kind: FleetEventKind, job: JobRow, progress_text: str | None = None
     ) -> None:
         if self.fleet_outbox is not None:
-            make_message = partial(make_running_message, kind, job, progress_text)
+            make_message = partial(make_running_job_message, kind, job, progress_text)
             self.fleet_outbox.add_job_event(kind, job, make_message)

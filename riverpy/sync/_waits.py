@@ -98,7 +98,7 @@ class BlockingWaits(ClientMethods):
             if wait.waiting_ids:
                 await sleep(min(delay, seconds_left))
                 delay = min(delay * 2, POLL_DELAY_MAX)
-        row_by_id = wait.expect_rows(timeout, states, read_error)
+        row_by_id = wait.get_rows_or_raise(timeout, states, read_error)
         return [row_by_id[job_id] for job_id in ids]
 
     async def _read_jobs(self, wait: JobWait, states: dict[int, JobState]) -> None:
