@@ -12,12 +12,12 @@ from typing import Any
 import click
 
 from riverpy._version import VERSION
-from riverpy.cli._logging import send_log_to_stderr
+from riverpy.cli._logging import configure_default_logging
 from riverpy.cli._run import (
     COMMAND_ARGUMENTS_KEY,
     debug_option,
     print_click_error,
-    raise_command_errors,
+    translate_to_command_errors,
 )
 
 _COMMANDS = {
@@ -71,7 +71,7 @@ class CommandGroup(click.Group):
         return context
 
     def invoke(self, ctx: click.Context) -> Any:
-        with raise_command_errors():
+        with translate_to_command_errors():
             return super().invoke(ctx)
 
     def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
@@ -79,7 +79,7 @@ class CommandGroup(click.Group):
         if not standalone_mode:
             return super().main(*args, standalone_mode=False, **kwargs)
         _open_missing_standard_streams()
-        send_log_to_stderr()
+        configure_default_logging()
         try:
             result = super().main(*args, standalone_mode=False, **kwargs)
         except click.exceptions.NoArgsIsHelpError as error:

@@ -14,8 +14,8 @@ from riverpy.cli._run import (
     EXIT_FAILURE,
     CommandError,
     error_to_one_line,
+    print_traceback_if_debug,
     run_async,
-    show_traceback,
 )
 from riverpy.client import Client
 from riverpy.config import Config
@@ -92,7 +92,7 @@ def change_items(
                     result = await _change_item(client, noun, item, found.connection, change)
                     report_result(item, result)
                 except DATABASE_ERRORS as error:
-                    show_traceback(error)
+                    print_traceback_if_debug(error)
                     rest = "; those after it are unchanged" if number < len(items) else ""
                     text = f"changing {noun} {item} failed: {error_to_one_line(error)}{rest}"
                     raise CommandError(text) from error

@@ -44,14 +44,14 @@ class CommandConnection(NamedTuple):
         result = statement(self.connection, self.schema, *args, **kwargs)
         return await wait_for_statement("reading the database", result)
 
-    def has_riverpy_version(self, version: int) -> bool:
+    def has_riverpy_migration(self, version: int) -> bool:
         """Whether the database has this version of riverpy's own tables."""
         return version in self.schema_state.applied_versions(RIVERPY_MIGRATION_LINE)
 
-    def expect_riverpy_version(self, version: int, missing_tables: str) -> None:
+    def expect_riverpy_migration(self, version: int, missing_tables: str) -> None:
         """Raise SchemaMissingError if riverpy's own tables do not have this version. The text names
         the `missing_tables` and the command that creates them."""
-        if not self.has_riverpy_version(version):
+        if not self.has_riverpy_migration(version):
             up = f"riverpy migrate up --line {RIVERPY_MIGRATION_LINE}"
             command = make_migrate_command(up, self.schema, self.database_url)
             raise SchemaMissingError(f"the database lacks the {missing_tables}: run `{command}`")

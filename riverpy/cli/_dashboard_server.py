@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from riverpy._tools.health.http import Address
     from riverpy.client import Client
 
-PORT_DEFAULT = 8080
+DASHBOARD_PORT_DEFAULT = 8080
 STOP_TIMEOUT = 5
 """Seconds that open requests may take after a signal."""
 DASHBOARD_POOL_SIZE = 4
@@ -39,7 +39,7 @@ def expect_web_packages(command: str) -> None:
         ) from error
 
 
-def listen(address: Address, *, option: str = "--port") -> socket.socket:
+def open_listening_socket(address: Address, *, option: str = "--port") -> socket.socket:
     """Return a socket that listens. Raise CommandError, with the option to use, if it cannot."""
     host, port = address
     try:
@@ -57,7 +57,7 @@ def listen(address: Address, *, option: str = "--port") -> socket.socket:
 def is_port_free(address: Address) -> bool:
     """Return whether a server can listen on this address."""
     try:
-        listen(address).close()
+        open_listening_socket(address).close()
     except CommandError:
         return False
     return True
@@ -84,7 +84,7 @@ class DashboardServer:
         """
         import uvicorn
 
-        with listen(self._address) as listener:
+        with open_listening_socket(self._address) as listener:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self._handle_signal)
             async with AsyncExitStack() as stack:
@@ -102,7 +102,7 @@ class DashboardServer:
                 await uvicorn.Server(config).serve(sockets=[listener])
 
     def _handle_signal(self, _number: int, _frame: FrameType | None) -> None:
-        """Stop the start of the server. uvicorn handles signals while it serves, and repeats them
-        at its end: then there is nothing left to stop."""
+        """Exit if the server has not started yet. While it serves, uvicorn handles signals, and
+        raises them again at its end."""
         if not self._is_serving:
             raise SystemExit(0)

@@ -25,7 +25,7 @@ def get_embedded_server(name: str) -> EmbeddedPostgres:
     return _import_embedded_postgres()(name)
 
 
-def start_server(stack: ExitStack, name: str, command_name: str) -> EmbeddedPostgres:
+def start_embedded_server(stack: ExitStack, name: str, command_name: str) -> EmbeddedPostgres:
     """Start the embedded server of this name, and print a note about it. The server runs until
     `stack` is closed."""
     started = time.monotonic()
@@ -50,7 +50,7 @@ def find_existing_servers(name: str) -> list[EmbeddedPostgres]:
     return servers
 
 
-def dev_server_name(directory: Path) -> str:
+def make_dev_server_name(directory: Path) -> str:
     """Return the name of the embedded server of `riverpy dev` in a directory."""
     slug = re.sub("[^a-z0-9]+", "-", directory.name.lower()).strip("-")[:24]
     digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:6]
@@ -66,7 +66,7 @@ def find_running_dev_server() -> EmbeddedPostgres | None:
     from riverpy.embedded import EmbeddedPostgres
 
     try:
-        name = dev_server_name(Path.cwd())
+        name = make_dev_server_name(Path.cwd())
         if not any(default_base_directory().glob(f"{name}-pg*")):
             return None  # return early: `existing` searches for PostgreSQL's programs
         running = [server for server in EmbeddedPostgres.existing(name) if server.is_running]

@@ -32,24 +32,24 @@ BatchVerb: TypeAlias = Literal["retry", "cancel", "delete"]
 PROGRESS_NOTE_INTERVAL = 2.0
 """Seconds between two notes about the progress if stderr is no terminal."""
 _ENDED_STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
-_PAST_PARTICIPLES = {"retry": "retried", "cancel": "cancelled", "delete": "deleted"}
+_PAST_PARTICIPLE_BY_VERB = {"retry": "retried", "cancel": "cancelled", "delete": "deleted"}
 
 
-class _StopRequested(Exception):
+class _StopRequestedError(Exception):
     """A signal has requested the end of the command."""
 
 
-class _Interruption:
+class _StopSignalWatcher:
     """Records the signal that requested the end of the command."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
         """The number of the signal. None: no signal has arrived."""
 
-    def stop_if_requested(self) -> None:
-        """Raise _StopRequested if a signal has arrived."""
+    def raise_if_stop_requested(self) -> None:
+        """Raise _StopRequestedError if a signal has arrived."""
         if self.signal_number is not None:
-            raise _StopRequested
+            raise _StopRequestedError
 
     @contextmanager
     def watch_signals(self) -> Generator[None]:
@@ -57,7 +57,7 @@ class _Interruption:
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
 
-        def handle(number: int) -> None:
+        def handle_signal(number: int) -> None:
             if self.signal_number is None:
                 self.signal_number = number
                 if sys.stderr.isatty():
@@ -72,7 +72,7 @@ class _Interruption:
             with suppress(
                 NotImplementedError, ValueError, RuntimeError
             ):  # Windows, or not the main thread
-                loop.add_signal_handler(number, handle, number)
+                loop.add_signal_handler(number, handle_signal, number)
                 added.append(number)
         try:
             yield
@@ -122,7 +122,7 @@ def change_matching_jobs(
         )
     change = _BatchChange(verb, filters, limit, is_confirmed, as_json)
     if verb == "cancel":
-        change = change._replace(filters=_leave_out_ended_jobs(filters))
+        change = change._replace(filters=_exclude_ended_states(filters))
     count = 0
     if change.filters.get("states") != ():
         matched = run_async(_count_jobs, database, change)
@@ -139,9 +139,9 @@ def change_matching_jobs(
     run_async(_change_jobs, database, change, count)
 
 
-def _leave_out_ended_jobs(filters: JobFilters) -> JobFilters:
-    """Return the filters without the states that a cancellation does not change. `states` is empty
-    if no state is left."""
+def _exclude_ended_states(filters: JobFilters) -> JobFilters:
+    """Return the filters without the states of ended jobs, which a cancellation does not change.
+    `states` is empty if no state is left."""
     states = filters.get("states", tuple(JobState))
     return {**filters, "states": tuple(one for one in states if one not in _ENDED_STATES)}
 
@@ -165,33 +165,33 @@ async def _change_jobs(database: DatabaseSettings, change: _BatchChange, count: 
 
 
 async def _run_batches(client: Client, change: _BatchChange, count: int) -> None:
-    interruption = _Interruption()
+    watcher = _StopSignalWatcher()
     last = JobChanges()
     started_at = time.monotonic()
     failure: BaseException | None = None
     try:
-        with interruption.watch_signals(), _show_progress(change.verb, count) as show:
+        with watcher.watch_signals(), _show_progress(change.verb, count) as show:
 
-            def note(changes: JobChanges) -> None:
+            def handle_progress(changes: JobChanges) -> None:
                 nonlocal last
                 last = changes
                 show(changes)
-                interruption.stop_if_requested()
+                watcher.raise_if_stop_requested()
 
             if count:
-                last = await _get_change_method(client, change)(note)
-    except _StopRequested:
+                last = await _get_change_method(client, change)(handle_progress)
+    except _StopRequestedError:
         pass
     except (asyncio.CancelledError, Exception) as error:
         failure = error
         raise
     finally:
-        is_stopped = interruption.signal_number is not None and last.done < count
+        is_stopped = watcher.signal_number is not None and last.done < count
         is_complete = failure is None and not is_stopped
         seconds = time.monotonic() - started_at
         _print_result(change, count, last, seconds, is_complete=is_complete)
-    if interruption.signal_number is not None and not is_complete:
-        raise click.exceptions.Exit(128 + interruption.signal_number)
+    if watcher.signal_number is not None and not is_complete:
+        raise click.exceptions.Exit(128 + watcher.signal_number)
     if last.refused:
         raise click.exceptions.Exit(EXIT_FAILURE)
 
@@ -239,7 +239,7 @@ def _print_result(
         reasons = [{"id": job_id, "reason": text} for job_id, text in changes.reasons.items()]
         print_json(
             {
-                "action": _PAST_PARTICIPLES[change.verb],
+                "action": _PAST_PARTICIPLE_BY_VERB[change.verb],
                 "matched": count,
                 "complete": is_complete,
                 "changed": changes.changed,
@@ -253,12 +253,12 @@ def _print_result(
         return
     for job_id, text in changes.reasons.items():
         print_note(f"riverpy: job {job_id} was refused: {make_printable(text)}")
-    parts = [f"{_PAST_PARTICIPLES[change.verb]} {format_count(changes.changed, 'job')}"]
+    parts = [f"{_PAST_PARTICIPLE_BY_VERB[change.verb]} {format_count(changes.changed, 'job')}"]
     unchanged = changes.unchanged
     if changes.running and change.verb == "cancel":
         parts[0] += f" ({changes.running:,} running: the workers are notified)"
     elif changes.running:
-        parts.append(f"{changes.running:,} running, not {_PAST_PARTICIPLES[change.verb]}")
+        parts.append(f"{changes.running:,} running, not {_PAST_PARTICIPLE_BY_VERB[change.verb]}")
         unchanged -= changes.running
     elif change.verb == "cancel" and not count:
         parts[0] += " (ended jobs are not changed)"

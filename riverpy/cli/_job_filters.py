@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 
-ID_TYPE = IntegerType(1, 2**63 - 1)
+JOB_ID_TYPE = IntegerType(1, 2**63 - 1)
 
 
-def _parse_object(text: str) -> Mapping[str, object]:
+def _parse_json_object(text: str) -> Mapping[str, object]:
     """Parse a JSON object."""
     try:
         return msgspec.json.decode(text, type=dict[str, object])
@@ -50,8 +50,12 @@ _METADATA_HELP = (
 )
 _ERROR_HELP = "Only jobs whose last error contains this text. Case matters."
 
-ids_option = click.option(
-    "--id", "ids", type=ID_TYPE, multiple=True, help="Only the job with this id. Can be repeated."
+job_ids_option = click.option(
+    "--id",
+    "ids",
+    type=JOB_ID_TYPE,
+    multiple=True,
+    help="Only the job with this id. Can be repeated.",
 )
 
 
@@ -60,16 +64,16 @@ def job_filter_options(command: Callable[..., ResultT]) -> Callable[..., ResultT
     names = [one[1] for one in _FILTER_OPTIONS]
 
     @wraps(command)
-    def with_filters(*args: object, **kwargs: object) -> ResultT:
+    def call_with_filters(*args: object, **kwargs: object) -> ResultT:
         given = {name: kwargs.pop(name) for name in (*names, "metadata", "error")}
         filters = {name: value for name, value in given.items() if value not in ((), None)}
         return command(*args, filters=cast("JobFilters", filters), **kwargs)
 
-    decorated: Callable[..., ResultT] = with_filters
+    decorated: Callable[..., ResultT] = call_with_filters
     decorated = click.option("--error", type=NAME, metavar="TEXT", help=_ERROR_HELP)(decorated)
     decorated = click.option(
         "--metadata",
-        type=ParsedType("object", _parse_object),
+        type=ParsedType("object", _parse_json_object),
         metavar="JSON",
         help=_METADATA_HELP,
     )(decorated)

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 
-class _LogEntry(msgspec.Struct):
+class _JobLogEntry(msgspec.Struct):
     attempt: int
     log: str
 
 
-def read_log_entries(job: JobRow) -> list[msgspec.Raw]:
+def decode_job_log(job: JobRow) -> list[msgspec.Raw]:
     """Return the entries of the log of a job, the oldest first."""
     return [msgspec.Raw(entry) for entry in decode_log_entries(job.columns()[JobColumn.METADATA])]
 
 
-def print_log(job_id: int, entries: Sequence[msgspec.Raw]) -> None:
+def print_job_log(job_id: int, entries: Sequence[msgspec.Raw]) -> None:
     """Print the log of each attempt below a headline. An entry in an unexpected form is printed as
     it is stored."""
     if not entries:
@@ -35,7 +35,7 @@ def print_log(job_id: int, entries: Sequence[msgspec.Raw]) -> None:
     for number, raw in enumerate(entries):
         text = bytes(raw).decode()
         try:
-            entry = msgspec.json.decode(raw, type=_LogEntry)
+            entry = msgspec.json.decode(raw, type=_JobLogEntry)
         except (msgspec.DecodeError, RecursionError):
             lines = [f"entry {number + 1} is not in River's form:", text]
         else:
@@ -44,7 +44,7 @@ def print_log(job_id: int, entries: Sequence[msgspec.Raw]) -> None:
         print_text("\n".join((*([""] if number else []), first, *(f"  {one}" for one in others))))
 
 
-def without_log(metadata: msgspec.Raw) -> msgspec.Raw:
+def shorten_log_in_metadata(metadata: msgspec.Raw) -> msgspec.Raw:
     """Return the metadata of a job, with a short text in place of a log."""
     text = bytes(metadata).decode()
     entries = decode_log_entries(text)

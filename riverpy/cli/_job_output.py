@@ -14,7 +14,7 @@ from riverpy._attempt_errors import (
     parse_error_entry,
 )
 from riverpy._tools.text import format_seconds
-from riverpy.cli._job_log import without_log
+from riverpy.cli._job_log import shorten_log_in_metadata
 from riverpy.cli._output import make_printable, print_table, print_text
 from riverpy.job import JobColumn
 from riverpy.progress import JobProgress
@@ -65,7 +65,9 @@ def print_job(job: dict[str, object], now: datetime | None = None) -> None:
     """Print the columns of a job that are not empty, then its errors, the oldest first. With the
     server's time `now`, other times are also shown relative to it."""
     cells = {name: _cell_to_lines(value, now) for name, value in job.items() if name != "errors"}
-    cells["metadata"] = _cell_to_lines(without_log(cast("msgspec.Raw", job["metadata"])), now)
+    cells["metadata"] = _cell_to_lines(
+        shorten_log_in_metadata(cast("msgspec.Raw", job["metadata"])), now
+    )
     shown = {name: lines for name, lines in cells.items() if any(lines)}
     width = max(map(len, shown))
     texts = [

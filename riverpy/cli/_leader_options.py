@@ -64,7 +64,7 @@ class GroupedOptionsCommand(click.Command):
                 formatter.write_dl(records)
 
 
-def _join_queue_names(
+def _parse_domain_queues(
     _ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[str, ...] | None:
     return DOMAIN_QUEUES.type.convert(",".join(texts), None, None) if texts else None
@@ -78,7 +78,7 @@ def leader_options(command: CommandT) -> CommandT:
             attributes |= {
                 "multiple": True,
                 "type": click.STRING,
-                "callback": _join_queue_names,
+                "callback": _parse_domain_queues,
             }
         command = setting.click_option(**attributes)(command)
     return command
@@ -110,7 +110,7 @@ def find_setting_values(
                 faults.append(error.message)
     if faults:
         faults += _find_faults_of_combinations({}, values)
-    _raise_faults(faults)
+    _raise_if_faults(faults)
     return values
 
 
@@ -120,7 +120,7 @@ def check_leader_settings(config: Config, values: _ValueBySetting) -> None:
     Raises:
         SettingsError: a rule is broken. The text has the rule, and the source of each value.
     """
-    _raise_faults(_find_faults_of_combinations(msgspec.structs.asdict(config), values))
+    _raise_if_faults(_find_faults_of_combinations(msgspec.structs.asdict(config), values))
 
 
 def _find_faults_of_combinations(
@@ -141,7 +141,7 @@ def _find_faults_of_combinations(
     return find_leader_setting_faults(settings, name_setting, format_duration)
 
 
-def _raise_faults(faults: Sequence[str]) -> None:
+def _raise_if_faults(faults: Sequence[str]) -> None:
     if len(faults) == 1:
         raise SettingsError(faults[0])
     if faults:

@@ -18,8 +18,8 @@ _COLOR_BY_LEVEL = {"debug": _GREEN, "info": _GREEN, "warning": _YELLOW}
 _CHARACTERS_THAT_NEED_QUOTES = frozenset(" \t\r\n=\"'")
 
 
-class LogEntryFormat:
-    """The format of log entries. An entry is a dict with the key `event`.
+class LogEntryFormatter:
+    """Formats log entries. An entry is a dict with the key `event`.
 
     Args:
         is_json: whether each entry becomes one JSON object, and not a line with columns.
@@ -54,27 +54,27 @@ class LogEntryFormat:
         level, event = str(entry.pop("level")), str(entry.pop("event", ""))
         level_color = _BOLD + _COLOR_BY_LEVEL.get(level, _RED)
         columns = [
-            self._color(entry.pop("timestamp"), _DIM),
-            f"[{self._color(level.ljust(_LEVEL_WIDTH), level_color)}]",
-            self._color(event.ljust(_EVENT_WIDTH), _BOLD),
+            self._colorize(entry.pop("timestamp"), _DIM),
+            f"[{self._colorize(level.ljust(_LEVEL_WIDTH), level_color)}]",
+            self._colorize(event.ljust(_EVENT_WIDTH), _BOLD),
         ]
         if logger := entry.pop("logger", None):
-            columns.append(f"[{self._color(logger, _BOLD + _BLUE)}]")
+            columns.append(f"[{self._colorize(logger, _BOLD + _BLUE)}]")
         blocks = [entry.pop(key, None) for key in ("stack", "exception")]
         columns += [
-            f"{self._color(key, _CYAN)}={self._color(_format_value(entry[key]), _MAGENTA)}"
+            f"{self._colorize(key, _CYAN)}={self._colorize(_format_value(entry[key]), _MAGENTA)}"
             for key in sorted(entry)
         ]
         return "\n".join([" ".join(columns).rstrip(), *(str(one) for one in blocks if one)])
 
-    def _color(self, text: str, color: str) -> str:
+    def _colorize(self, text: str, color: str) -> str:
         return f"{color}{text}{_RESET}" if self._has_colors else text
 
 
 class LogRecordFormatter(logging.Formatter):
     """Formats records of `logging` like riverpy's own events."""
 
-    def __init__(self, entry_format: LogEntryFormat) -> None:
+    def __init__(self, entry_format: LogEntryFormatter) -> None:
         super().__init__()
         self._entry_format = entry_format
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from riverpy._log import EventWriter, get_logger, send_events_to
 from riverpy._log_events import UNCAUGHT_ERROR_RAISED
 from riverpy.cli._log_stream import LogStream
-from riverpy.cli._log_text import LogEntryFormat, LogRecordFormatter
+from riverpy.cli._log_text import LogEntryFormatter, LogRecordFormatter
 from riverpy.cli._output import should_use_color
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class _LineWriter(EventWriter):
     would wait forever."""
 
     def __init__(
-        self, entry_format: LogEntryFormat, lowest_level: int, write: Callable[[str], object]
+        self, entry_format: LogEntryFormatter, lowest_level: int, write: Callable[[str], object]
     ) -> None:
         self._entry_format, self._write_text = entry_format, write
         self.lowest_level = lowest_level
@@ -33,12 +33,12 @@ class _LineWriter(EventWriter):
     def write_event(self, level: str, event: str, keys: dict[str, Any]) -> None:
         self.msg(self._entry_format.format_entry(level, {**keys, "event": event}))
 
-    def render_event(self, _logger: object, method: str, entry: Any) -> str:
-        """Return the text of an event, as the last processor of structlog."""
+    def render_structlog_event(self, _logger: object, method: str, entry: Any) -> str:
+        """Return the text of an event. structlog calls this as its last processor."""
         return self._entry_format.format_entry("error" if method == "exception" else method, entry)
 
-    def get_line_logger(self, *_names: object) -> _LineWriter:
-        """Return the logger that structlog wraps."""
+    def make_structlog_logger(self, *_names: object) -> _LineWriter:
+        """Return this object as the logger that structlog wraps."""
         return self
 
     def msg(self, line: str) -> None:
@@ -96,18 +96,21 @@ class _StructlogConfigurer:
 
     def _configure(self, structlog: Any) -> None:
         structlog.configure(
-            processors=[structlog.contextvars.merge_contextvars, self._writer.render_event],
+            processors=[
+                structlog.contextvars.merge_contextvars,
+                self._writer.render_structlog_event,
+            ],
             wrapper_class=structlog.make_filtering_bound_logger(self._writer.lowest_level),
-            logger_factory=self._writer.get_line_logger,
+            logger_factory=self._writer.make_structlog_logger,
             cache_logger_on_first_use=True,
         )
 
 
-def send_log_to_stderr() -> None:
+def configure_default_logging() -> None:
     """Send the log of riverpy and of structlog to stderr, from level info on."""
     # Read sys.stderr at each line, because other code may replace it.
-    _send_events_to_lines(
-        LogEntryFormat(is_json=False, has_colors=should_use_color(sys.stderr)),
+    _install_line_writer(
+        LogEntryFormatter(is_json=False, has_colors=should_use_color(sys.stderr)),
         logging.INFO,
         lambda line: sys.stderr.write(line),
     )
@@ -128,12 +131,12 @@ def configure_logging(
     """
     stream = LogStream(sys.stderr)
     number = logging.getLevelNamesMapping()[lowest_level.upper()]
-    entry_format = LogEntryFormat(
+    entry_format = LogEntryFormatter(
         is_json=log_format == "json",
         has_colors=should_use_color(sys.stderr),
         process_number=process_number,
     )
-    _send_events_to_lines(entry_format, number, stream.write)
+    _install_line_writer(entry_format, number, stream.write)
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LogRecordFormatter(entry_format))
     logging.basicConfig(handlers=[handler], level=number, force=True)
@@ -143,8 +146,8 @@ def configure_logging(
     return stream
 
 
-def _send_events_to_lines(
-    entry_format: LogEntryFormat, lowest_level: int, write: Callable[[str], object]
+def _install_line_writer(
+    entry_format: LogEntryFormatter, lowest_level: int, write: Callable[[str], object]
 ) -> None:
     writer = _LineWriter(entry_format, lowest_level, write)
     send_events_to(writer)

@@ -48,7 +48,7 @@ limit_option = click.option(
     help="Maximum number of rows.",
 )
 
-HOW_TO_GIVE_A_DATABASE = (
+DATABASE_HINT = (
     "use --database-url, RIVERPY_DATABASE_URL, DATABASE_URL, PGHOST and related variables, or "
     "database-url in riverpy.toml or in [tool.riverpy] of pyproject.toml; or start one with "
     "`riverpy dev` in this directory, or with `riverpy db start`, which prints its URL"
@@ -73,7 +73,7 @@ class DatabaseSettings(msgspec.Struct, frozen=True):
         server = find_running_dev_server()
         if self.url is None:
             if server is None:
-                raise SettingsError(f"no database is given: {HOW_TO_GIVE_A_DATABASE}")
+                raise SettingsError(f"no database is given: {DATABASE_HINT}")
             _print_note_once(
                 f"riverpy: using the database of `riverpy dev` in this directory ({server.name})"
             )

@@ -18,12 +18,12 @@ from riverpy._tools.processes.supervisor import WorkerSupervisor
 from riverpy._tools.processes.worker_process import WorkerCommand
 from riverpy.cli._run import (
     COMMAND_ARGUMENTS_KEY,
-    EXIT_ABANDONED,
     EXIT_LIMIT_REACHED,
+    EXIT_UNCLEAN_STOP,
     EXIT_USAGE_ERROR,
-    PROGRAM_MODULE_KEY,
+    MAIN_MODULE_KEY,
     CommandError,
-    raise_command_errors,
+    translate_to_command_errors,
 )
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def run_worker_processes(
     meta = click.get_current_context().find_root().meta
     command = WorkerCommand(
         program=[get_executable(), "-P", str(_START_SCRIPT)],
-        arguments=(meta.get(PROGRAM_MODULE_KEY, "riverpy.cli"), *meta[COMMAND_ARGUMENTS_KEY]),
+        arguments=(meta.get(MAIN_MODULE_KEY, "riverpy.cli"), *meta[COMMAND_ARGUMENTS_KEY]),
         environ={
             name: value for name, value in os.environ.items() if name not in _SYSTEMD_VARIABLES
         },
@@ -74,11 +74,11 @@ def run_worker_processes(
             should_drain=should_drain,
             watchdog_timeout=systemd.watchdog_timeout,
         ),
-        unclean_exit_code=EXIT_ABANDONED,
+        unclean_exit_code=EXIT_UNCLEAN_STOP,
         health=health,
         systemd=systemd,
     )
-    with raise_command_errors():
+    with translate_to_command_errors():
         return anyio.run(_run_supervisor, supervisor, stream)  # not uvloop, which needs more memory
 
 

@@ -33,7 +33,7 @@ ResultT = TypeVar("ResultT")
 EXIT_FAILURE = 1
 EXIT_USAGE_ERROR = 2
 EXIT_NOT_READY = 3
-EXIT_ABANDONED = 4
+EXIT_UNCLEAN_STOP = 4
 EXIT_WARNING = 5
 EXIT_LIMIT_REACHED = 10
 """The exit code of a worker that has reached one of its limits. The codes 6 and 7 are not used,
@@ -41,7 +41,7 @@ because `systemctl status` shows them as other errors."""
 
 COMMAND_ARGUMENTS_KEY = "riverpy.arguments"
 """The key of click's `Context.meta` that has the arguments of `riverpy`, as a tuple."""
-PROGRAM_MODULE_KEY = "riverpy.program_module"
+MAIN_MODULE_KEY = "riverpy.main_module"
 """The key of click's `Context.meta` for the name of a module. If it is set, the function `main` of
 this module runs the command, not that of `riverpy.cli`."""
 IS_PROCESS_KEPT_KEY = "riverpy.is_process_kept"
@@ -71,7 +71,7 @@ def run_async(function: Callable[[*ArgsT], Coroutine[Any, Any, ResultT]], *args:
     """
     import anyio  # commands without a database, such as `riverpy --version`, do not need it
 
-    with raise_command_errors():
+    with translate_to_command_errors():
         return anyio.run(function, *args, backend_options={"use_uvloop": _is_uvloop_installed()})
 
 
@@ -117,7 +117,7 @@ def run_until_complete(
             )
 
 
-def close_runner(runner: asyncio.Runner) -> None:
+def close_asyncio_runner(runner: asyncio.Runner) -> None:
     """Cancel the tasks that still run. Wait for these tasks and for the threads of the event loop,
     and close the event loop."""
     import asyncio
@@ -130,9 +130,9 @@ def close_runner(runner: asyncio.Runner) -> None:
 
 
 @contextmanager
-def raise_command_errors() -> Generator[None]:
-    """Replace an expected error by a CommandError. An exception group with one error counts as that
-    error."""
+def translate_to_command_errors() -> Generator[None]:
+    """Translate an expected error of the `with` block to a CommandError. An exception group with
+    one error counts as that error."""
     try:
         yield
     except Exception as error:
@@ -144,7 +144,7 @@ def raise_command_errors() -> Generator[None]:
         is_expected = isinstance(cause, (RiverError, *DATABASE_ERRORS))
         if isinstance(cause, BrokenPipeError) or not is_expected:
             raise
-        show_traceback(error)
+        print_traceback_if_debug(error)
         is_usage = isinstance(cause, ConfigError | InsertError)  # the input of the command is wrong
         code = EXIT_USAGE_ERROR if is_usage else EXIT_FAILURE
         text = error_to_one_line(cause)
@@ -187,7 +187,7 @@ def text_to_one_line(text: str) -> str:
     return make_printable(" ".join(text.split()))
 
 
-def show_traceback(error: BaseException) -> None:
+def print_traceback_if_debug(error: BaseException) -> None:
     """Print the traceback to stderr if the setting `debug` is on."""
     if _is_debug_enabled():
         sys.stderr.write(mask_passwords("".join(traceback.format_exception(error))))

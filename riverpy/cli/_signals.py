@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from riverpy.cli._log_stream import reopen_nonblocking, wait_until_logs_written
 from riverpy.cli._output import print_note_before_exit
-from riverpy.cli._run import EXIT_ABANDONED
+from riverpy.cli._run import EXIT_UNCLEAN_STOP
 
 if TYPE_CHECKING:
     import asyncio
@@ -126,7 +126,7 @@ class StopPlan(NamedTuple):
     """The maximum time of the hard stop."""
     force_exit: Callable[[], object]
     """Ends the process. It is called in a separate thread `FORCED_EXIT_DELAY` after the time
-    limits. After `FORCED_EXIT_TIMEOUT` the process ends with exit code `EXIT_ABANDONED`."""
+    limits. After `FORCED_EXIT_TIMEOUT` the process ends with exit code `EXIT_UNCLEAN_STOP`."""
 
     def seconds_to_forced_exit(self, signal_count: int) -> float:
         """Return the seconds from a signal to `force_exit`. `signal_count` includes this signal."""
@@ -297,7 +297,7 @@ class StopSignalHandler:
     def _force_exit(self) -> None:
         if self._exit_code is not None:
             exit_process(self._exit_code, f"riverpy: ended although {_describe_running_threads()}")
-        self._exit_code = EXIT_ABANDONED
+        self._exit_code = EXIT_UNCLEAN_STOP
         self._exit_deadline = time.monotonic() + FORCED_EXIT_TIMEOUT
         with suppress(RuntimeError):  # the system allows no more threads
             threading.Thread(

@@ -18,7 +18,7 @@ from riverpy.cli._run import (
     EXIT_USAGE_ERROR,
     CommandError,
     error_to_one_line,
-    show_traceback,
+    print_traceback_if_debug,
 )
 from riverpy.client import Client
 from riverpy.errors import ConfigError
@@ -175,7 +175,7 @@ def _get_attribute(module: ModuleType, attribute_path: str) -> object:
 def _raise_user_code_error(failed_action: str, error: BaseException) -> NoReturn:
     """Raise a CommandError that names the failed line of the user's code. With `--debug`, print the
     traceback."""
-    show_traceback(error)
+    print_traceback_if_debug(error)
     place, reason = "", error_to_one_line(error)
     frames = [
         frame

@@ -22,12 +22,12 @@ from riverpy._tools.health.http import Address
 from riverpy._version import VERSION
 from riverpy.cli._dashboard_server import (
     DASHBOARD_POOL_SIZE,
-    PORT_DEFAULT,
+    DASHBOARD_PORT_DEFAULT,
     DashboardServer,
     expect_web_packages,
     is_port_free,
 )
-from riverpy.cli._embedded import start_server
+from riverpy.cli._embedded import start_embedded_server
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import database_options
 from riverpy.cli._output import find_riverpy_command, print_json, print_note, print_table
@@ -120,7 +120,7 @@ def demo(
             f"there is no file to read below {files.directory}", param_hint="--dir"
         )
     with ExitStack() as stack:
-        url = database.url or start_server(stack, POSTGRES_NAME, f"riverpy {VERSION}").url
+        url = database.url or start_embedded_server(stack, POSTGRES_NAME, f"riverpy {VERSION}").url
         result = run_async(_run_demo, url, database.schema, files, limit)
         for reason in result.read_errors[:PRINTED_PROBLEMS_MAX]:
             print_note(f"skipped {reason}")
@@ -166,7 +166,7 @@ def _serve_dashboard(url: str, schema: str) -> None:
     def print_address(address: Address) -> None:
         print_note(f"\nThe dashboard shows the jobs: http://{address}/ (Ctrl-C ends the demo)")
 
-    address = Address("127.0.0.1", PORT_DEFAULT)
+    address = Address("127.0.0.1", DASHBOARD_PORT_DEFAULT)
     if not is_port_free(address):
         address = address._replace(port=0)  # any free port
     run_async(DashboardServer(address, dashboard).serve, open_client, print_address)

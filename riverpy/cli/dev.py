@@ -18,8 +18,12 @@ from riverpy._duration import format_duration
 from riverpy._tools.dev.supervisor import WorkerSupervisor
 from riverpy._tools.health.http import Address
 from riverpy.cli import _settings
-from riverpy.cli._dashboard_server import PORT_DEFAULT, expect_web_packages, listen
-from riverpy.cli._embedded import dev_server_name, start_server
+from riverpy.cli._dashboard_server import (
+    DASHBOARD_PORT_DEFAULT,
+    expect_web_packages,
+    open_listening_socket,
+)
+from riverpy.cli._embedded import make_dev_server_name, start_embedded_server
 from riverpy.cli._options import database_options
 from riverpy.cli._output import print_note
 from riverpy.cli._run import EXIT_USAGE_ERROR, CommandError, run_async
@@ -64,7 +68,8 @@ them, and the command ends within 2 s. Options after -- are those of `riverpy wo
 @click.option(
     "--web-port",
     type=IntegerType(0, 65535),
-    help=f"Port of the dashboard; 0: any free port. Implies --web. Default: {PORT_DEFAULT}.",
+    help="Port of the dashboard; 0: any free port. Implies --web. Default: "
+    f"{DASHBOARD_PORT_DEFAULT}.",
 )
 @click.option(
     "--health",
@@ -149,13 +154,13 @@ def _check_options(worker_options: tuple[str, ...], *, reload: bool) -> None:
 def _check_port_of_dashboard(port: int | None) -> int:
     """Return the port of the dashboard. Raise CommandError if another process uses it."""
     expect_web_packages("riverpy dev --web")
-    port = PORT_DEFAULT if port is None else port
-    listen(Address("127.0.0.1", port), option="--web-port").close()
+    port = DASHBOARD_PORT_DEFAULT if port is None else port
+    open_listening_socket(Address("127.0.0.1", port), option="--web-port").close()
     return port
 
 
 def _start_embedded_server(stack: ExitStack) -> str:
-    server = start_server(stack, dev_server_name(Path.cwd()), "riverpy dev")
+    server = start_embedded_server(stack, make_dev_server_name(Path.cwd()), "riverpy dev")
     server.pass_on()  # if this process is killed, the worker can still release its jobs
     return server.url
 

@@ -22,7 +22,13 @@ from riverpy._tools.doctor.snapshot import (
 )
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json, print_text, should_use_color
-from riverpy.cli._run import EXIT_FAILURE, EXIT_WARNING, run_async, show_traceback, text_to_one_line
+from riverpy.cli._run import (
+    EXIT_FAILURE,
+    EXIT_WARNING,
+    print_traceback_if_debug,
+    run_async,
+    text_to_one_line,
+)
 from riverpy.cli._target import load_client_target, open_client
 from riverpy.cli._types import DURATION, URL
 
@@ -106,7 +112,7 @@ def doctor(
         if not as_json and not (problems and finding.level is Level.OK):
             _print_finding(finding)
 
-    run_async(CheckRunner(request, report_finding, show_traceback).run)
+    run_async(CheckRunner(request, report_finding, print_traceback_if_debug).run)
     level = worst_level(findings)
     if as_json:
         shown = [one for one in findings if not (problems and one.level is Level.OK)]

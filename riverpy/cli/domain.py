@@ -177,9 +177,9 @@ async def _read_domain_map(database: DatabaseSettings) -> tuple[DomainMap, Lease
     """Return the domains, and the clients' reports about leases. Instead of the reports, return
     None if the table has no column for them."""
     async with open_connection(database) as found:
-        found.expect_riverpy_version(DOMAINS_MIGRATION, "tables of domains")
+        found.expect_riverpy_migration(DOMAINS_MIGRATION, "tables of domains")
         lease_map = None
-        if found.has_riverpy_version(LEASE_REPORTS_MIGRATION):
+        if found.has_riverpy_migration(LEASE_REPORTS_MIGRATION):
             lease_map = await found.run_read(read_lease_map)
         return await found.run_read(read_domains), lease_map
 
@@ -236,7 +236,7 @@ async def assign_queue_to_domain(
     """Assign a queue to a domain. Return its old domain, and the leader of the new domain (None: it
     has no leader)."""
     async with open_connection(database) as found:
-        found.expect_riverpy_version(DOMAINS_MIGRATION, "tables of domains")
+        found.expect_riverpy_migration(DOMAINS_MIGRATION, "tables of domains")
         before: str | None = None
         purpose = "waiting for the leaders' transactions"
         while before is None:

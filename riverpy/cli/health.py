@@ -21,7 +21,7 @@ from riverpy._tools.health.probes import CheckResult, ProbeResult, check_leaders
 from riverpy.cli._connected import open_connection, wait_for_statement
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import make_printable, print_json, print_text
-from riverpy.cli._run import EXIT_NOT_READY, error_to_one_line, run_async, show_traceback
+from riverpy.cli._run import EXIT_NOT_READY, error_to_one_line, print_traceback_if_debug, run_async
 from riverpy.cli._types import DURATION, ParsedType
 from riverpy.errors import DatabaseError, SchemaMissingError
 
@@ -98,7 +98,7 @@ async def _probe_worker(address: Address, max_lag: timedelta | None) -> ProbeRes
         async with http_get(address, f"/readyz{query}") as answer:
             return msgspec.json.decode(await answer.read_body(), type=ProbeResult)
     except (OSError, ValueError) as error:  # a DecodeError is a ValueError
-        show_traceback(error)
+        print_traceback_if_debug(error)
         why = error_to_one_line(error) if isinstance(error, OSError) else NO_HEALTH_SERVER_ERROR
         reason = f"none from {address}: {why}"
         return ProbeResult.from_checks({"answer": CheckResult(ok=False, reason=reason)})
@@ -109,7 +109,7 @@ async def _probe_database(database: DatabaseSettings, max_lag: timedelta) -> Pro
     try:
         return await _run_database_checks(database, max_lag)
     except (DatabaseError, *DATABASE_ERRORS) as error:
-        show_traceback(error)
+        print_traceback_if_debug(error)
         failed, reason = "database", error_to_one_line(error)
         if isinstance(error, SchemaMissingError):
             failed = "schema"
@@ -128,7 +128,7 @@ async def _run_database_checks(database: DatabaseSettings, max_lag: timedelta) -
     async with open_connection(database) as found:
         await wait_for_statement("reading the role of the server", expect_primary(found.connection))
         checks: dict[str, CheckResult] = {}
-        if found.has_riverpy_version(CLIENTS_MIGRATION):
+        if found.has_riverpy_migration(CLIENTS_MIGRATION):
             living = await found.run_read(client_count_live)
             checks["workers"] = CheckResult(
                 ok=living > 0,
@@ -150,11 +150,11 @@ async def _run_database_checks(database: DatabaseSettings, max_lag: timedelta) -
 
 
 async def _check_leaders(database: CommandConnection, max_lag: timedelta) -> CheckResult:
-    if not database.has_riverpy_version(DOMAINS_MIGRATION):
+    if not database.has_riverpy_migration(DOMAINS_MIGRATION):
         return TABLES_MISSING_CHECK
     try:
         seen = await database.run_read(read_domains)
     except InsufficientPrivilegeError as error:
-        show_traceback(error)
+        print_traceback_if_debug(error)
         return CheckResult(ok=True, reason=f"not known: {error_to_one_line(error)}")
     return check_leaders(max_lag, seen)

@@ -15,12 +15,12 @@ from riverpy._tools.text import format_count
 from riverpy.cli._changes import ACTION_UNCHANGED, ItemChangeResult, change_items
 from riverpy.cli._connected import open_connection
 from riverpy.cli._job_batches import change_matching_jobs
-from riverpy.cli._job_filters import ID_TYPE, ids_option, job_filter_options
-from riverpy.cli._job_log import print_log, read_log_entries
+from riverpy.cli._job_filters import JOB_ID_TYPE, job_filter_options, job_ids_option
+from riverpy.cli._job_log import decode_job_log, print_job_log
 from riverpy.cli._job_output import job_to_json_object, print_job, print_job_table
 from riverpy.cli._options import database_options, json_option, limit_option
 from riverpy.cli._output import print_json, print_note
-from riverpy.cli._run import raise_command_errors, run_async
+from riverpy.cli._run import run_async, translate_to_command_errors
 from riverpy.cli._types import NAME, IntegerType
 from riverpy.client import Client
 from riverpy.config import Config
@@ -42,7 +42,7 @@ ResultT = TypeVar("ResultT")
 JOB_READ_TIMEOUT = 30.0
 """The timeout for reading jobs, in seconds."""
 
-_ids_argument = click.argument("job_ids", metavar="ID...", type=ID_TYPE, nargs=-1)
+_ids_argument = click.argument("job_ids", metavar="ID...", type=JOB_ID_TYPE, nargs=-1)
 _first_option = click.option(
     "--limit",
     type=IntegerType(1, 2**63 - 1),
@@ -95,7 +95,7 @@ def job() -> None:
 
 
 @job.command("list")
-@ids_option
+@job_ids_option
 @job_filter_options
 @click.option(
     "--order",
@@ -157,12 +157,12 @@ def list_(
         if len(page.jobs) + len(page.damaged) == limit:
             print_note(f"riverpy: there may be more jobs: add --after {page.cursor}")
     if page.damaged:
-        with raise_command_errors():
+        with translate_to_command_errors():
             raise make_damaged_jobs_error(page.damaged)
 
 
 @job.command
-@click.argument("job_id", metavar="ID", type=ID_TYPE)
+@click.argument("job_id", metavar="ID", type=JOB_ID_TYPE)
 @click.option("--log", "shows_log", is_flag=True, help="Show only the stored log of its attempts.")
 @json_option
 @database_options
@@ -181,11 +181,11 @@ def show(database: DatabaseSettings, *, job_id: int, shows_log: bool, as_json: b
 
     found, now = run_async(_connect_and_read, database, read)
     if shows_log:
-        entries = read_log_entries(found)
+        entries = decode_job_log(found)
         if as_json:
             print_json(entries)
         else:
-            print_log(found.id, entries)
+            print_job_log(found.id, entries)
         return
     shown = job_to_json_object(found) | {"progress": found.last_progress}
     if as_json:

@@ -154,10 +154,10 @@ async def _read_leader_and_candidates(
     async with open_connection(database) as found:
         await _check_domain_exists(found, domain)
         leader = await _read_leader(found, domain)
-        if not found.has_riverpy_version(CLIENTS_MIGRATION):
+        if not found.has_riverpy_migration(CLIENTS_MIGRATION):
             return leader, None, None
         lease_map = None
-        if found.has_riverpy_version(LEASE_REPORTS_MIGRATION):
+        if found.has_riverpy_migration(LEASE_REPORTS_MIGRATION):
             lease_map = await found.run_read(read_lease_map)
         return leader, await found.run_read(client_list_candidates, domain=domain), lease_map
 
@@ -184,7 +184,7 @@ async def _request_resign_and_wait(
 async def _check_domain_exists(database: CommandConnection, domain: str) -> None:
     if domain == DEFAULT_DOMAIN:
         return
-    database.expect_riverpy_version(DOMAINS_MIGRATION, "tables of domains")
+    database.expect_riverpy_migration(DOMAINS_MIGRATION, "tables of domains")
     seen = await database.run_read(read_domains)
     known = {*seen.non_default_domains, *(one.domain for one in seen.leaders)} - {SCHEMA_LEASE_NAME}
     if domain not in known:

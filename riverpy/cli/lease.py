@@ -236,7 +236,7 @@ async def _get_lease(database: DatabaseSettings, name: str) -> tuple[LeaseOutput
 
 async def _read_lease_map(database: CommandConnection) -> LeaseMap | None:
     """Return the clients' reports about leases. None: the table has no column for them."""
-    if not database.has_riverpy_version(LEASE_REPORTS_MIGRATION):
+    if not database.has_riverpy_migration(LEASE_REPORTS_MIGRATION):
         return None
     return await database.run_read(read_lease_map)
 
@@ -274,7 +274,7 @@ async def _request_release_and_wait(
 
 
 def _expect_lease_table(database: CommandConnection) -> None:
-    database.expect_riverpy_version(LEASES_MIGRATION, "table of leases")
+    database.expect_riverpy_migration(LEASES_MIGRATION, "table of leases")
 
 
 async def _read_lease(

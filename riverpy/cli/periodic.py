@@ -185,5 +185,5 @@ async def _run_statement(
 ) -> ResultT:
     """Connect to a database with periodic jobs, and return the result of a statement."""
     async with open_connection(database) as found:
-        found.expect_riverpy_version(PERIODIC_JOBS_MIGRATION, "table of periodic jobs")
+        found.expect_riverpy_migration(PERIODIC_JOBS_MIGRATION, "table of periodic jobs")
         return await found.run_read(statement, *args)

@@ -15,11 +15,11 @@ from riverpy._tools.health.http import Address
 from riverpy.cli import _settings
 from riverpy.cli._dashboard_server import (
     DASHBOARD_POOL_SIZE,
-    PORT_DEFAULT,
+    DASHBOARD_PORT_DEFAULT,
     DashboardServer,
     expect_web_packages,
 )
-from riverpy.cli._options import HOW_TO_GIVE_A_DATABASE, database_options
+from riverpy.cli._options import DATABASE_HINT, database_options
 from riverpy.cli._output import print_note
 from riverpy.cli._run import EXIT_USAGE_ERROR, CommandError, run_async
 from riverpy.cli._target import load_client_target, open_client
@@ -64,7 +64,7 @@ password, and should be behind a proxy with TLS, which hides the password on its
 @click.option(
     "--port",
     type=IntegerType(0, 65535),
-    default=PORT_DEFAULT,
+    default=DASHBOARD_PORT_DEFAULT,
     show_default=True,
     help="Port to listen on; 0: any free port.",
 )
@@ -170,7 +170,7 @@ async def _open_client(
         client.configure(database=database.url or UNSET, schema=database.schema or UNSET)
     if client.database_url is None and target is not None:
         raise CommandError(
-            f"{target.import_path} has no database: {HOW_TO_GIVE_A_DATABASE}",
+            f"{target.import_path} has no database: {DATABASE_HINT}",
             exit_code=EXIT_USAGE_ERROR,
         )
     return await stack.enter_async_context(client)

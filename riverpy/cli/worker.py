@@ -42,22 +42,22 @@ from riverpy.cli._leader_options import (
     leader_options,
 )
 from riverpy.cli._logging import configure_logging
-from riverpy.cli._options import HOW_TO_GIVE_A_DATABASE, database_options
+from riverpy.cli._options import DATABASE_HINT, database_options
 from riverpy.cli._output import print_table
 from riverpy.cli._run import (
-    EXIT_ABANDONED,
     EXIT_FAILURE,
     EXIT_LIMIT_REACHED,
     EXIT_NOT_READY,
+    EXIT_UNCLEAN_STOP,
     IS_PROCESS_KEPT_KEY,
     CommandError,
-    close_runner,
+    close_asyncio_runner,
     error_to_one_line,
     get_debug_flag,
     make_asyncio_runner,
     print_click_error,
-    raise_command_errors,
     run_until_complete,
+    translate_to_command_errors,
 )
 from riverpy.cli._settings import Setting, SettingsError, SettingSources, SettingValue
 from riverpy.cli._signals import (
@@ -248,7 +248,9 @@ class _WorkerProcess:
                 soft_stop_timeout=timedelta(0),
                 hard_stop_timeout=HARD_STOP_TIMEOUT_DEFAULT,
                 force_exit=partial(
-                    exit_process, EXIT_ABANDONED, "riverpy: the start could not be stopped in time"
+                    exit_process,
+                    EXIT_UNCLEAN_STOP,
+                    "riverpy: the start could not be stopped in time",
                 ),
             ),
             self._loop,
@@ -264,7 +266,7 @@ class _WorkerProcess:
         self._signal_handler.start()
         code = EXIT_FAILURE
         try:
-            with raise_command_errors():
+            with translate_to_command_errors():
                 main = self._serve_health_and_work(target)
                 code = run_until_complete(main, self._loop, self._signal_handler.install_wakeup_fd)
         except click.ClickException as error:
@@ -277,7 +279,7 @@ class _WorkerProcess:
         finally:
             if not self._is_process_kept:
                 self._signal_handler.exit_within(code, PROCESS_EXIT_TIMEOUT)
-        close_runner(self._asyncio_runner)
+        close_asyncio_runner(self._asyncio_runner)
         if self._is_process_kept:
             self._signal_handler.close()
         return code
@@ -326,7 +328,7 @@ class _WorkerProcess:
             await self._exit_after_abandoned_jobs(client, report)
         self._log.info(WORKER_STOPPED, unstored=report.unstored)
         if not report.is_clean:
-            return EXIT_ABANDONED
+            return EXIT_UNCLEAN_STOP
         return EXIT_LIMIT_REACHED if self._limits.is_reached else 0
 
     def _stop_client(self) -> None:
@@ -338,7 +340,7 @@ class _WorkerProcess:
         settings = self._settings
         if settings[_settings.DATABASE_URL].value is UNSET and client.database_url is None:
             raise SettingsError(
-                f'no database is given: write Client("postgres://…"), or {HOW_TO_GIVE_A_DATABASE}'
+                f'no database is given: write Client("postgres://…"), or {DATABASE_HINT}'
             )
         check_leader_settings(client.config, settings)
         slots = settings[_settings.QUEUES].value
@@ -407,7 +409,7 @@ class _WorkerProcess:
     async def _exit_after_abandoned_jobs(self, client: Client, report: StopReport) -> NoReturn:
         """Release the jobs that did not end, and end the process. Otherwise the code of these jobs
         would keep running."""
-        self._signal_handler.exit_within(EXIT_ABANDONED, PROCESS_EXIT_TIMEOUT)
+        self._signal_handler.exit_within(EXIT_UNCLEAN_STOP, PROCESS_EXIT_TIMEOUT)
         self._log.warning(
             WORKER_STOPPED_WITH_ABANDONED_JOBS,
             effect="the jobs are released, and the process exits",
@@ -432,7 +434,7 @@ async def _release_jobs_and_exit(
         note = f"{note_prefix}released {count} of {len(claim_keys)} running jobs"
     except DATABASE_ERRORS as error:
         note = f"{note_prefix}could not release the abandoned jobs: {error_to_one_line(error)}"
-    exit_process(EXIT_ABANDONED, f"riverpy: {note}")
+    exit_process(EXIT_UNCLEAN_STOP, f"riverpy: {note}")
 
 
 def _make_health_server(source: Address | ConnectionListener) -> HealthRequestHandler:

@@ -16,7 +16,7 @@ from msgspec import UNSET
 from riverpy._postgres.schema import program_by_url
 from riverpy.cli import CommandGroup
 from riverpy.cli import main as riverpy_main
-from riverpy.cli._run import IS_PROCESS_KEPT_KEY, PROGRAM_MODULE_KEY
+from riverpy.cli._run import IS_PROCESS_KEPT_KEY, MAIN_MODULE_KEY
 from riverpy.cli._settings import DATABASE_URL, PROGRAM_VALUES_KEY, SCHEMA, SettingValue
 from riverpy.django.database import make_database_url
 from riverpy.django.settings import read_settings
@@ -54,7 +54,7 @@ class _DjangoCommandGroup(CommandGroup):
         **extra: Any,
     ) -> click.Context:
         context = super().make_context(info_name, args, parent, **extra)
-        context.meta[PROGRAM_MODULE_KEY] = __name__
+        context.meta[MAIN_MODULE_KEY] = __name__
         context.meta[IS_PROCESS_KEPT_KEY] = is_process_kept
         context.meta[PROGRAM_VALUES_KEY] = _read_program_values()
         return context

@@ -18,7 +18,7 @@ import pytest
 from riverpy._log_events import NEWER_MIGRATIONS_FOUND
 from riverpy.cli import main
 from riverpy.cli._output import print_json, print_table, should_use_color
-from riverpy.cli._run import CommandError, raise_command_errors, run_async, text_to_one_line
+from riverpy.cli._run import CommandError, run_async, text_to_one_line, translate_to_command_errors
 from riverpy.errors import ConfigError
 from tests.cli.invoking import invoke
 
@@ -172,7 +172,7 @@ def test_run_translates_expected_errors() -> None:
 
 def test_message_is_one_line_without_password() -> None:
     """Line breaks become spaces, passwords stars."""
-    with pytest.raises(CommandError) as caught, raise_command_errors():
+    with pytest.raises(CommandError) as caught, translate_to_command_errors():
         raise OSError("cannot reach\npostgres://u:s3cret@h/d")
     assert caught.value.message == "cannot reach postgres://u:***@h/d"
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from riverpy._log_events import WORKER_STARTED, WORKER_STOPPED
 from riverpy.cli import main
-from riverpy.cli._embedded import dev_server_name
+from riverpy.cli._embedded import make_dev_server_name
 from riverpy.embedded import EmbeddedPostgres
 from tests._database import connected
 from tests.cli.invoking import invoke
@@ -235,7 +235,7 @@ async def test_embedded(embedded_directory: Path, tmp_path: Path) -> None:
     """Without a URL it has a server of its own, which stops with it and keeps its data. While it
     runs, commands in its directory use it, say so, and name a URL that wins over it."""
     place = {"RIVERPY_EMBEDDED_DIR": str(embedded_directory)}
-    server = EmbeddedPostgres(dev_server_name(tmp_path), base_dir=embedded_directory)
+    server = EmbeddedPostgres(make_dev_server_name(tmp_path), base_dir=embedded_directory)
     async with developing(tmp_path, **place) as dev:
         await dev.until_workers(1)
         inserted = await command(tmp_path, "insert", "do", '{"what": "this"}', **place)
@@ -271,7 +271,7 @@ async def test_embedded(embedded_directory: Path, tmp_path: Path) -> None:
 
 def test_each_directory_has_a_server_of_its_own() -> None:
     """Also where two have the same name."""
-    names = {dev_server_name(Path(path)) for path in ("/home/ada/shop", "/home/bob/shop")}
+    names = {make_dev_server_name(Path(path)) for path in ("/home/ada/shop", "/home/bob/shop")}
     assert len(names) == 2
 
 
@@ -294,7 +294,7 @@ def test_watchfiles_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_server_names() -> None:
     """Each directory has a server of its own, whatever it is called."""
     paths = ["/", "/a/Shop", "/b/Shop", "/Größe " * 20, "/a/.hidden", f"/{'x' * 200}"]
-    names = [dev_server_name(Path(path)) for path in paths]
+    names = [make_dev_server_name(Path(path)) for path in paths]
     assert len(set(names)) == len(names)
     for name in names:
         assert EmbeddedPostgres(name).name == name

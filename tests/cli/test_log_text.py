@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from riverpy.cli._log_text import LogEntryFormat, LogRecordFormatter
+from riverpy.cli._log_text import LogEntryFormatter, LogRecordFormatter
 
 PROGRAM = """
 import logging, sys
@@ -65,7 +65,7 @@ def test_columns(entry: dict[str, Any], line: str) -> None:
     """A line has time, level, event, logger and the other keys in order. Tracebacks and stacks
     follow on lines of their own. With colours the text is the same."""
     for has_colors in (False, True):
-        text = LogEntryFormat(is_json=False, has_colors=has_colors).format_entry(
+        text = LogEntryFormatter(is_json=False, has_colors=has_colors).format_entry(
             "info", {**entry, "event": "jobs worked"}
         )
         plain = re.sub("\x1b\\[[0-9]*m", "", text)
@@ -85,7 +85,7 @@ def test_json(exc_info: object) -> None:
     try:
         raise error
     except ValueError:
-        text = LogEntryFormat(is_json=True, has_colors=False).format_entry("error", entry)
+        text = LogEntryFormatter(is_json=True, has_colors=False).format_entry("error", entry)
     found = json.loads(text)
     assert (found["event"], found["level"], found["type"]) == ("failed", "error", "<class 'int'>")
     assert found["exception"].startswith("Traceback (most recent call last):\n")
@@ -105,7 +105,7 @@ def test_record() -> None:
         (type(error), error, error.__traceback__),
         sinfo="Stack:",
     )
-    formatter = LogRecordFormatter(LogEntryFormat(is_json=True, has_colors=False))
+    formatter = LogRecordFormatter(LogEntryFormatter(is_json=True, has_colors=False))
     found = json.loads(formatter.format(record))
     assert found.pop("timestamp")
     assert found.pop("exception").endswith("\nValueError: no such order")
