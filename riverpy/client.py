@@ -298,14 +298,14 @@ class Client(
             return  # a forked child would close the connections of its parent
         try:
             try:
-                await self._close_owned_tasks()
-                await self._stop_following()
-                await self._close_waits()
+                await self._close_background_tasks()
+                await self._stop_fleet_follower()
+                await self._close_waiter_and_listener()
             finally:
                 await self._lease_engine.close()
         finally:
             if self._run is None:  # a run ends the subscriptions itself
-                self._subscriptions.close()
+                self._subscription_manager.close()
             try:
                 await self._inserter.close()
             finally:
@@ -469,8 +469,8 @@ class Client(
         finally:
             self._abandoned_claim_keys |= run.running_attempts.collect_claim_keys()
             self._run = None
-            self._subscriptions.close()
-            self._leadership.close()
+            self._subscription_manager.close()
+            self._leadership_publisher.close()
 
     def _make_run(self) -> ClientRun:
         if not self._queues and not self._singleton_registry.singletons_by_name:
@@ -496,14 +496,14 @@ class Client(
             queues=self._queues.configs,
             singletons=self._singleton_registry,
             leases=self._lease_engine,
-            subscriptions=self._subscriptions,
+            subscriptions=self._subscription_manager,
             listener=self._listener,
-            leadership=self._leadership,
+            leadership=self._leadership_publisher,
             periodic_jobs=self._periodic_jobs,
             inserter=self._inserter,
             child_processes=self._child_processes,
             attempt_store=AttemptStore(
-                self._transaction, self._config.schema, self._subscriptions, self.id
+                self._transaction, self._config.schema, self._subscription_manager, self.id
             ),
         )
 

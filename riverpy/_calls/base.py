@@ -72,13 +72,14 @@ class ClientMethods(ABC):
         """
 
     @cached_property
-    def _owned_tasks(self) -> set[BackgroundTask]:
+    def _background_tasks(self) -> set[BackgroundTask]:
         """The tasks that other parts, such as the dashboard, run while the client is open."""
         return set()
 
-    async def _close_owned_tasks(self) -> None:
-        """Cancel these tasks, and wait for their end, also if the caller is cancelled."""
-        tasks = list[BackgroundTask](vars(self).pop("_owned_tasks", ()))
+    async def _close_background_tasks(self) -> None:
+        """Cancel the background tasks, and wait until they have ended, even if the caller is
+        cancelled."""
+        tasks = list[BackgroundTask](vars(self).pop("_background_tasks", ()))
 
         async def close() -> None:
             for task in tasks:

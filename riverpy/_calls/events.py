@@ -81,15 +81,15 @@ class EventMethods(ListeningMethods):
         if not fleet:
             if any(one is not None for one in (job_kinds, queues, job_ids)):
                 raise ConfigError("job_kinds, queues and job_ids filter only with fleet=True")
-            return self._subscriptions.subscribe(kinds, size)
-        self._expect_listening_possible()
+            return self._subscription_manager.subscribe(kinds, size)
+        self._expect_listening_allowed()
         check_stream_size(size)
         follow_filter = make_follow_filter(kinds, job_kinds, queues, job_ids)
-        follower = self._follower
+        follower = self._fleet_follower
         stream = FleetStream(follower, follow_filter, size)
         return FleetSubscription(stream, follower.wait_until_announced)
 
-    def _expect_listening_possible(self) -> None:
+    def _expect_listening_allowed(self) -> None:
         """Raise ConfigError if the settings of the client allow no notifications."""
         config = self._config
         if config.poll_only:
@@ -132,10 +132,10 @@ class EventMethods(ListeningMethods):
         reached, it waits.
         """
         check_job_id(job_id)
-        return JobWatch(RowReader(self._follower, job_id))
+        return JobWatch(RowReader(self._fleet_follower, job_id))
 
     @cached_property
-    def _follower(self) -> FleetFollower:
+    def _fleet_follower(self) -> FleetFollower:
         from riverpy._fleet.follower import FleetFollower  # most clients follow no other client
 
         return FleetFollower(
@@ -146,9 +146,9 @@ class EventMethods(ListeningMethods):
             trace_internal=self._config.trace_internal,
         )
 
-    async def _stop_following(self) -> None:
+    async def _stop_fleet_follower(self) -> None:
         """End all fleet subscriptions and job watches, because the client closes."""
-        follower: FleetFollower | None = vars(self).pop("_follower", None)
+        follower: FleetFollower | None = vars(self).pop("_fleet_follower", None)
         if follower is not None:  # the next follower may run in another event loop
             await follower.stop()
 
@@ -158,12 +158,12 @@ class EventMethods(ListeningMethods):
 
         Up to 10,000 changes wait for a slow reader. Then the oldest changes are dropped.
         """
-        return LeadershipSubscription(self._leadership)
+        return LeadershipSubscription(self._leadership_publisher)
 
     @cached_property
-    def _subscriptions(self) -> SubscriptionManager:
+    def _subscription_manager(self) -> SubscriptionManager:
         return SubscriptionManager()
 
     @cached_property
-    def _leadership(self) -> LeadershipPublisher:
+    def _leadership_publisher(self) -> LeadershipPublisher:
         return LeadershipPublisher(lambda: self.id, lambda: self._config.domain)

@@ -173,7 +173,7 @@ class ExecutionMethods(ClientMethods):
         """
         _validate_arguments(key, fn, kept=kept, wait=wait)
         if tx is None:
-            await self._record_earlier_failures()
+            await self._retry_unrecorded_failures()
         attempt = partial(self._try_to_run_once, key, fn, kept, tx)
         return await _retry_while_key_locked(wait, attempt)
 
@@ -193,7 +193,7 @@ class ExecutionMethods(ClientMethods):
                     connection, schema, key=key, claimed_by=self.id, retention=kept
                 )
             if transaction_id is None:
-                return await self._get_existing_execution(connection, key)
+                return await self._read_existing_execution(connection, key)
             value = await run_caller_function(connection, fn, tx)
             # With `tx`, no check is needed: the release of the savepoint fails if the transaction
             # has ended.
@@ -236,7 +236,7 @@ class ExecutionMethods(ClientMethods):
                 not be recorded within 10 seconds.
         """
         _validate_arguments(key, fn, kept=kept)
-        await self._record_earlier_failures()
+        await self._retry_unrecorded_failures()
         attempt = partial(self._try_to_claim_key, key, None, kept)
         claim = await _retry_while_key_locked(KEY_WAIT_TIMEOUT_DEFAULT, attempt)
         if not isinstance(claim, Claim):
@@ -244,9 +244,9 @@ class ExecutionMethods(ClientMethods):
         try:
             value = await call_async_function(fn, claim)
         except BaseException:
-            await run_despite_cancellation(lambda: self._record_failure(claim))
+            await run_despite_cancellation(lambda: self._try_to_record_failure(claim))
             raise
-        return await self._record_completion(claim, value, kept)
+        return await self._complete_execution(claim, value, kept)
 
     async def run_at_least_once(
         self,
@@ -284,7 +284,7 @@ class ExecutionMethods(ClientMethods):
                 within 10 seconds.
         """
         _validate_arguments(key, fn, kept=kept, expires_after=expires_after)
-        await self._record_earlier_failures()
+        await self._retry_unrecorded_failures()
         if kept is not None and kept < expires_after:
             raise ConfigError(
                 f"kept ({kept}) must be at least expires_after ({expires_after}): otherwise the "
@@ -305,7 +305,7 @@ class ExecutionMethods(ClientMethods):
         except BaseException:
             await run_despite_cancellation(lambda: self._release_claim(claim))
             raise
-        return await self._record_completion(claim, value, kept)
+        return await self._complete_execution(claim, value, kept)
 
     async def _try_to_claim_key(
         self, key: str, expires_after: timedelta | None, kept: timedelta | None, wait: float
@@ -326,11 +326,11 @@ class ExecutionMethods(ClientMethods):
                         retention=kept,
                     )
                 if epoch is None:
-                    return await self._get_existing_execution(connection, key)
+                    return await self._read_existing_execution(connection, key)
                 claim = Claim(key, epoch)
         except DATABASE_ERRORS:
             if claim is not None:  # the claim may be stored
-                self._record_failure_later(claim)
+                self._add_unrecorded_failure(claim)
             raise
         except anyio.get_cancelled_exc_class():
             if claim is not None:
@@ -338,16 +338,16 @@ class ExecutionMethods(ClientMethods):
             raise
         return claim
 
-    async def _record_completion(
+    async def _complete_execution(
         self, claim: Claim, value: ResultT, kept: timedelta | None
     ) -> Execution[ResultT]:
         """Record that the effect is complete. Retry after database errors. A cancellation does not
         stop this method, because no other process knows that the effect happened."""
-        is_ours = await run_despite_cancellation(lambda: self._store_completion(claim, kept))
+        is_ours = await run_despite_cancellation(lambda: self._record_completion(claim, kept))
         state = ExecutionState.RAN if is_ours else ExecutionState.OVERTAKEN
         return Execution(state, value, self.id)
 
-    async def _store_completion(self, claim: Claim, kept: timedelta | None) -> bool:
+    async def _record_completion(self, claim: Claim, kept: timedelta | None) -> bool:
         backoff = Backoff(_RECORD_RETRY_DELAY_MIN, _RECORD_RETRY_DELAY_MAX)
         deadline = anyio.current_time() + RECORD_COMPLETION_TIMEOUT
         while True:
@@ -360,7 +360,7 @@ class ExecutionMethods(ClientMethods):
             except DATABASE_ERRORS as error:
                 delay = backoff.next_delay()
                 if anyio.current_time() + delay > deadline:
-                    self._record_failure_later(claim)
+                    self._add_unrecorded_failure(claim)
                     # Logged here, because a cancelled caller does not receive the error.
                     _log.error(
                         EXECUTION_END_NOT_RECORDED, key=claim.key, error=describe_error(error)
@@ -377,38 +377,38 @@ class ExecutionMethods(ClientMethods):
         except DATABASE_ERRORS as error:
             _log.warning(EXECUTION_CLAIM_RELEASE_FAILED, error=describe_error(error))
 
-    async def _record_failure(self, claim: Claim) -> None:
+    async def _try_to_record_failure(self, claim: Claim) -> None:
         """Record that the function of `run_at_most_once` failed. If the database cannot be reached,
         a later call records it."""
         try:
             with anyio.fail_after(CLAIM_RELEASE_TIMEOUT):
-                await self._store_failure(claim)
+                await self._record_failure(claim)
         except DATABASE_ERRORS as error:
-            self._record_failure_later(claim)
+            self._add_unrecorded_failure(claim)
             _log.warning(EXECUTION_FAILURE_NOT_RECORDED, key=claim.key, error=describe_error(error))
 
-    async def _store_failure(self, claim: Claim) -> None:
+    async def _record_failure(self, claim: Claim) -> None:
         async with self._transaction(None) as connection:
             await execution_mark_failed(connection, self._config.schema, **claim._asdict())
 
-    def _record_failure_later(self, claim: Claim) -> None:
+    def _add_unrecorded_failure(self, claim: Claim) -> None:
         claims = self._unrecorded_failures
         claims[claim.key] = claim
         if len(claims) > UNRECORDED_FAILURES_MAX:
             del claims[next(iter(claims))]
 
-    async def _record_earlier_failures(self) -> None:
+    async def _retry_unrecorded_failures(self) -> None:
         """Record the failures that could not be recorded before. Ignore database errors: the
         caller's own statement, which follows, raises them."""
         if not self._unrecorded_failures:
             return
         with suppress(*DATABASE_ERRORS), anyio.move_on_after(CLAIM_RELEASE_TIMEOUT):
             for claim in [*self._unrecorded_failures.values()]:
-                await self._store_failure(claim)
+                await self._record_failure(claim)
                 if self._unrecorded_failures.get(claim.key) == claim:
                     del self._unrecorded_failures[claim.key]
 
-    async def _get_existing_execution(self, connection: Transaction, key: str) -> Execution[Any]:
+    async def _read_existing_execution(self, connection: Transaction, key: str) -> Execution[Any]:
         """Return the state of a key that another call has claimed."""
         row = await execution_get(
             connection,
@@ -486,7 +486,7 @@ async def _retry_while_key_locked(
 
 def _validate_arguments(key: str, fn: object, **durations: timedelta | None) -> None:
     validate_execution_key(key)
-    _validate_function(fn)
+    _validate_takes_one_argument(fn)
     for name, duration in durations.items():
         if duration is None and name == "kept":
             continue
@@ -497,7 +497,7 @@ def _validate_arguments(key: str, fn: object, **durations: timedelta | None) -> 
             raise ConfigError(f"{name} must be above zero and at most {days} days, got {duration}")
 
 
-def _validate_function(fn: object) -> None:
+def _validate_takes_one_argument(fn: object) -> None:
     """Check that `fn` takes one argument. Otherwise the key would be used up before the call
     fails."""
     if not callable(fn):

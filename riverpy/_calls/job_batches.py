@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from riverpy.job_list import JobChanges, JobFilters
 
 
-class BatchCall(NamedTuple):
+class BatchMethod(NamedTuple):
     """A method that changes jobs in batches: its name, and the statement for one batch."""
 
     method_name: str
@@ -133,8 +133,8 @@ class JobBatchMethods(ClientMethods):
         Raises:
             ConfigError: no filter is given, or a filter, the limit or `on_progress` is not allowed.
         """
-        call = BatchCall("job_retry_many", job_lists.job_retry_batch)
-        return await self._change_many(call, filters, limit, on_progress, tx)
+        method = BatchMethod("job_retry_many", job_lists.job_retry_batch)
+        return await self._change_jobs_in_batches(method, filters, limit, on_progress, tx)
 
     async def job_cancel_many(
         self,
@@ -152,8 +152,8 @@ class JobBatchMethods(ClientMethods):
         Raises:
             ConfigError: no filter is given, or a filter, the limit or `on_progress` is not allowed.
         """
-        call = BatchCall("job_cancel_many", job_lists.job_cancel_batch)
-        return await self._change_many(call, filters, limit, on_progress, tx)
+        method = BatchMethod("job_cancel_many", job_lists.job_cancel_batch)
+        return await self._change_jobs_in_batches(method, filters, limit, on_progress, tx)
 
     async def job_delete_in_batches(
         self,
@@ -171,20 +171,20 @@ class JobBatchMethods(ClientMethods):
         Raises:
             ConfigError: no filter is given, or a filter, the limit or `on_progress` is not allowed.
         """
-        call = BatchCall("job_delete_in_batches", job_lists.job_delete_batch)
-        return await self._change_many(call, filters, limit, on_progress, tx)
+        method = BatchMethod("job_delete_in_batches", job_lists.job_delete_batch)
+        return await self._change_jobs_in_batches(method, filters, limit, on_progress, tx)
 
-    async def _change_many(
+    async def _change_jobs_in_batches(
         self,
-        call: BatchCall,
+        method: BatchMethod,
         filters: JobFilters,
         limit: int | None,
         on_progress: Callable[[JobChanges], object] | None,
         tx: CallerTransaction | None,
     ) -> JobChanges:
-        schema, statement = self._config.schema, call.statement
+        schema, statement = self._config.schema, method.statement
         checked = check_filters(filters)
-        expect_filter(checked, call.method_name)
+        expect_filter(checked, method.method_name)
         if limit is not None:
             check_whole_number(limit, "limit", 2**63 - 1)
         if on_progress is not None:

@@ -46,7 +46,7 @@ class JobPosition(NamedTuple):
     or the job has no time."""
 
 
-class CursorPosition(NamedTuple):
+class CursorParameters(NamedTuple):
     """A position in a list, as parameters of the SQL statements."""
 
     id: int
@@ -66,7 +66,7 @@ def encode_cursor(position: JobPosition) -> str:
     return base64.urlsafe_b64encode(text.encode()).decode()
 
 
-def decode_cursor(text: str, order: JobOrder) -> CursorPosition:
+def decode_cursor(text: str, order: JobOrder) -> CursorParameters:
     """Return the position of a cursor for a list in this order. Both alphabets of base64 are read,
     with or without padding. Unknown keys are ignored.
 
@@ -97,11 +97,11 @@ def decode_cursor(text: str, order: JobOrder) -> CursorPosition:
         raise _make_cursor_error(text, f"it is of a list ordered by {sort_field}, not by {order}")
     time = _decode_member(members, "time")
     if "time" not in members or time == GO_ZERO_TIME_TEXT:
-        return CursorPosition(job_id, None)
+        return CursorParameters(job_id, None)
     raw = _parse_cursor_time(time) if isinstance(time, str) else None
     if raw is None:
         raise _make_cursor_error(text, "`time` is not a time of RFC 3339")
-    return CursorPosition(job_id, raw)
+    return CursorParameters(job_id, raw)
 
 
 def _decode_member(members: dict[str, msgspec.Raw], key: str) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from riverpy._calls.job_cursor import (
-    CursorPosition,
+    CursorParameters,
     JobPosition,
     decode_cursor,
     encode_cursor,
@@ -98,7 +98,7 @@ def plan_page(
     limit: int,
     after: str | JobRow | None,
 ) -> PagePlan:
-    """Return the plan of a page that starts behind `after`: a cursor or a job.
+    """Return the plan of the page that follows `after`, which is a cursor or a job.
 
     Raises:
         ConfigError: the order, the limit or the cursor is not allowed.
@@ -122,7 +122,7 @@ def plan_page(
     ):
         parts.add("fenced")
     if after is not None:
-        cursor = _read_position(after, order, field)
+        cursor = _get_start_position(after, order, field)
         values |= {"after_id": cursor.id, "after_time": cursor.sort_time}
         may_lack_time = field == "attempted_at" or (field, block) == ("finalized_at", "by_time")
         if field is not None and cursor.sort_time is not None:
@@ -132,12 +132,14 @@ def plan_page(
     return PagePlan(order, descending, field, PageStatement(block, frozenset(parts), values))
 
 
-def _read_position(after: str | JobRow, order: JobOrder, time_field: str | None) -> CursorPosition:
+def _get_start_position(
+    after: str | JobRow, order: JobOrder, time_field: str | None
+) -> CursorParameters:
     """Return the position that a cursor contains, or the position of a job."""
     if not isinstance(after, JobRow):
         return decode_cursor(after, order)
     raw = None if time_field is None else after.columns()[_COLUMN_BY_TIME_FIELD[time_field]]
-    return CursorPosition(
+    return CursorParameters(
         after.id, None if raw is None else format_postgres_time(decode_wire_timestamp(raw))
     )
 

@@ -38,7 +38,7 @@ class QueueMethods(ClientMethods):
         async with self._transaction(tx) as connection:
             found = await queues.queue_get(connection, self._config.schema, name)
         if found is None:
-            raise _queue_not_found_error(name)
+            raise _make_queue_not_found_error(name)
         return found
 
     async def queue_list(
@@ -97,7 +97,7 @@ class QueueMethods(ClientMethods):
         async with self._transaction(tx) as connection:
             found = await queues.queue_update_metadata(connection, self._config.schema, name, text)
             if found is None:
-                raise _queue_not_found_error(name)
+                raise _make_queue_not_found_error(name)
             await queues.send_control_message(connection, self._config.schema, payload)
         return found
 
@@ -128,10 +128,10 @@ class QueueMethods(ClientMethods):
         async with self._transaction(tx) as connection:
             found = await statement(connection, self._config.schema, name)
             if not found and name != "*":
-                raise _queue_not_found_error(name)
+                raise _make_queue_not_found_error(name)
             payload = msgspec.json.encode({"action": action, "queue": name}).decode()
             await queues.send_control_message(connection, self._config.schema, payload)
 
 
-def _queue_not_found_error(name: str) -> NotFoundError:
+def _make_queue_not_found_error(name: str) -> NotFoundError:
     return NotFoundError(f"there is no queue {name!r}: a queue exists after a client has worked it")

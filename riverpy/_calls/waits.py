@@ -115,7 +115,7 @@ class WaitMethods(ListeningMethods):
         with waiter.listening_for_wait():
             inserted: InsertResult | None = None
             with anyio.move_on_after(seconds):
-                inserted = await self.insert(args, with_notified_end(opts))
+                inserted = await self.insert(args, with_end_notification(opts))
             if inserted is None:
                 raise WaitTimeoutError([], last_states={}, timeout=seconds)
             job_id = inserted.job.id
@@ -134,7 +134,7 @@ class WaitMethods(ListeningMethods):
             can_notify=self._config.insert_notify,
         )
 
-    async def _close_waits(self) -> None:
+    async def _close_waiter_and_listener(self) -> None:
         """End all waits, and close the connection that listens, also if the caller is cancelled."""
 
         # The next waiter and listener may run in another event loop, so they are new objects.
@@ -151,7 +151,7 @@ class WaitMethods(ListeningMethods):
             await run_despite_cancellation(close)
 
 
-def with_notified_end(opts: InsertOpts | None) -> InsertOpts | None:
+def with_end_notification(opts: InsertOpts | None) -> InsertOpts | None:
     """Return the options with `notify_end=True`. Return an object of another class unchanged: the
     insert refuses it."""
     if opts is None:

@@ -132,9 +132,9 @@ class ClientIdRegistration:
     async def _try_to_register(
         self, dead_heartbeat: bytes | None
     ) -> tuple[int | None, RegisteredClientRun | None]:
-        """Try to register the run. First delete the row of the run whose last heartbeat is `dead`.
-        Return the time of the registration in microseconds since 2000, or the run that has the
-        id."""
+        """Try to register the run. First delete the row of the dead run whose last heartbeat is
+        `dead_heartbeat`. Return the time of the registration in microseconds since 2000, or the run
+        that has the id."""
         async with (
             self._connection.acquire("registering", REGISTRATION_STATEMENT_TIMEOUT) as connection,
             connection.transaction(isolation="read_committed"),

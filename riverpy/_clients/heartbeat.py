@@ -191,11 +191,11 @@ class HeartbeatWriter:
             scope.expect_progress(within=delay + self._timeout * len(self._connections))
             await self._wait_until_next_heartbeat(delay)
             began = self._timer.seconds_since_boot()
-            await self._write_heartbeat()
+            await self._try_to_write_heartbeat()
         scope.expect_no_progress()
         await anyio.sleep_forever()
 
-    def write_early(self) -> None:
+    def request_early_heartbeat(self) -> None:
         """Write the next heartbeat soon, because it reports something new."""
         self._early_heartbeat_event.set()
 
@@ -243,13 +243,13 @@ class HeartbeatWriter:
         except DATABASE_ERRORS as error:  # a leader deletes the row later
             self._log.debug(CLIENT_DEREGISTRATION_FAILED, error=describe_error(error))
 
-    async def _write_heartbeat(self) -> None:
+    async def _try_to_write_heartbeat(self) -> None:
         """Write one heartbeat over the first connection that works."""
         error: Exception | None = None
         for connection in self._connections:
             began = self._timer.seconds_since_boot()
             try:
-                has_id = await self._write_heartbeat_on(connection)
+                has_id = await self._write_heartbeat(connection)
             except UndefinedTableError as missing:
                 self._record_missing_table(missing)
                 return
@@ -271,7 +271,7 @@ class HeartbeatWriter:
                 return
         self._record_failure(error)
 
-    async def _write_heartbeat_on(self, connection: DedicatedConnection) -> bool:
+    async def _write_heartbeat(self, connection: DedicatedConnection) -> bool:
         """Write one heartbeat. Return whether this run still has the client's id."""
         async with connection.acquire("writing a heartbeat", self._timeout) as opened:
             if self.registered_at is None:  # the table was missing at the start: register now

@@ -63,7 +63,8 @@ class HeartbeatObserver:
         self, stopped_after: float, *, extra_seconds: float = 0.0
     ) -> StoppedHeartbeats:
         """Return the stopped heartbeats: they have not changed for `stopped_after` plus
-        `extra_seconds`. The heartbeat's own `dead_after` replaces the former if it is longer."""
+        `extra_seconds`. If the heartbeat's own `dead_after` is longer than
+        `stopped_after`, it is used instead."""
         now = self._timer.seconds_since_boot()
         contact = math.inf if self._contact_duration is None else self._contact_duration()
         stopped: dict[str, bytes] = {}

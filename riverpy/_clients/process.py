@@ -53,7 +53,7 @@ def own_process_name() -> str | None:
     """Return the name of this process, or None if the system is not Linux. By this name, other
     processes on this machine can check whether this process has ended."""
     pid = os.getpid()
-    machine, stat = _read_machine_id(), _read_process_stat(pid)
+    machine, stat = _read_boot_and_pid_namespace(), _read_process_stat(pid)
     return None if machine is None or stat is None else f"{machine} {pid} {stat[1]}"
 
 
@@ -62,12 +62,16 @@ def has_process_ended(process_name: str) -> bool:
     another machine or container."""
     machine, _, rest = process_name.partition(" ")
     pid, _, started = rest.partition(" ")
-    return machine == _read_machine_id() and pid.isdecimal() and _has_pid_ended(int(pid), started)
+    return (
+        machine == _read_boot_and_pid_namespace()
+        and pid.isdecimal()
+        and _has_pid_ended(int(pid), started)
+    )
 
 
 def is_process_on_this_machine(process_name: str) -> bool:
     """Whether the process with this name runs, or ran, on this machine and in this container."""
-    return process_name.partition(" ")[0] == _read_machine_id()
+    return process_name.partition(" ")[0] == _read_boot_and_pid_namespace()
 
 
 def _has_pid_ended(pid: int, start_time: str) -> bool:
@@ -81,7 +85,7 @@ def _has_pid_ended(pid: int, start_time: str) -> bool:
     return stat is not None and (stat[0] in _ENDED_PROCESS_STATES or stat[1] != start_time)
 
 
-def _read_machine_id() -> str | None:
+def _read_boot_and_pid_namespace() -> str | None:
     """Return the id of the machine's current boot, and the process id namespace of this process."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

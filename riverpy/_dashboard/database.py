@@ -42,19 +42,19 @@ def start_task(client: Client, name: str, run: Callable[[], Awaitable[None]]) ->
         ClientStateError: the client is not open.
     """
     get_pool(client)
-    owned_tasks = client._owned_tasks  # noqa: SLF001 (own class)  # pyright: ignore[reportPrivateUsage]
+    background_tasks = client._background_tasks  # noqa: SLF001 (own class)  # pyright: ignore[reportPrivateUsage]
 
     async def run_and_forget() -> None:
         try:
             await run()
         finally:
-            owned_tasks.discard(task)
+            background_tasks.discard(task)
 
     def log_failure(error: Exception) -> None:
         get_logger().error(DASHBOARD_TASK_FAILED, task=name, exc_info=error)
 
     task = BackgroundTask(name, run_and_forget, log_failure)
-    owned_tasks.add(task)
+    background_tasks.add(task)
     task.start()
 
 

@@ -471,7 +471,8 @@ class ClientRun:
                 await self.queues.start_producers(claiming)
                 for service in (*elections, *self._singleton_runners):
                     await claiming.start(service)
-            self._heartbeat.write_early()  # it reports for which leases this client is a standby
+            # It reports for which leases this client is a standby.
+            self._heartbeat.request_early_heartbeat()
             if not self._stop_requested.is_set():
                 self.state = "working"
                 self.queues.accept_queue_changes(claiming)

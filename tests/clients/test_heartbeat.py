@@ -140,7 +140,7 @@ async def test_early_heartbeat(server: FakeServer) -> None:
     """All requests for an early heartbeat within a second cause one heartbeat."""
     async with server.beating() as heartbeat:
         for _ in range(3):
-            heartbeat.write_early()
+            heartbeat.request_early_heartbeat()
             await server.timer.advance(0.3)
         assert len(server.beats) == 1
         await server.timer.advance(0.2)
@@ -462,9 +462,9 @@ async def test_locked_table_costs_no_connection(rig: Rig) -> None:
         before = await pids()
         async with rig.schema.connected() as connection, connection.transaction():
             await connection.execute("LOCK TABLE riverpy_client IN ACCESS EXCLUSIVE MODE")
-            await heartbeat._write_heartbeat()
+            await heartbeat._try_to_write_heartbeat()
         last = heartbeat._last_heartbeat_at
         assert await pids() == before
-        await heartbeat._write_heartbeat()
+        await heartbeat._try_to_write_heartbeat()
         assert heartbeat._last_heartbeat_at > last
         assert await pids() == before

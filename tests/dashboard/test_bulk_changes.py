@@ -41,7 +41,7 @@ def authorize(request: Request) -> Access:
 
 async def until_ended(client: Client) -> None:
     """Wait until the changes have ended."""
-    tasks = [one._task for one in client._owned_tasks if one._task is not None]
+    tasks = [one._task for one in client._background_tasks if one._task is not None]
     if tasks:
         await asyncio.wait(tasks, timeout=PATIENCE)
 
@@ -107,7 +107,7 @@ async def test_whole_change(schema: Schema, client: Client, log: list[dict[str, 
         await confirm(browser, question, action="delete", **fields)
         await until_ended(client)
         assert await schema.fetchval("SELECT count(*) FROM river_job WHERE kind = '<b>'") == 0
-        assert not client._owned_tasks
+        assert not client._background_tasks
         await insert_job(schema, args='\'{"customer": "acme"}\'', kind="'paid'")
         fields = {"state": "available", "args": '{"customer": "acme"}', "back": "/jobs"}
         question = (await browser.submit(page, ALL, action="delete", **fields)).text

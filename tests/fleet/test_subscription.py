@@ -102,7 +102,7 @@ async def test_events_of_jobs_queues_and_leases(rig: Rig, follower: Client) -> N
         async with client.lease("a-lease"):
             (acquired,) = await take(events, 1)
         await take(events, 1)
-        client._subscriptions.publish_queue_event(EventKind.QUEUE_PAUSED, "q")
+        client._subscription_manager.publish_queue_event(EventKind.QUEUE_PAUSED, "q")
         (paused,) = await take(events, 1)
         assert [event.queue for event in await take(queue_events, 1)] == ["q"]
         assert {one.kind for one in await take(own_events, 3)} == {
@@ -153,7 +153,7 @@ async def test_jobs_that_the_leader_ends(
         follower.subscribe(*ALL, fleet=True, job_kinds=["late"]) as events,
     ):
         async with asyncio.timeout(PATIENCE):
-            while not client._subscriptions.is_followed:
+            while not client._subscription_manager.is_followed:
                 await asyncio.sleep(0.01)
         await rig.schema.execute(
             "INSERT INTO river_job (args, kind, max_attempts, queue, metadata) SELECT '{}', 'late',"
@@ -216,7 +216,7 @@ async def test_unfollowed_and_expired(
         job.progress(1)
 
     async with asyncio.timeout(PATIENCE), rig.working() as client:
-        manager = client._subscriptions
+        manager = client._subscription_manager
         await client.insert(Task())
         await rig.event()
         assert manager.fleet_outbox is None
@@ -224,7 +224,7 @@ async def test_unfollowed_and_expired(
             while manager.fleet_outbox is None:
                 await asyncio.sleep(0.01)
         monkeypatch.setattr(publisher, "UNUSED_CONNECTION_TIMEOUT", 0.05)
-        follower._follower._unused_since = 0.0  # it has been unused for long
+        follower._fleet_follower._unused_since = 0.0  # it has been unused for long
         while manager.fleet_outbox is not None:
             await asyncio.sleep(0.01)
         await client.insert(Task())
@@ -278,7 +278,7 @@ async def test_drops(rig: Rig, follower: Client, monkeypatch: pytest.MonkeyPatch
         await client.insert(Task())
         await rig.event()
         for _ in range(4):
-            client._subscriptions.fleet_outbox.add_event(  # type: ignore[union-attr]
+            client._subscription_manager.fleet_outbox.add_event(  # type: ignore[union-attr]
                 EventKind.JOB_COMPLETED, lambda: EventMessage(event="job_completed", queue="q")
             )
         while events.dropped == before:

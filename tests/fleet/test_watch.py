@@ -63,7 +63,7 @@ async def test_states_progress_and_output(
         changes = watcher.watch(inserted.job.id)
         first = await anext(changes)
         assert (first.kind, first.job.state) == (JobChangeKind.PRESENT, JobState.AVAILABLE)
-        await watcher._follower.wait_until_announced()
+        await watcher._fleet_follower.wait_until_announced()
         await worker.queue_resume("default")
         async for change in changes:
             done = None if change.progress is None else change.progress.done
@@ -137,9 +137,9 @@ async def test_many_watches(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         ]
         async for _ in client.watch(50):
             break
-        while len(client._follower._readers_by_id) < 50:
+        while len(client._fleet_follower._readers_by_id) < 50:
             await asyncio.sleep(0)
-        await client._follower.wait_until_announced()
+        await client._fleet_follower.wait_until_announced()
         before = len(sent)
         await rig.schema.execute(done)
         for task in watches[:49] + watches[50:99]:
@@ -152,10 +152,10 @@ async def test_many_watches(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         for task in watches[49], watches[99]:
             task.cancel()
         del watches, task, changes
-        while client._follower._task.is_running:
+        while client._fleet_follower._task.is_running:
             gc.collect()
             await asyncio.sleep(0.01)
-        assert not client._follower._readers_by_id
+        assert not client._fleet_follower._readers_by_id
 
 
 async def collect(changes: JobWatch) -> list[JobChange]:

@@ -173,7 +173,7 @@ async def test_no_subscriber_of_other_kinds(schema: Schema) -> None:
         assert await rest(leases) == [("s", ACQUIRED), ("s", RELEASED), ("s", ACQUIRED)]
         assert leases.dropped == 1
         assert await rest(jobs) == []
-        assert client._subscriptions.dropped_item_count == 1
+        assert client._subscription_manager.dropped_item_count == 1
 
 
 @asynccontextmanager

@@ -43,7 +43,7 @@ async def read_map(schema: Schema) -> LeaseMap:
 async def next_heartbeat(client: Client) -> None:
     """Write a heartbeat now."""
     run: Any = client._run
-    await run._heartbeat._write_heartbeat()
+    await run._heartbeat._try_to_write_heartbeat()
 
 
 async def until_standby(schema: Schema, name: str) -> LeaseMap:

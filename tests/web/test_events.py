@@ -155,14 +155,14 @@ async def test_litestar(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None
             body = aiter(response.body_iterator)
             assert [await anext(body), await anext(body)] == [b": riverpy\n\n", first]
             await riverpy.web.events(client)(REQUEST)  # its reader has gone before the answer
-            while client._follower._open_streams:
+            while client._fleet_follower._open_streams:
                 await asyncio.sleep(0)
             await schema.execute("DELETE FROM river_job")
             rest = [part async for part in watching if not part.startswith(b":")]
             assert rest == [b'event: deleted\ndata: {"id":1}\n\n']
             open_stream = riverpy.web.event_stream(client, kinds=["a"])
             await anext(open_stream)
-            [stream] = client._follower._open_streams
+            [stream] = client._fleet_follower._open_streams
             for number in range(101):
                 stream.put(Event(EventKind.QUEUE_PAUSED, queue=f"q{number}"))
             parts = [await anext(open_stream) for _ in range(2)]

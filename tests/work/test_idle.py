@@ -53,7 +53,7 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
     dead_after = config.dead_after.total_seconds()
     lost_claims = run._reconciler._release_lost_claims
     steps: list[tuple[Callable[[], Awaitable[Any]], float]] = [
-        (run._heartbeat._write_heartbeat, dead_after / HEARTBEATS_WITHIN_DEAD_AFTER),
+        (run._heartbeat._try_to_write_heartbeat, dead_after / HEARTBEATS_WITHIN_DEAD_AFTER),
         (
             run._leader_watch._check_election,
             dead_after / leader_watch.LEADER_CHECKS_WITHIN_DEAD_AFTER,

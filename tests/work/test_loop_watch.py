@@ -90,7 +90,7 @@ async def test_blocked_by_no_job(rig: Rig, log: list[dict[str, Any]]) -> None:
     async with rig.working() as client:
         run = client._run
         assert run is not None
-        store = AttemptStore(client._transaction, None, client._subscriptions, "client")
+        store = AttemptStore(client._transaction, None, client._subscription_manager, "client")
         waiting = Attempt([0] * 20, (None, 0.0), lambda: None, 0.0, store)
         run.running_attempts.add_attempts([waiting])  # like a prefetched job, without a task
         asyncio.get_running_loop().call_soon(block_until_told, log)

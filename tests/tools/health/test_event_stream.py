@@ -38,11 +38,11 @@ async def test_slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await anext(lines) == b"\n"
     with structlog.testing.capture_logs():
         for n in range(5):
-            client._subscriptions.publish_queue_event(EventKind.QUEUE_PAUSED, f"q{n}")
+            client._subscription_manager.publish_queue_event(EventKind.QUEUE_PAUSED, f"q{n}")
     dropped, *events = await next_lines(lines, 3)
     assert (dropped["event"], dropped["dropped"]) == ("dropped", 3)
     assert [event["queue"] for event in events] == ["q0", "q1"]
-    client._subscriptions.close()
+    client._subscription_manager.close()
     assert [line async for line in lines] == []
 
 
@@ -71,8 +71,8 @@ async def test_filters() -> None:
         await anext(lines)
     for queue in ("a", "c", "b"):
         for kind in (EventKind.QUEUE_PAUSED, EventKind.QUEUE_RESUMED):
-            client._subscriptions.publish_queue_event(kind, queue)
-    client._subscriptions.close()
+            client._subscription_manager.publish_queue_event(kind, queue)
+    client._subscription_manager.close()
     assert [json.loads(line)["queue"] async for line in wanted] == ["a", "b"]
     assert [line async for line in of_jobs] == []
 
@@ -85,13 +85,13 @@ async def test_lease_lines() -> None:
     of_queue = stream_events(client, {"queue": ["a"]})
     for lines in (of_lease, of_queue):
         await anext(lines)
-    client._subscriptions.publish_queue_event(EventKind.QUEUE_PAUSED, "a")
+    client._subscription_manager.publish_queue_event(EventKind.QUEUE_PAUSED, "a")
     error = ConnectionError("postgres://me:secret@host/db is gone")
     now = datetime(2026, 1, 1, tzinfo=UTC)
     for name in ("t", "s"):
         change = LeaseChange(name, LeaseUse.SINGLETON, 3, now, None, "it was released", error)
-        client._subscriptions.publish(Event(LeaseEventKind.FAILED, lease=change))
-    client._subscriptions.close()
+        client._subscription_manager.publish(Event(LeaseEventKind.FAILED, lease=change))
+    client._subscription_manager.close()
     (line,) = [json.loads(line) async for line in of_lease]
     assert "secret" not in line.pop("error")
     assert datetime.fromisoformat(line.pop("at")) > now
@@ -112,8 +112,8 @@ async def test_keepalive_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = stream_events(client, {"state": ["completed"]})
     await anext(lines)
     for _ in range(3):
-        client._subscriptions.publish_queue_event(EventKind.QUEUE_PAUSED, "a")
-    client._subscriptions.close()
+        client._subscription_manager.publish_queue_event(EventKind.QUEUE_PAUSED, "a")
+    client._subscription_manager.close()
     assert [line async for line in lines] == [b"\n"] * 3
 
 
