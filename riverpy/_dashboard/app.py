@@ -1,7 +1,7 @@
 """The ASGI application of the dashboard: its pages, its changes, and its error pages.
 
 A new page is a module with a `Page`, a template, and an entry in `PAGES`. A new change is a
-`Change` and an entry in `CHANGES`."""
+`ChangeRoute` and an entry in `CHANGE_ROUTES`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ from riverpy.errors import ClientStateError, RiverError
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from riverpy._dashboard.change import Change
+    from riverpy._dashboard.change import ChangeRoute
     from riverpy._dashboard.page import Page
     from riverpy.client import Client
 
@@ -84,13 +84,13 @@ PAGES = (
     bulk_run_page.PAGE,
 )
 """All pages, in the order of the menu."""
-CHANGES = (
-    job_changes.CHANGE,
-    bulk_changes.START,
-    bulk_changes.STOP,
-    queue_changes.CHANGE,
-    leader_changes.CHANGE,
-    periodic_changes.CHANGE,
+CHANGE_ROUTES = (
+    job_changes.CHANGE_ROUTE,
+    bulk_changes.START_ROUTE,
+    bulk_changes.STOP_ROUTE,
+    queue_changes.CHANGE_ROUTE,
+    leader_changes.CHANGE_ROUTE,
+    periodic_changes.CHANGE_ROUTE,
 )
 """All changes that forms of the pages ask for."""
 FORM_FIELDS_MAX = 1_100
@@ -123,7 +123,7 @@ class _DashboardApp:
         routes = [route for _, route in self._page_routes]
         routes += [
             Route(change.path, partial(self._handle_change_form, change), methods=["POST"])
-            for change in CHANGES
+            for change in CHANGE_ROUTES
         ]
         routes += [
             Route("/live", self._send_live_updates),
@@ -216,12 +216,12 @@ class _DashboardApp:
         values = {**make_page_values(view, PAGES, page), **await page.load(view)}
         return self._site.templates.render_live_block(page.template, values)
 
-    async def _handle_change_form(self, change: Change, request: Request) -> Response:
+    async def _handle_change_form(self, change: ChangeRoute, request: Request) -> Response:
         """Make the change of a form, or send the question that comes before it."""
         view = await self._make_view(request)
         fields = await _read_form(request)
         expect_change_allowed(request, view.access, fields.get(CSRF_TOKEN_FIELD, ""))
-        requested = change.read(view.path_params, fields)
+        requested = change.parse_form(view.path_params, fields)
         back = change.get_back_path(fields)
         question = requested.question
         if question is not None and fields.get(CONFIRMED_FIELD) != "yes":

@@ -10,16 +10,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 from riverpy._dashboard.access import CSRF_TOKEN_FIELD
 from riverpy._dashboard.bulk_runs import BulkPlan
 from riverpy._dashboard.change import (
-    BACK_FIELD,
+    BACK_PATH_FIELD,
     CONFIRMED_FIELD,
-    Change,
-    Question,
+    ChangeRoute,
+    ConfirmationQuestion,
     RequestedChange,
     log_change,
 )
 from riverpy._dashboard.database import open_read
 from riverpy._dashboard.errors import PageError
-from riverpy._dashboard.job_actions import EFFECTS, PAST_PARTICIPLES, JobAction, list_actions
+from riverpy._dashboard.job_actions import (
+    EFFECT_BY_ACTION,
+    PAST_PARTICIPLE_BY_ACTION,
+    JobAction,
+    list_possible_actions,
+)
 from riverpy._dashboard.job_search import find_job_ids, parse_filters, read_search
 from riverpy._dashboard.messages import Message
 from riverpy._dashboard.paths import make_bulk_run_path
@@ -45,43 +50,43 @@ if TYPE_CHECKING:
 MATCHES_COUNTED_MAX = 10_000
 COUNT_TIMEOUT = timedelta(seconds=1)
 """The server cancels the count of the jobs that match after this time."""
-RUN_FIELD = "run"
+RUN_ID_FIELD = "run"
 """The field with the id of a run. The question fills it."""
-_OTHER_FIELDS = ("action", RUN_FIELD, CSRF_TOKEN_FIELD, CONFIRMED_FIELD, BACK_FIELD)
+_NON_FILTER_FIELDS = ("action", RUN_ID_FIELD, CSRF_TOKEN_FIELD, CONFIRMED_FIELD, BACK_PATH_FIELD)
 """The fields that are no filters."""
 
 
-class BulkForm(NamedTuple):
+class BulkChangeForm(NamedTuple):
     """A form that asks for a change of all jobs that match."""
 
     action: JobAction
     search: JobSearch
     run_id: str
 
-    async def ask(self, site: Site) -> Question:
+    async def make_question(self, site: Site) -> ConfirmationQuestion:
         """Return the question to the user.
 
         Raises:
             PageError: no job matches.
         """
         self.search.expect_visible(site.options)
-        matched, is_exact = await count_matches(site, self.search)
+        matched, is_exact = await count_matching_jobs(site, self.search)
         if not matched:
             raise PageError(400, "No job matches now.", "Go back, and load the list again.")
         number = format_count(matched, MATCHES_COUNTED_MAX)
         at_least = "" if is_exact or matched >= MATCHES_COUNTED_MAX else "at least "
         noun = "job" if matched == 1 else "jobs"
-        return Question(
+        return ConfirmationQuestion(
             f"{self.action.capitalize()} all {at_least}{number} {noun} that match?",
-            f"{EFFECTS[self.action]} Jobs that are inserted later stay as they are.",
+            f"{EFFECT_BY_ACTION[self.action]} Jobs that are inserted later stay as they are.",
             f"The filters are: {self.search.describe()}.",
             "Keep them as they are",
             is_dangerous=self.action == "delete",
-            fields=((RUN_FIELD, self.run_id),),
+            fields=((RUN_ID_FIELD, self.run_id),),
         )
 
 
-async def count_matches(site: Site, search: JobSearch) -> tuple[int, bool]:
+async def count_matching_jobs(site: Site, search: JobSearch) -> tuple[int, bool]:
     """Return the number of jobs that match, up to a limit, and whether there are no more. If
     counting takes too long, only the jobs that a list searches are counted."""
     schema = site.client.config.schema
@@ -99,26 +104,28 @@ async def count_matches(site: Site, search: JobSearch) -> tuple[int, bool]:
     return count, count < MATCHES_COUNTED_MAX and found.limit_note is None
 
 
-def read_bulk_change(_path_params: Mapping[str, Any], fields: QueryParams) -> RequestedChange:
+def parse_bulk_change_form(_path_params: Mapping[str, Any], fields: QueryParams) -> RequestedChange:
     """Return the change of all matching jobs that a form asks for.
 
     Raises:
         PageError: the form is not one of this dashboard, or names no state.
     """
-    search = read_search(fields, other_names=_OTHER_FIELDS)
+    search = read_search(fields, other_names=_NON_FILTER_FIELDS)
     action = fields.get("action", "")
     if not search.state:
         raise PageError(400, "The form names no state.", "Go back, and choose a state first.")
     if action not in get_args(JobAction):
         raise PageError(400, "The form names no change.", "Go back, and use one of the buttons.")
-    for possible in list_actions(JobState(search.state)):
+    for possible in list_possible_actions(JobState(search.state)):
         if action == possible:
-            run_id = fields.get(RUN_FIELD, "")[:32] or secrets.token_hex(16)
-            form = BulkForm(possible, search, run_id)
+            run_id = fields.get(RUN_ID_FIELD, "")[:32] or secrets.token_hex(16)
+            form = BulkChangeForm(possible, search, run_id)
             return RequestedChange(
-                partial(start_bulk_change, form), form.ask, next_path=make_bulk_run_path(run_id)
+                partial(start_bulk_change, form),
+                form.make_question,
+                next_path=make_bulk_run_path(run_id),
             )
-    done = PAST_PARTICIPLES[cast("JobAction", action)]
+    done = PAST_PARTICIPLE_BY_ACTION[cast("JobAction", action)]
     raise PageError(
         400,
         f"{search.state.capitalize()} jobs cannot be {done}.",
@@ -126,10 +133,10 @@ def read_bulk_change(_path_params: Mapping[str, Any], fields: QueryParams) -> Re
     )
 
 
-async def start_bulk_change(form: BulkForm, site: Site, access: Access) -> None:
-    """Start the change of all matching jobs. Its page says how far it is."""
+async def start_bulk_change(form: BulkChangeForm, site: Site, access: Access) -> None:
+    """Start the change of all matching jobs. Its page shows the progress."""
     form.search.expect_visible(site.options)
-    matched, is_exact = await count_matches(site, form.search)
+    matched, is_exact = await count_matching_jobs(site, form.search)
     site.bulk_runs.start(
         BulkPlan(
             form.run_id,
@@ -144,7 +151,7 @@ async def start_bulk_change(form: BulkForm, site: Site, access: Access) -> None:
     )
 
 
-def read_stop(path_params: Mapping[str, Any], _fields: QueryParams) -> RequestedChange:
+def parse_stop_form(path_params: Mapping[str, Any], _fields: QueryParams) -> RequestedChange:
     """Return the stop of a run that a form asks for."""
     run_id: str = path_params["run_id"]
     return RequestedChange(partial(_stop_run, run_id), next_path=make_bulk_run_path(run_id))
@@ -159,5 +166,5 @@ async def _stop_run(run_id: str, site: Site, access: Access) -> Message:
     return Message("The change stops after its present batch.")
 
 
-START = Change("/jobs/change-all", read_bulk_change, "/jobs")
-STOP = Change("/bulk-change/{run_id}/stop", read_stop, "/jobs")
+START_ROUTE = ChangeRoute("/jobs/change-all", parse_bulk_change_form, "/jobs")
+STOP_ROUTE = ChangeRoute("/bulk-change/{run_id}/stop", parse_stop_form, "/jobs")

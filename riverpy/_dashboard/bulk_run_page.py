@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from riverpy._dashboard.errors import PageError
-from riverpy._dashboard.job_actions import describe_numbers
+from riverpy._dashboard.job_actions import describe_change_counts
 from riverpy._dashboard.page import Page
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ async def load_bulk_run(view: PageView) -> Mapping[str, object]:
         "now": datetime.now(UTC),
         "headline": _describe_outcome(run),
         "state": _choose_state(run),
-        "numbers": describe_numbers(run.plan.action, run.changes),
+        "numbers": describe_change_counts(run.plan.action, run.changes),
         "reasons": run.changes.reasons,
     }
 

@@ -1,4 +1,4 @@
-"""Change: a form of the dashboard that changes something, with a question before it."""
+"""ChangeRoute: the forms of the dashboard that change something, with a question before it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 CONFIRMED_FIELD = "confirmed"
 """The field of a form whose question the user has answered, with the value `yes`."""
-BACK_FIELD = "back"
+BACK_PATH_FIELD = "back"
 """The field with the path to return to, below the dashboard's own."""
 
 
-class Question(NamedTuple):
+class ConfirmationQuestion(NamedTuple):
     """What a page asks before a change that is hard to undo."""
 
     text: str
@@ -46,28 +46,28 @@ class RequestedChange(NamedTuple):
     apply: Callable[[Site, Access], Awaitable[Message | None]]
     """Make the change, log it with its user, and return the message for the user. None: the next
     page itself says what was done."""
-    question: Question | Callable[[Site], Awaitable[Question]] | None = None
+    question: ConfirmationQuestion | Callable[[Site], Awaitable[ConfirmationQuestion]] | None = None
     """What to ask before, or a function that reads what the question needs. None: the change is
     made at once."""
     next_path: str | None = None
     """The path of the page that shows the result. None: the page from which the user came."""
 
 
-class Change(NamedTuple):
-    """An address to which forms are sent."""
+class ChangeRoute(NamedTuple):
+    """The address and the parser of the forms that ask for one kind of change."""
 
     path: str
     """The path below the dashboard's own, in the form of Starlette's routes."""
-    read: Callable[[Mapping[str, Any], QueryParams], RequestedChange]
+    parse_form: Callable[[Mapping[str, Any], QueryParams], RequestedChange]
     """Return the change that a form asks for, from the parameters of the path and the fields. Raise
     PageError for a form that is not one of this dashboard."""
-    back: str
+    default_back_path: str
     """The path to return to if the form names none."""
 
     def get_back_path(self, fields: QueryParams) -> str:
         """Return the path to return to. It never leads to another site."""
-        path = fields.get(BACK_FIELD, "")
-        return path if is_own_path(path) else self.back
+        path = fields.get(BACK_PATH_FIELD, "")
+        return path if is_own_path(path) else self.default_back_path
 
 
 def log_change(access: Access, action: str, target: str) -> None:

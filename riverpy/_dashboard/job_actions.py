@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 JobAction: TypeAlias = Literal["retry", "cancel", "delete"]
 
 REASONS_SHOWN_MAX = 3
-PAST_PARTICIPLES: dict[JobAction, str] = {
+PAST_PARTICIPLE_BY_ACTION: dict[JobAction, str] = {
     "retry": "retried",
     "cancel": "cancelled",
     "delete": "deleted",
 }
-EFFECTS: dict[JobAction, str] = {
+EFFECT_BY_ACTION: dict[JobAction, str] = {
     "retry": "They become available now, with one more attempt if none is left. Running jobs stay "
     "as they are.",
     "cancel": "They are not worked again. The workers of running jobs are notified. "
@@ -30,7 +30,7 @@ EFFECTS: dict[JobAction, str] = {
 }
 
 
-def list_actions(state: JobState) -> list[JobAction]:
+def list_possible_actions(state: JobState) -> list[JobAction]:
     """Return the changes that are possible for a job in this state."""
     if state is JobState.RUNNING:
         return ["cancel"]
@@ -48,10 +48,10 @@ def get_change_method(client: Client, action: JobAction) -> Callable[..., Awaita
     return methods[action]
 
 
-def describe_numbers(action: JobAction, changes: JobChanges) -> list[str]:
+def describe_change_counts(action: JobAction, changes: JobChanges) -> list[str]:
     """Return sentences about a change of many jobs."""
     noun = "job" if changes.changed == 1 else "jobs"
-    parts = [f"{changes.changed:,} {noun} {PAST_PARTICIPLES[action]}."]
+    parts = [f"{changes.changed:,} {noun} {PAST_PARTICIPLE_BY_ACTION[action]}."]
     if changes.running and action == "cancel":
         parts.append(f"{changes.running:,} of them run: their workers were notified.")
     if changes.unchanged:

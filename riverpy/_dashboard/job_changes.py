@@ -6,13 +6,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 from riverpy._dashboard.cancelled_runs import describe_cancelled_run, read_cancelled_run
-from riverpy._dashboard.change import BACK_FIELD, Change, Question, RequestedChange
+from riverpy._dashboard.change import (
+    BACK_PATH_FIELD,
+    ChangeRoute,
+    ConfirmationQuestion,
+    RequestedChange,
+)
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.job_actions import (
-    EFFECTS,
-    PAST_PARTICIPLES,
+    EFFECT_BY_ACTION,
+    PAST_PARTICIPLE_BY_ACTION,
     JobAction,
-    describe_numbers,
+    describe_change_counts,
     get_change_method,
 )
 from riverpy._dashboard.messages import Message
@@ -36,8 +41,8 @@ IDS_PER_CHANGE_MAX = 1_000
 LOGGED_IDS_MAX = 20
 """The maximum number of job ids in one log event."""
 
-_EFFECTS_ON_ONE: dict[JobAction, str] = {
-    "retry": EFFECTS["retry"],
+_SINGLE_JOB_EFFECT_BY_ACTION: dict[JobAction, str] = {
+    "retry": EFFECT_BY_ACTION["retry"],
     "cancel": "It is not worked again. If it runs, its worker is notified.",
     "delete": "It is gone for good.",
 }
@@ -49,22 +54,22 @@ class JobChangeForm(NamedTuple):
     action: JobAction
     ids: Sequence[int]
 
-    def make_question(self) -> Question | None:
+    def make_question(self) -> ConfirmationQuestion | None:
         """Return the question to the user. None: the change can be made at once."""
         if self.action == "retry" and len(self.ids) == 1:
             return None
         is_one = len(self.ids) == 1
         which = f"job {self.ids[0]}" if is_one else f"these {len(self.ids):,} jobs"
-        return Question(
+        return ConfirmationQuestion(
             f"{self.action.capitalize()} {which}?",
-            _EFFECTS_ON_ONE[self.action] if is_one else EFFECTS[self.action],
+            _SINGLE_JOB_EFFECT_BY_ACTION[self.action] if is_one else EFFECT_BY_ACTION[self.action],
             "" if is_one else f"These are {format_job_ids(self.ids)}.",
             "Keep it as it is" if is_one else "Keep them as they are",
             is_dangerous=self.action == "delete",
         )
 
 
-def read_job_change(_path_params: Mapping[str, Any], fields: QueryParams) -> RequestedChange:
+def parse_job_change_form(_path_params: Mapping[str, Any], fields: QueryParams) -> RequestedChange:
     """Return the change of jobs that a form asks for.
 
     Raises:
@@ -84,7 +89,7 @@ def read_job_change(_path_params: Mapping[str, Any], fields: QueryParams) -> Req
         )
     form = JobChangeForm(cast("JobAction", action), sorted({parse_job_id(text) for text in texts}))
     job_path = f"/jobs/{form.ids[0]}"
-    is_page_gone = form.action == "delete" and fields.get(BACK_FIELD) == job_path
+    is_page_gone = form.action == "delete" and fields.get(BACK_PATH_FIELD) == job_path
     next_path = "/jobs" if is_page_gone else None
     return RequestedChange(partial(change_jobs, form), form.make_question(), next_path)
 
@@ -113,7 +118,7 @@ async def change_jobs(form: JobChangeForm, site: Site, access: Access) -> Messag
     if earlier is not None and changes.running:
         sentence = await describe_cancelled_run(site, earlier)
         return Message(sentence.text, "look", sentence.link or "", sentence.link_text)
-    return describe_changes(form, changes)
+    return make_change_message(form, changes)
 
 
 def log_job_change(form: JobChangeForm, access: Access, changes: JobChanges) -> None:
@@ -129,7 +134,7 @@ def log_job_change(form: JobChangeForm, access: Access, changes: JobChanges) -> 
     )
 
 
-def describe_changes(form: JobChangeForm, changes: JobChanges) -> Message:
+def make_change_message(form: JobChangeForm, changes: JobChanges) -> Message:
     """Return the message about a change."""
     parts: list[str] = []
     if len(form.ids) == 1:
@@ -137,7 +142,7 @@ def describe_changes(form: JobChangeForm, changes: JobChanges) -> Message:
         if changes.running and changes.changed:
             parts.append(f"{job} runs: its worker was notified of the cancellation.")
         elif changes.changed:
-            parts.append(f"{job} was {PAST_PARTICIPLES[form.action]}.")
+            parts.append(f"{job} was {PAST_PARTICIPLE_BY_ACTION[form.action]}.")
         elif changes.unchanged:
             reason = "it runs" if changes.running else "it needed no change"
             parts.append(f"{job} was not changed: {reason}.")
@@ -146,9 +151,9 @@ def describe_changes(form: JobChangeForm, changes: JobChanges) -> Message:
         else:
             parts.append(f"{job} was not changed: {next(iter(changes.reasons.values()), '')}.")
     else:
-        parts += describe_numbers(form.action, changes)
+        parts += describe_change_counts(form.action, changes)
     state = "ok" if changes.changed == changes.done else "look" if changes.changed else "act"
     return Message(" ".join(parts), state)
 
 
-CHANGE = Change("/jobs/change", read_job_change, "/jobs")
+CHANGE_ROUTE = ChangeRoute("/jobs/change", parse_job_change_form, "/jobs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from riverpy._dashboard.database import open_read
-from riverpy._dashboard.job_actions import JobAction, list_actions
+from riverpy._dashboard.job_actions import JobAction, list_possible_actions
 from riverpy._dashboard.job_errors import (
     GROUPED_JOBS_MAX,
     GROUPED_STATES,
@@ -90,7 +90,7 @@ async def _load_list(view: PageView, search: JobSearch) -> Mapping[str, object]:
         "has_errors": state is None or state in STATES_WITH_ERRORS,
         "is_ticked": view.query.get("tick") == "all",
         "status": status,
-        "actions": get_args(JobAction) if state is None else list_actions(state),
+        "actions": get_args(JobAction) if state is None else list_possible_actions(state),
         "all_text": _describe_all(search, found, status) if search.state else "",
         "bulk_runs": view.site.bulk_runs.list_newest_first()[:BULK_RUNS_SHOWN_MAX],
     }

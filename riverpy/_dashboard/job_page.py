@@ -10,7 +10,7 @@ from riverpy._attempt_errors import GO_ZERO_TIME
 from riverpy._dashboard.cancelled_runs import describe_cancelled_run, find_cancelled_run
 from riverpy._dashboard.database import open_read
 from riverpy._dashboard.errors import PageError
-from riverpy._dashboard.job_actions import list_actions
+from riverpy._dashboard.job_actions import list_possible_actions
 from riverpy._dashboard.page import Page
 from riverpy._dsn import mask_passwords
 from riverpy._postgres.damaged_jobs import DAMAGED_JOB_REMEDY
@@ -116,7 +116,7 @@ def _describe_job(job: JobRow) -> dict[str, object]:
         "steps": _describe_steps(metadata),
         "log": list(_read_log(job)),
         "unique_key": job.unique_key.hex() if job.unique_key else None,
-        "actions": list_actions(job.state),
+        "actions": list_possible_actions(job.state),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from riverpy._dashboard.change import Change, Question, RequestedChange, log_change
+from riverpy._dashboard.change import ChangeRoute, ConfirmationQuestion, RequestedChange, log_change
 from riverpy._dashboard.database import open_connection
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.messages import Message
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from riverpy._dashboard.site import Site
 
 
-def read_resign(_path_params: Mapping[str, Any], fields: QueryParams) -> RequestedChange:
+def parse_resign_form(_path_params: Mapping[str, Any], fields: QueryParams) -> RequestedChange:
     """Return the change that a form asks for: the leader of a domain resigns.
 
     Raises:
@@ -37,10 +37,10 @@ def read_resign(_path_params: Mapping[str, Any], fields: QueryParams) -> Request
         raise PageError(
             400, "The form names no domain.", "Go back, and use one of the buttons."
         ) from None
-    return RequestedChange(partial(request_resign, domain), partial(_ask_about_resign, domain))
+    return RequestedChange(partial(request_resign, domain), partial(_make_resign_question, domain))
 
 
-async def _ask_about_resign(domain: str, site: Site) -> Question:
+async def _make_resign_question(domain: str, site: Site) -> ConfirmationQuestion:
     """Check that the domain is known, and ask."""
     status = await site.statuses.read()
     if domain != DEFAULT_DOMAIN and all(one.name != domain for one in status.domains):
@@ -49,7 +49,7 @@ async def _ask_about_resign(domain: str, site: Site) -> Question:
             f"There is no domain {quote_name(domain)}.",
             "The page Leader lists all domains that have workers, queues or a leader.",
         )
-    return Question(
+    return ConfirmationQuestion(
         f"Let the leader of {domain} resign?",
         "Another candidate becomes leader, at the latest within seconds. If there is no other one, "
         "the same client becomes leader again. Running jobs go on.",
@@ -72,4 +72,4 @@ async def request_resign(domain: str, site: Site, access: Access) -> Message:
     )
 
 
-CHANGE = Change("/leader/resign", read_resign, "/leader")
+CHANGE_ROUTE = ChangeRoute("/leader/resign", parse_resign_form, "/leader")

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get_args
 from urllib.parse import unquote
 
-from riverpy._dashboard.change import Change, Question, RequestedChange, log_change
+from riverpy._dashboard.change import ChangeRoute, ConfirmationQuestion, RequestedChange, log_change
 from riverpy._dashboard.database import open_connection, open_read
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.messages import Message
@@ -35,7 +35,9 @@ class PeriodicChangeForm(NamedTuple):
     job_id: str
 
 
-def read_periodic_change(_path_params: Mapping[str, Any], fields: QueryParams) -> RequestedChange:
+def parse_periodic_change_form(
+    _path_params: Mapping[str, Any], fields: QueryParams
+) -> RequestedChange:
     """Return the change that a form asks for. The field of the button has the action as its name,
     and the id of the periodic job as its value, with escapes as in an address.
 
@@ -52,11 +54,11 @@ def read_periodic_change(_path_params: Mapping[str, Any], fields: QueryParams) -
         )
     question = None
     if form.action == "run":
-        question = partial(_ask_about_run, form.job_id)
+        question = partial(_make_run_question, form.job_id)
     return RequestedChange(partial(change_periodic_job, form), question)
 
 
-async def _ask_about_run(job_id: str, site: Site) -> Question:
+async def _make_run_question(job_id: str, site: Site) -> ConfirmationQuestion:
     """Check that the periodic job exists, and ask."""
     try:
         async with open_read(site.client) as tx:
@@ -65,7 +67,7 @@ async def _ask_about_run(job_id: str, site: Site) -> Question:
         raise _make_not_found_error(job_id) from None
     except SchemaMissingError as error:
         raise _make_missing_table_error(error) from None
-    return Question(
+    return ConfirmationQuestion(
         f"Run {show_value(job_id)} now?",
         "The leader inserts one more job now, also if the periodic job is paused. The schedule "
         "does not change.",
@@ -104,11 +106,11 @@ async def change_periodic_job(form: PeriodicChangeForm, site: Site, access: Acce
         raise _make_missing_table_error(error) from None
     log_change(access, f"{form.action} periodic job", form.job_id)
     if form.action == "run":
-        return await _describe_run(before, site)
-    return _describe_pause(form, before)
+        return await _make_run_message(before, site)
+    return _make_pause_message(form, before)
 
 
-def _describe_pause(form: PeriodicChangeForm, before: PeriodicJobState) -> Message:
+def _make_pause_message(form: PeriodicChangeForm, before: PeriodicJobState) -> Message:
     name = f"The periodic job {show_value(form.job_id)}"
     if form.action == "resume":
         if before.paused_at is None:
@@ -119,7 +121,7 @@ def _describe_pause(form: PeriodicChangeForm, before: PeriodicJobState) -> Messa
     return Message(f"{name} is paused: no job is inserted until it is resumed.")
 
 
-async def _describe_run(before: PeriodicJobState, site: Site) -> Message:
+async def _make_run_message(before: PeriodicJobState, site: Site) -> Message:
     """Return the message about a requested run, which names the leader that inserts the job."""
     name = show_value(before.id)
     if before.run_requested_at is not None:
@@ -142,4 +144,4 @@ async def _describe_run(before: PeriodicJobState, site: Site) -> Message:
     )
 
 
-CHANGE = Change("/periodic/change", read_periodic_change, "/periodic")
+CHANGE_ROUTE = ChangeRoute("/periodic/change", parse_periodic_change_form, "/periodic")

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get_args
 from urllib.parse import unquote
 
-from riverpy._dashboard.change import Change, Question, RequestedChange, log_change
+from riverpy._dashboard.change import ChangeRoute, ConfirmationQuestion, RequestedChange, log_change
 from riverpy._dashboard.database import open_connection, open_read
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.messages import Message
@@ -35,7 +35,7 @@ ALL_QUEUES = "*"
 """The name that means all queues."""
 CLEARED_JOBS_MAX = 50_000
 """The maximum number of jobs that one form deletes. The browser waits for its answer."""
-_STATES_BY_ACTION: dict[QueueAction, tuple[str, ...]] = {
+_DELETED_STATES_BY_ACTION: dict[QueueAction, tuple[str, ...]] = {
     "clear": ("available",),
     "clear_all": ("available", "scheduled", "retryable"),
 }
@@ -51,18 +51,20 @@ class QueueChangeForm(NamedTuple):
     name: str
 
     @property
-    def target(self) -> str:
+    def target_text(self) -> str:
         """The queue, for a sentence."""
         return "all queues" if self.name == ALL_QUEUES else f"the queue {show_value(self.name)}"
 
     @property
-    def deleted_states(self) -> str:
+    def deleted_states_text(self) -> str:
         """The states of the jobs that are deleted, in the words of the button."""
-        first, *rest = (_WORDS_BY_STATE[state] for state in _STATES_BY_ACTION[self.action])
+        first, *rest = (_WORDS_BY_STATE[state] for state in _DELETED_STATES_BY_ACTION[self.action])
         return f"{first}, {' and '.join(rest)}" if rest else first
 
 
-def read_queue_change(_path_params: Mapping[str, Any], fields: QueryParams) -> RequestedChange:
+def parse_queue_change_form(
+    _path_params: Mapping[str, Any], fields: QueryParams
+) -> RequestedChange:
     """Return the change that a form asks for. The field of the button has the action as its name,
     and the name of the queue as its value, with escapes as in an address.
 
@@ -78,33 +80,33 @@ def read_queue_change(_path_params: Mapping[str, Any], fields: QueryParams) -> R
     if form.action in {"clear", "clear_all"}:
         if form.name == ALL_QUEUES:
             raise PageError(400, "Jobs of only one queue can be deleted at a time.", "Go back.")
-        return RequestedChange(partial(_delete_jobs, form), partial(_ask_about_deleting, form))
+        return RequestedChange(partial(_delete_jobs, form), partial(_make_delete_question, form))
     if form.name == ALL_QUEUES:
-        return RequestedChange(partial(_pause_or_resume, form), _ask_about_all_queues(form))
+        return RequestedChange(partial(_pause_or_resume, form), _make_all_queues_question(form))
     return RequestedChange(partial(_pause_or_resume, form))
 
 
-def _ask_about_all_queues(form: QueueChangeForm) -> Question:
+def _make_all_queues_question(form: QueueChangeForm) -> ConfirmationQuestion:
     if form.action == "pause":
         effect = "No worker takes jobs of any queue until you resume them. Running jobs continue."
     else:
         effect = "Workers take jobs of all queues again, also of queues that others have paused."
-    return Question(
+    return ConfirmationQuestion(
         f"{form.action.capitalize()} all queues?", effect, keep_text="Leave them as they are"
     )
 
 
-async def _ask_about_deleting(form: QueueChangeForm, site: Site) -> Question:
+async def _make_delete_question(form: QueueChangeForm, site: Site) -> ConfirmationQuestion:
     """Count the jobs that would be deleted, and ask."""
     fleet = await site.statuses.read()
     async with open_read(site.client) as tx:
         fleet = await add_queue(tx, site.client.config.schema, fleet, form.name)
     queue = next(one for one in fleet.queues if one.name == form.name)
-    counts = {state: getattr(queue, state) for state in _STATES_BY_ACTION[form.action]}
+    counts = {state: getattr(queue, state) for state in _DELETED_STATES_BY_ACTION[form.action]}
     if not any(counts.values()):
         raise PageError(
             404,
-            f"The queue {quote_name(form.name)} has no {form.deleted_states} jobs.",
+            f"The queue {quote_name(form.name)} has no {form.deleted_states_text} jobs.",
             "Nothing was deleted. Go back, and load the page again.",
         )
     numbers = " and ".join(
@@ -117,8 +119,8 @@ async def _ask_about_deleting(form: QueueChangeForm, site: Site) -> Question:
     effect += "A worker may still start some of them first." if not queue.paused else ""
     if any(count >= fleet.cap for count in counts.values()):
         effect += f" At most {CLEARED_JOBS_MAX:,} jobs are deleted at once."
-    return Question(
-        f"Delete {form.deleted_states} jobs of {form.target}?",
+    return ConfirmationQuestion(
+        f"Delete {form.deleted_states_text} jobs of {form.target_text}?",
         effect.strip(),
         keep_text="Keep the jobs",
         is_dangerous=True,
@@ -129,21 +131,20 @@ async def _delete_jobs(form: QueueChangeForm, site: Site, access: Access) -> Mes
     """Delete the jobs that a form asks for, log it, and return the message for the user."""
     changes = await site.client.job_delete_in_batches(
         queues=[form.name],
-        states=[JobState(state) for state in _STATES_BY_ACTION[form.action]],
+        states=[JobState(state) for state in _DELETED_STATES_BY_ACTION[form.action]],
         limit=CLEARED_JOBS_MAX,
     )
     get_logger().info(
         DASHBOARD_CHANGED_JOBS,
-        action=f"delete {form.deleted_states} jobs",
+        action=f"delete {form.deleted_states_text} jobs",
         user=access.user,
         queue=form.name,
         requested=changes.done,
         changed=changes.changed,
         refused=changes.refused,
     )
-    parts = [
-        f"{format_count(changes.changed, f'{form.deleted_states} job')} of {form.target} deleted."
-    ]
+    noun = f"{form.deleted_states_text} job"
+    parts = [f"{format_count(changes.changed, noun)} of {form.target_text} deleted."]
     if changes.unchanged:
         parts.append(f"{changes.unchanged:,} were started or changed before, and stay.")
     if changes.missing:
@@ -175,11 +176,13 @@ async def _pause_or_resume(form: QueueChangeForm, site: Site, access: Access) ->
             "of the queue first.",
         ) from None
     log_change(access, f"{form.action} queue", form.name)
-    return _describe_change(form, before)
+    return _make_pause_message(form, before)
 
 
-def _describe_change(form: QueueChangeForm, before: Queue | None) -> Message:
-    subject = form.target.capitalize() if form.name == ALL_QUEUES else f"The{form.target[3:]}"
+def _make_pause_message(form: QueueChangeForm, before: Queue | None) -> Message:
+    subject = (
+        form.target_text.capitalize() if form.name == ALL_QUEUES else f"The{form.target_text[3:]}"
+    )
     verb = "are" if form.name == ALL_QUEUES else "is"
     was_paused = before is not None and before.paused_at is not None
     if form.action == "resume":
@@ -191,4 +194,4 @@ def _describe_change(form: QueueChangeForm, before: Queue | None) -> Message:
     return Message(f"{subject} {verb} paused. Running jobs continue.")
 
 
-CHANGE = Change("/queues/change", read_queue_change, "/queues")
+CHANGE_ROUTE = ChangeRoute("/queues/change", parse_queue_change_form, "/queues")
