@@ -86,7 +86,7 @@ class _Api:
         except JobDamagedError as error:
             raise HTTPException(500, str(error)) from None
         if endpoint.method != "GET":
-            self._site.note_change()
+            self._site.invalidate_caches()
         return _make_response(answer)
 
     async def _send_openapi_document(self, request: Request) -> Response:

@@ -9,7 +9,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 
 from riverpy._calls.job_filters import check_filters
-from riverpy._dashboard.database import open_connection, open_read
+from riverpy._dashboard.database import acquire_connection, open_read_transaction
 from riverpy._dashboard.endpoint import Endpoint, StatusAnswer
 from riverpy._dashboard.job_actions import JobAction, get_change_method
 from riverpy._dashboard.job_changes import (
@@ -172,7 +172,7 @@ async def list_jobs(call: ApiCall, given: ListJobsInput) -> JobList:
     if given.limit == 0:
         return JobList([], [], None, None)
     schema = call.site.client.config.schema
-    async with open_read(call.site.client) as tx:
+    async with open_read_transaction(call.site.client) as tx:
         found = await find_job_ids(tx, schema, search, limit=given.limit)
         summaries, damaged = await _read_summaries(call.site, tx, found.ids)
     return JobList(summaries, damaged, found.next_cursor, found.limit_note)
@@ -196,7 +196,7 @@ async def _read_summaries(
 
 
 def _make_summary_fields(site: Site, job: JobRow, args_length_max: int | None) -> dict[str, Any]:
-    shown = site.show_args(job)
+    shown = site.get_visible_args(job)
     note, args = shown.note, shown.json_text
     if args is not None and args_length_max is not None and len(args) > args_length_max:
         note, args = f"These args have {len(args):,} characters: GET /api/jobs/{job.id}", None
@@ -250,7 +250,7 @@ async def _change_jobs(call: ApiCall, action: JobAction, given: ChangeJobsInput)
     """Change all jobs or, after an error, none."""
     form = JobChangeForm(action, sorted({parse_job_id(str(one)) for one in given.ids}))
     client = call.site.client
-    async with open_connection(client) as connection, connection.transaction():
+    async with acquire_connection(client) as connection, connection.transaction():
         changes = await get_change_method(client, action)(ids=form.ids, tx=connection)
         _expect_all_changed(form, changes)
     log_job_change(form, call.access, changes)

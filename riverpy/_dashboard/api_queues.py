@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from riverpy._dashboard.change import log_change
-from riverpy._dashboard.database import open_connection
+from riverpy._dashboard.database import acquire_connection
 from riverpy._dashboard.endpoint import Endpoint, StatusAnswer
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ async def update_queue(call: ApiCall, given: UpdateQueueInput) -> QueueDetails:
     if given.concurrency is msgspec.UNSET:
         return await get_queue(call, QueueInput(given.name))
     async with (
-        open_connection(client) as connection,
+        acquire_connection(client) as connection,
         connection.transaction(isolation="repeatable_read"),  # an update in between is an error
     ):
         metadata = dict((await client.queue_get(given.name, tx=connection)).metadata)

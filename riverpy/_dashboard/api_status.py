@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from riverpy._dashboard.database import open_read
+from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.endpoint import Endpoint, NoInput, StatusAnswer
 from riverpy._postgres.job_search import list_kinds
 from riverpy._postgres.transactions import read_server_time
@@ -108,7 +108,7 @@ class HealthCheckInput(msgspec.Struct):
 async def complete_name(call: ApiCall, given: CompleteNameInput) -> NameList:
     """Return names of kinds or queues."""
     schema, limit = call.site.client.config.schema, NAMES_SEARCHED_MAX
-    async with open_read(call.site.client) as tx:
+    async with open_read_transaction(call.site.client) as tx:
         if given.facet == "job_kind":
             names = await list_kinds(tx, schema, after=given.after, limit=limit)
         else:
@@ -145,7 +145,7 @@ async def get_features(call: ApiCall, _: NoInput) -> Features:
 async def check_health(call: ApiCall, given: HealthCheckInput) -> StatusAnswer:
     """Return whether the dashboard works."""
     if given.name == "complete":
-        async with open_read(call.site.client) as tx:
+        async with open_read_transaction(call.site.client) as tx:
             await read_server_time(tx)
     return StatusAnswer()
 

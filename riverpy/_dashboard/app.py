@@ -49,13 +49,13 @@ from riverpy._dashboard.access import (
 from riverpy._dashboard.api import make_api
 from riverpy._dashboard.change import CONFIRMED_FIELD
 from riverpy._dashboard.errors import PageError
-from riverpy._dashboard.headers import SecureHeaders
-from riverpy._dashboard.litestar_paths import LitestarPaths
+from riverpy._dashboard.headers import SecurityHeadersMiddleware
+from riverpy._dashboard.litestar_paths import LitestarPathMiddleware
 from riverpy._dashboard.live import RegionKey
-from riverpy._dashboard.messages import forget_message, read_message, set_message
+from riverpy._dashboard.messages import delete_flash_message, read_flash_message, set_flash_message
 from riverpy._dashboard.page import STATUS_VALUE, Frame, PageView, make_page_values
 from riverpy._dashboard.rendering import load_static_files
-from riverpy._dashboard.site import Site, SiteOptions
+from riverpy._dashboard.site import DashboardOptions, Site
 from riverpy._log import get_logger
 from riverpy._log_events import DASHBOARD_REQUEST_FAILED
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
@@ -103,7 +103,7 @@ _QUESTION_PAGE_FIELDS = (CSRF_TOKEN_FIELD, CONFIRMED_FIELD)
 """The fields of a form that a question fills itself."""
 
 
-def make_app(client: Client, options: SiteOptions) -> Starlette:
+def make_app(client: Client, options: DashboardOptions) -> Starlette:
     """Return the application."""
     return _DashboardApp(Site(client, options)).make_starlette()
 
@@ -133,7 +133,7 @@ class _DashboardApp:
         ]
         handlers: dict[Any, Any] = {HTTPException: self._send_http_error}
         handlers |= dict.fromkeys((RiverError, *DATABASE_ERRORS), self._send_service_unavailable)
-        middleware = [Middleware(LitestarPaths), Middleware(SecureHeaders)]
+        middleware = [Middleware(LitestarPathMiddleware), Middleware(SecurityHeadersMiddleware)]
         return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
 
     async def _make_view(self, request: Request) -> PageView:
@@ -144,9 +144,9 @@ class _DashboardApp:
 
     async def _send_page(self, page: Page, request: Request) -> Response:
         view = await self._make_view(request)
-        message = read_message(request)
+        message = read_flash_message(request)
         if message is not None:  # the change may have been made in another process
-            self._site.note_change(_get_age_of_timestamp(message.changed_at))
+            self._site.invalidate_caches(_get_age_of_timestamp(message.changed_at))
         times = {"rendered": time.time()} | ({"changed": message.changed_at} if message else {})
         values = await page.load(view)
         here = _get_path_and_query(request, view.root_path)
@@ -156,7 +156,7 @@ class _DashboardApp:
         )
         response.status_code = cast("int", values.get(STATUS_VALUE, 200))
         if page.findings_age_max is not None:
-            run_checks = self._site.doctor.run_if_older
+            run_checks = self._site.doctor.run_checks_if_older
             response.background = BackgroundTask(run_checks, page.findings_age_max)
         return response
 
@@ -168,7 +168,7 @@ class _DashboardApp:
         template: str,
         values: Any,
     ) -> Response:
-        token, message = get_or_make_csrf_token(request), read_message(request)
+        token, message = get_or_make_csrf_token(request), read_flash_message(request)
         content = self._site.templates.render(
             template,
             {
@@ -181,7 +181,7 @@ class _DashboardApp:
         )
         response = HTMLResponse(content)
         set_csrf_token_cookie(request, response, token)
-        forget_message(request, response)
+        delete_flash_message(request, response)
         return response
 
     async def _send_live_updates(self, request: Request) -> Response:
@@ -201,15 +201,15 @@ class _DashboardApp:
         )
         key = RegionKey(f"{place.path}?{followed.query}", followed.access.level, followed.root_path)
         if "changed" in request.query_params:
-            self._site.note_change(_get_age_of_timestamp(request.query_params["changed"]))
+            self._site.invalidate_caches(_get_age_of_timestamp(request.query_params["changed"]))
         response = self._site.regions.open_stream(
             key,
             partial(self._render_live_block, page, followed),
             _get_age_of_timestamp(request.query_params.get("rendered")),
         )
         if page.findings_age_max is not None:
-            run_checks = self._site.doctor.keep_younger
-            response.run_beside = partial(run_checks, page.findings_age_max)
+            run_checks = self._site.doctor.keep_findings_fresh
+            response.run_while_open = partial(run_checks, page.findings_age_max)
         return response
 
     async def _render_live_block(self, page: Page, view: PageView) -> bytes:
@@ -238,17 +238,17 @@ class _DashboardApp:
             response.headers["Cache-Control"] = _QUESTION_CACHE_CONTROL
             return response
         message = await requested.apply(self._site, view.access)
-        self._site.note_change()
+        self._site.invalidate_caches()
         response = RedirectResponse(f"{view.root_path}{requested.next_path or back}", 303)
         if message is not None:
-            set_message(request, response, message)
+            set_flash_message(request, response, message)
         return response
 
     async def _send_job_args(self, request: Request) -> Response:
         """Send the whole args of a job as text, which browsers do not interpret."""
         await self._make_view(request)
         job, _ = await job_page.read_job(self._site.client, request.path_params["job_id"])
-        shown = self._site.show_args(job)
+        shown = self._site.get_visible_args(job)
         return PlainTextResponse(shown.note if shown.json_text is None else shown.json_text)
 
     async def _send_http_error(self, request: Request, error: HTTPException) -> Response:

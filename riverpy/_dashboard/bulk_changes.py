@@ -17,7 +17,7 @@ from riverpy._dashboard.change import (
     RequestedChange,
     log_change,
 )
-from riverpy._dashboard.database import open_read
+from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.job_actions import (
     EFFECT_BY_ACTION,
@@ -26,7 +26,7 @@ from riverpy._dashboard.job_actions import (
     list_possible_actions,
 )
 from riverpy._dashboard.job_search import find_job_ids, parse_filters, read_search
-from riverpy._dashboard.messages import Message
+from riverpy._dashboard.messages import FlashMessage
 from riverpy._dashboard.paths import make_bulk_run_path
 from riverpy._dashboard.rendering import format_count
 from riverpy._postgres.driver import (
@@ -91,14 +91,14 @@ async def count_matching_jobs(site: Site, search: JobSearch) -> tuple[int, bool]
     counting takes too long, only the jobs that a list searches are counted."""
     schema = site.client.config.schema
     try:
-        async with open_read(site.client) as tx:
+        async with open_read_transaction(site.client) as tx:
             await set_statement_timeout(tx, COUNT_TIMEOUT)
             count = await job_count_up_to(tx, schema, search.filters.values, MATCHES_COUNTED_MAX)
         return count, count < MATCHES_COUNTED_MAX
     except PostgresError as error:
         if not (is_server_statement_timeout(error) or is_unreadable_value_error(error)):
             raise
-    async with open_read(site.client) as tx:
+    async with open_read_transaction(site.client) as tx:
         found = await find_job_ids(tx, schema, search, limit=MATCHES_COUNTED_MAX)
     count = len(found.ids)
     return count, count < MATCHES_COUNTED_MAX and found.limit_note is None
@@ -157,13 +157,13 @@ def parse_stop_form(path_params: Mapping[str, Any], _fields: QueryParams) -> Req
     return RequestedChange(partial(_stop_run, run_id), next_path=make_bulk_run_path(run_id))
 
 
-async def _stop_run(run_id: str, site: Site, access: Access) -> Message:
+async def _stop_run(run_id: str, site: Site, access: Access) -> FlashMessage:
     run = site.bulk_runs.find(run_id)
     if run is None or run.outcome != "running":
-        return Message("The change does not run any more.", "look")
+        return FlashMessage("The change does not run any more.", "look")
     run.request_stop()
-    log_change(access, f"stop bulk {run.plan.action}", run.plan.words)
-    return Message("The change stops after its present batch.")
+    log_change(access, f"stop bulk {run.plan.action}", run.plan.filters_text)
+    return FlashMessage("The change stops after its present batch.")
 
 
 START_ROUTE = ChangeRoute("/jobs/change-all", parse_bulk_change_form, "/jobs")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from riverpy._dashboard.page import PageView
 
 
-async def load_bulk_run(view: PageView) -> Mapping[str, object]:
+async def load_bulk_run_page(view: PageView) -> Mapping[str, object]:
     """Return what this process knows of the change."""
     run = view.site.bulk_runs.find(view.path_params["run_id"])
     if run is None:
@@ -31,7 +31,7 @@ async def load_bulk_run(view: PageView) -> Mapping[str, object]:
         "plan": run.plan,
         "now": datetime.now(UTC),
         "headline": _describe_outcome(run),
-        "state": _choose_state(run),
+        "state": _choose_health(run),
         "numbers": describe_change_counts(run.plan.action, run.changes),
         "reasons": run.changes.reasons,
     }
@@ -49,10 +49,10 @@ def _describe_outcome(run: BulkRun) -> str:
             return f"The change failed before its end: {run.problem}"
 
 
-def _choose_state(run: BulkRun) -> str:
+def _choose_health(run: BulkRun) -> str:
     if run.outcome == "failed":
         return "act"
     return "look" if run.outcome == "stopped" or run.changes.refused else "ok"
 
 
-PAGE = Page("bulk_run", "/bulk-change/{run_id}", "bulk_run.html", load_bulk_run)
+PAGE = Page("bulk_run", "/bulk-change/{run_id}", "bulk_run.html", load_bulk_run_page)

@@ -42,12 +42,12 @@ class _RunStoppedError(Exception):
 
 
 class BulkPlan(NamedTuple):
-    """What a run does."""
+    """The change that a run makes, and the jobs that it changes."""
 
     run_id: str
     action: JobAction
     filters: JobFilters
-    words: str
+    filters_text: str
     """The filters in words."""
     list_path: str
     """The path of the list of the jobs, below the dashboard's own."""
@@ -79,11 +79,11 @@ class BulkRun:
     async def run(self, client: Client) -> None:
         """Change the jobs that exist now."""
         plan, log = self.plan, get_logger()
-        values = {"action": plan.action, "filters": plan.words, "user": plan.user}
+        values = {"action": plan.action, "filters": plan.filters_text, "user": plan.user}
         log.info(DASHBOARD_BULK_CHANGE_STARTED, **values)
         try:
             change = get_change_method(client, plan.action)
-            self.changes = await change(on_progress=self._take_progress, **plan.filters)
+            self.changes = await change(on_progress=self._on_progress, **plan.filters)
             self.outcome = "done"
         except _RunStoppedError:
             self.outcome = "stopped"
@@ -105,7 +105,7 @@ class BulkRun:
                 refused=self.changes.refused,
             )
 
-    def _take_progress(self, changes: JobChanges) -> None:
+    def _on_progress(self, changes: JobChanges) -> None:
         self.changes = changes
         if is_server_stopping():
             self.problem = SERVER_STOPPED_TEXT

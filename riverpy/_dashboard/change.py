@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from starlette.datastructures import QueryParams
 
     from riverpy._dashboard.access import Access
-    from riverpy._dashboard.messages import Message
+    from riverpy._dashboard.messages import FlashMessage
     from riverpy._dashboard.site import Site
 
 CONFIRMED_FIELD = "confirmed"
@@ -43,7 +43,7 @@ class ConfirmationQuestion(NamedTuple):
 class RequestedChange(NamedTuple):
     """A change that a form asks for."""
 
-    apply: Callable[[Site, Access], Awaitable[Message | None]]
+    apply: Callable[[Site, Access], Awaitable[FlashMessage | None]]
     """Make the change, log it with its user, and return the message for the user. None: the next
     page itself says what was done."""
     question: ConfirmationQuestion | Callable[[Site], Awaitable[ConfirmationQuestion]] | None = None

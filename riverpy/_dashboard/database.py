@@ -59,7 +59,7 @@ def start_task(client: Client, name: str, run: Callable[[], Awaitable[None]]) ->
 
 
 @asynccontextmanager
-async def open_connection(client: Client) -> AsyncGenerator[Transaction]:
+async def acquire_connection(client: Client) -> AsyncGenerator[Transaction]:
     """Take a connection of the client's pool for a block of at most `PAGE_READ_TIMEOUT`."""
     pool = get_pool(client)
     reason = f"the database did not answer within {PAGE_READ_TIMEOUT:g} s"
@@ -72,10 +72,10 @@ async def open_connection(client: Client) -> AsyncGenerator[Transaction]:
 
 
 @asynccontextmanager
-async def open_read(client: Client) -> AsyncGenerator[Transaction]:
+async def open_read_transaction(client: Client) -> AsyncGenerator[Transaction]:
     """Open a transaction that only reads. All statements see the same state."""
     async with (
-        open_connection(client) as connection,
+        acquire_connection(client) as connection,
         connection.transaction(isolation="repeatable_read", readonly=True),
     ):
         await set_statement_timeout(connection, STATEMENT_TIMEOUT)

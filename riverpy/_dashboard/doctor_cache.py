@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 RUN_TIMEOUT = 120.0
 """Seconds after which a run of the checks ends, with the findings that it has."""
-AGE_FACTOR = 20.0
+RUN_PAUSE_FACTOR = 20.0
 """After a slow run, the findings are used for this multiple of the run's duration. So the checks
 run for at most a twentieth of the time."""
-STOP_CHECK_INTERVAL = 0.5
+SERVER_STOP_POLL_INTERVAL = 0.5
 """Seconds between two checks whether the web server stops."""
 
 
@@ -40,10 +40,10 @@ class DoctorReport(NamedTuple):
     is_complete: bool
     """Whether all checks ran. Otherwise the run took too long."""
 
-    def get_pause(self, seconds: float) -> float:
+    def get_pause_until_next_run(self, seconds: float) -> float:
         """Return the seconds after this run before the next one. They are at least `seconds`, and
         more after a slow run."""
-        return max(seconds, AGE_FACTOR * self.took)
+        return max(seconds, RUN_PAUSE_FACTOR * self.took)
 
 
 class DoctorCache:
@@ -63,31 +63,31 @@ class DoctorCache:
         """Whether the checks can run: they connect by a URL, and a client may have only a pool."""
         return self._client.database_url is not None
 
-    async def run_if_older(self, seconds: float) -> None:
-        """Run the checks if the last findings are older than this, and no other run has started.
-        Problems of the database are findings. If the web server stops, the run ends."""
+    async def run_checks_if_older(self, seconds: float) -> None:
+        """Run the checks if the last findings are older than `seconds`, and no other run has
+        started. Problems of the database are findings. If the web server stops, the run ends."""
         if self.is_running or not self.can_run or not self._client.is_open:
             return
-        pause = 0.0 if self.last is None else self.last.get_pause(seconds)
+        pause = 0.0 if self.last is None else self.last.get_pause_until_next_run(seconds)
         if self.last is not None and time.monotonic() < self._ended_at + pause:
             return
         self.is_running = True
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_cancel_when_server_stops, tasks.cancel_scope)
-                await self._run()
+                await self._run_checks()
                 tasks.cancel_scope.cancel()
         finally:
             self.is_running = False
 
-    async def keep_younger(self, seconds: float) -> None:
-        """Run the checks each time that the last findings are older than this, until the caller
-        cancels it."""
+    async def keep_findings_fresh(self, seconds: float) -> None:
+        """Run the checks again whenever the last findings are older than `seconds`, until the
+        caller cancels this task."""
         while True:
-            await self.run_if_older(seconds)
-            await anyio.sleep(STOP_CHECK_INTERVAL)
+            await self.run_checks_if_older(seconds)
+            await anyio.sleep(SERVER_STOP_POLL_INTERVAL)
 
-    async def _run(self) -> None:
+    async def _run_checks(self) -> None:
         began = time.monotonic()
         findings: list[Finding] = []
         runner = CheckRunner(self._make_options(), findings.append, _ignore_error)
@@ -112,5 +112,5 @@ def _ignore_error(_error: BaseException) -> None:
 
 async def _cancel_when_server_stops(scope: anyio.CancelScope) -> None:
     while not is_server_stopping():  # noqa: ASYNC110 (uvicorn has no event for it)
-        await anyio.sleep(STOP_CHECK_INTERVAL)
+        await anyio.sleep(SERVER_STOP_POLL_INTERVAL)
     scope.cancel()

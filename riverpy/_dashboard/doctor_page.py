@@ -21,7 +21,7 @@ FINDINGS_AGE_MAX = 60.0
 """Seconds after which the checks run again while a page shows their findings."""
 
 
-async def load_doctor(view: PageView) -> Mapping[str, object]:
+async def load_doctor_page(view: PageView) -> Mapping[str, object]:
     """Return the last findings. The checks run after this page is sent."""
     doctor = view.site.doctor
     report = doctor.last
@@ -31,8 +31,8 @@ async def load_doctor(view: PageView) -> Mapping[str, object]:
         "can_run": doctor.can_run,
         "report": report,
         "is_running": doctor.is_running,
-        "pause": None if report is None else report.get_pause(FINDINGS_AGE_MAX),
-        "summary": summarize(_describe(findings), "The checks found no problem"),
+        "pause": None if report is None else report.get_pause_until_next_run(FINDINGS_AGE_MAX),
+        "summary": summarize(_describe_findings(findings), "The checks found no problem"),
         "problems": [one for one in findings if one.level is not Level.OK],
         "passed": [one for one in findings if one.level is Level.OK],
         "health_by_level": HEALTH_BY_LEVEL,
@@ -40,11 +40,16 @@ async def load_doctor(view: PageView) -> Mapping[str, object]:
 
 
 PAGE = Page(
-    "doctor", "/doctor", "doctor.html", load_doctor, "Doctor", findings_age_max=FINDINGS_AGE_MAX
+    "doctor",
+    "/doctor",
+    "doctor.html",
+    load_doctor_page,
+    "Doctor",
+    findings_age_max=FINDINGS_AGE_MAX,
 )
 
 
-def _describe(findings: Sequence[Finding]) -> Iterator[Sentence]:
+def _describe_findings(findings: Sequence[Finding]) -> Iterator[Sentence]:
     failures = sum(one.level is Level.FAIL for one in findings)
     warnings = sum(one.level is Level.WARN for one in findings)
     if failures:

@@ -1,4 +1,4 @@
-"""SecureHeaders: adds the headers that protect the pages to each response."""
+"""SecurityHeadersMiddleware: adds the headers that protect the pages to each response."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-_HEADERS = {
+_SECURITY_HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     # With `no-referrer`, browsers send `Origin: null` with forms.
@@ -22,9 +22,8 @@ _HEADERS = {
 }
 
 
-class SecureHeaders:
-    """An ASGI application that adds headers to the responses of another one. A header that the
-    response has already is kept."""
+class SecurityHeadersMiddleware:
+    """Adds the security headers to the responses of an ASGI application, unless they are there."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -33,7 +32,7 @@ class SecureHeaders:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
+                for name, value in _SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 

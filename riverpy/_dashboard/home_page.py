@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from riverpy._dashboard.cancelled_runs import describe_ignored_cancellation, read_stuck_jobs
-from riverpy._dashboard.database import open_read
+from riverpy._dashboard.cancelling_jobs import describe_ignored_cancellation, read_stuck_jobs
+from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.health_summary import (
     describe_failures,
     describe_leaders,
@@ -241,7 +241,7 @@ async def _read_paused_periodic_jobs(view: PageView) -> list[str]:
     """Return the ids of the paused periodic jobs. Empty if their table is missing, or the role may
     not read it."""
     schema = view.site.client.config.schema
-    async with open_read(view.site.client) as tx:
+    async with open_read_transaction(view.site.client) as tx:
         try:
             async with tx.transaction():
                 entries = await periodic_list_entries(tx, schema, limit=PERIODIC_JOBS_READ_MAX)

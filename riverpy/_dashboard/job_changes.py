@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
-from riverpy._dashboard.cancelled_runs import describe_cancelled_run, read_cancelled_run
+from riverpy._dashboard.cancelling_jobs import describe_cancelling_job, read_cancelling_job
 from riverpy._dashboard.change import (
     BACK_PATH_FIELD,
     ChangeRoute,
@@ -20,7 +20,7 @@ from riverpy._dashboard.job_actions import (
     describe_change_counts,
     get_change_method,
 )
-from riverpy._dashboard.messages import Message
+from riverpy._dashboard.messages import FlashMessage
 from riverpy._log import get_logger
 from riverpy._log_events import DASHBOARD_CHANGED_JOBS
 from riverpy._tools.text import format_job_ids
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from starlette.datastructures import QueryParams
 
     from riverpy._dashboard.access import Access
-    from riverpy._dashboard.cancelled_runs import CancelledRun
+    from riverpy._dashboard.cancelling_jobs import CancellingJob
     from riverpy._dashboard.site import Site
     from riverpy.job_list import JobChanges
 
@@ -105,19 +105,19 @@ def parse_job_id(text: str) -> int:
     return int(text)
 
 
-async def change_jobs(form: JobChangeForm, site: Site, access: Access) -> Message:
+async def change_jobs(form: JobChangeForm, site: Site, access: Access) -> FlashMessage:
     """Change the jobs of a form, log it, and return the message for the user."""
-    earlier: CancelledRun | None = None
+    earlier: CancellingJob | None = None
     if form.action == "cancel" and len(form.ids) == 1:
-        earlier = await read_cancelled_run(site, form.ids[0])
+        earlier = await read_cancelling_job(site, form.ids[0])
     try:
         changes = await get_change_method(site.client, form.action)(ids=form.ids)
     except ConfigError as error:
         raise PageError(400, f"Nothing was changed: {error}", "Go back, and try again.") from None
     log_job_change(form, access, changes)
     if earlier is not None and changes.running:
-        sentence = await describe_cancelled_run(site, earlier)
-        return Message(sentence.text, "look", sentence.link or "", sentence.link_text)
+        sentence = await describe_cancelling_job(site, earlier)
+        return FlashMessage(sentence.text, "look", sentence.link or "", sentence.link_text)
     return make_change_message(form, changes)
 
 
@@ -134,7 +134,7 @@ def log_job_change(form: JobChangeForm, access: Access, changes: JobChanges) -> 
     )
 
 
-def make_change_message(form: JobChangeForm, changes: JobChanges) -> Message:
+def make_change_message(form: JobChangeForm, changes: JobChanges) -> FlashMessage:
     """Return the message about a change."""
     parts: list[str] = []
     if len(form.ids) == 1:
@@ -153,7 +153,7 @@ def make_change_message(form: JobChangeForm, changes: JobChanges) -> Message:
     else:
         parts += describe_change_counts(form.action, changes)
     state = "ok" if changes.changed == changes.done else "look" if changes.changed else "act"
-    return Message(" ".join(parts), state)
+    return FlashMessage(" ".join(parts), state)
 
 
 CHANGE_ROUTE = ChangeRoute("/jobs/change", parse_job_change_form, "/jobs")

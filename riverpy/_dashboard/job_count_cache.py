@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import anyio
 
-from riverpy._dashboard.database import open_read
+from riverpy._dashboard.database import open_read_transaction
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.job_counts import (
     job_count_read,
@@ -90,7 +90,7 @@ class _CachedReads(Generic[CountsT]):
         self, read: Callable[[Transaction], Awaitable[Sequence[CountsT]]]
     ) -> CountsRead[CountsT]:
         try:
-            async with open_read(self._client) as tx:
+            async with open_read_transaction(self._client) as tx:
                 if not await job_count_table_exists(tx, self._client.config.schema):
                     return CountsRead((), NO_TABLE_TEXT)
                 return CountsRead(await read(tx))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
-from riverpy._dashboard.database import open_read
+from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.job_actions import JobAction, list_possible_actions
 from riverpy._dashboard.job_errors import (
     GROUPED_JOBS_MAX,
@@ -73,7 +73,7 @@ async def _load_list(view: PageView, search: JobSearch) -> Mapping[str, object]:
     state = JobState(search.state) if search.state else None
     has_groups = state in GROUPED_STATES and not search.after
     sampled_max = GROUPED_JOBS_MAX if has_groups else 0
-    async with open_read(view.site.client) as tx:
+    async with open_read_transaction(view.site.client) as tx:
         now = await read_server_time(tx)
         found = await find_jobs(tx, schema, search, limit=JOBS_PER_PAGE, sampled_max=sampled_max)
         groups = (
@@ -107,7 +107,7 @@ def _describe_jobs(site: Site, jobs: Sequence[JobRow]) -> Iterator[ListedJob]:
             text = f"args of {len(job.encoded_args):,} characters: open the job"
         elif job.kind in failed_kinds:
             text = "args hidden (mask failed)"
-        elif (shown := site.show_args(job).json_text) is None:
+        elif (shown := site.get_visible_args(job).json_text) is None:
             failed_kinds.add(job.kind)
             text = "args hidden (mask failed)"
         else:

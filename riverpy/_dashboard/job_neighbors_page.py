@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._attempt_errors import GO_ZERO_TIME
-from riverpy._dashboard.database import open_read
+from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.page import Page
 from riverpy._postgres.damaged_jobs import read_jobs_despite_damage
@@ -38,7 +38,7 @@ class AttemptPlace(NamedTuple):
 async def load_neighbors(view: PageView) -> Mapping[str, object]:
     """Read a job, and the jobs that ran beside its last attempt."""
     client, job_id = view.site.client, view.path_params["job_id"]
-    async with open_read(client) as tx:
+    async with open_read_transaction(client) as tx:
         try:
             job = await client.job_get(job_id, tx=tx)
         except (NotFoundError, ConfigError):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from riverpy._attempt_errors import GO_ZERO_TIME
-from riverpy._dashboard.cancelled_runs import describe_cancelled_run, find_cancelled_run
-from riverpy._dashboard.database import open_read
+from riverpy._dashboard.cancelling_jobs import as_cancelling_job, describe_cancelling_job
+from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.job_actions import list_possible_actions
 from riverpy._dashboard.page import Page
@@ -72,7 +72,7 @@ async def read_job(client: Client, job_id: int) -> tuple[JobRow, datetime]:
         JobDamagedError: the server cannot read the job.
     """
     try:
-        async with open_read(client) as tx:
+        async with open_read_transaction(client) as tx:
             return await client.job_get(job_id, tx=tx), await read_server_time(tx)
     except (NotFoundError, ConfigError):
         raise PageError(
@@ -90,13 +90,13 @@ async def load_job(view: PageView) -> Mapping[str, object]:
     except JobDamagedError as error:
         remedy = DAMAGED_JOB_REMEDY
         return {"job_id": job_id, "job": None, "damage": str(error), "remedy": remedy}
-    run = find_cancelled_run(job, now)
+    run = as_cancelling_job(job, now)
     return {
         **_describe_job(job),
-        "cancelled_run": None if run is None else await describe_cancelled_run(view.site, run),
+        "cancelled_run": None if run is None else await describe_cancelling_job(view.site, run),
         "job_id": job_id,
         "now": now,
-        "args": view.site.show_args(job),
+        "args": view.site.get_visible_args(job),
     }
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from riverpy._calls.job_filters import CheckedFilters
     from riverpy._calls.job_page import PagePlan
-    from riverpy._dashboard.site import SiteOptions
+    from riverpy._dashboard.site import DashboardOptions
     from riverpy._postgres.driver import Transaction
     from riverpy._postgres.job_search import FoundPlace, SearchResult, SearchSource
     from riverpy.job_list import JobFilters, JobOrder
@@ -146,7 +146,7 @@ class JobSearch(NamedTuple):
             f"{_WORDS_BY_FILTER.get(name, name)} {text}" for name, text in self.texts.items()
         )
 
-    def expect_visible(self, options: SiteOptions) -> None:
+    def expect_visible(self, options: DashboardOptions) -> None:
         """Raise SearchError if a filter would tell users what they may not see."""
         if "args" in self.texts and (options.hide_args or options.mask is not None):
             raise SearchError(

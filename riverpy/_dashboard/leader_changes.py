@@ -6,9 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from riverpy._dashboard.change import ChangeRoute, ConfirmationQuestion, RequestedChange, log_change
-from riverpy._dashboard.database import open_connection
+from riverpy._dashboard.database import acquire_connection
 from riverpy._dashboard.errors import PageError
-from riverpy._dashboard.messages import Message
+from riverpy._dashboard.messages import FlashMessage
 from riverpy._dashboard.paths import quote_name
 from riverpy._names import DEFAULT_DOMAIN, domain_lease_name, validate_domain
 from riverpy._postgres.leaders import leader_request_resign
@@ -57,17 +57,17 @@ async def _make_resign_question(domain: str, site: Site) -> ConfirmationQuestion
     )
 
 
-async def request_resign(domain: str, site: Site, access: Access) -> Message:
+async def request_resign(domain: str, site: Site, access: Access) -> FlashMessage:
     """Request that the leader of a domain resigns, and log it."""
     schema = site.client.config.schema
-    async with open_connection(site.client) as connection:
+    async with acquire_connection(site.client) as connection:
         if domain == DEFAULT_DOMAIN:
             await leader_request_resign(connection, schema)
         else:
             name = domain_lease_name(domain)
             await lease_request_resign(connection, schema, name=name)
     log_change(access, "resign leader", domain)
-    return Message(
+    return FlashMessage(
         f"The leader of {domain} was asked to resign. A leader that only polls does not receive it."
     )
 

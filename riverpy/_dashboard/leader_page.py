@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._dashboard.database import open_read
+from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.health_summary import (
     HEALTH_BY_LEVEL,
     describe_leaders,
@@ -78,7 +78,7 @@ class ShownLease(NamedTuple):
 async def load_leaders(view: PageView) -> Mapping[str, object]:
     """Read the leaders, and the last findings about them."""
     status = await view.site.statuses.read()
-    async with open_read(view.site.client) as tx:
+    async with open_read_transaction(view.site.client) as tx:
         domains = await _read_domains(tx, view.site.client.config.schema)
     leaders = list(_list_leaders(status, domains))
     report = view.site.doctor.last

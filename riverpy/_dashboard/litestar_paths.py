@@ -1,4 +1,4 @@
-"""LitestarPaths: gives requests of a Litestar application the path that other frameworks give."""
+"""LitestarPathMiddleware: corrects the path of requests in a Litestar application."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 
-class LitestarPaths:
+class LitestarPathMiddleware:
     """An ASGI application that corrects the path of requests to another one. Litestar cuts the path
     of the mount off, adds a slash at the end, and does not say where the application is mounted."""
 

@@ -37,11 +37,11 @@ REGIONS_MAX = 50
 """The maximum number of different pages that are followed. Then the same applies."""
 STREAM_SECONDS_MAX = 300.0
 """The length of a stream. Then the browser connects again, which checks its rights again."""
-STOP_CHECK_INTERVAL = 0.5
+SERVER_STOP_POLL_INTERVAL = 0.5
 """Seconds between two checks whether the web server stops."""
-RETRY_SECONDS = 30
-_AGE = re.compile(rb'(<time datetime="[^"]*")[^>]*>[^<]*')
-_HEADERS = {"X-Accel-Buffering": "no"}  # nginx must pass each event on at once
+RETRY_AFTER_SECONDS = 30
+_AGE_PATTERN = re.compile(rb'(<time datetime="[^"]*")[^>]*>[^<]*')
+_STREAM_HEADERS = {"X-Accel-Buffering": "no"}  # nginx must pass each event on at once
 
 
 class RegionKey(NamedTuple):
@@ -70,7 +70,7 @@ class LiveRegion:
         """Why the last rendering failed. None: it did not fail."""
         self.follower_count = 0
 
-    async def refresh(self) -> None:
+    async def render_if_due(self) -> None:
         """Render the region if it is due."""
         async with self._lock:
             began = time.monotonic()
@@ -84,7 +84,7 @@ class LiveRegion:
                 self.problem = error.problem if is_page_error else describe_error(error)
             else:
                 self.problem = None
-                fingerprint = _AGE.sub(rb"\1", content)
+                fingerprint = _AGE_PATTERN.sub(rb"\1", content)
                 if fingerprint != self._fingerprint:
                     self.version += 1
                     self.content, self._fingerprint = content, fingerprint
@@ -93,8 +93,9 @@ class LiveRegion:
             was_changed_since = began < self._changed_at
             self.due_at = ended if was_changed_since else ended + pause
 
-    def note_change(self, changed_at: float) -> None:
-        """Make the region due if its last rendering began before a change, at this time."""
+    def invalidate_before(self, changed_at: float) -> None:
+        """Make the region due if its last rendering began before `changed_at`, the monotonic time
+        of a change."""
         self._changed_at = max(self._changed_at, changed_at)
         if self.rendered_at < changed_at:
             self.due_at = 0.0
@@ -107,16 +108,17 @@ class LiveRegions:
         self._region_by_key: dict[RegionKey, LiveRegion] = {}
         self._follower_count = 0
 
-    def note_change(self, changed_at: float) -> None:
-        """Make all regions due whose last rendering began before a change, at this time."""
+    def invalidate_before(self, changed_at: float) -> None:
+        """Make all regions due whose last rendering began before `changed_at`, the monotonic time
+        of a change."""
         for region in self._region_by_key.values():
-            region.note_change(changed_at)
+            region.invalidate_before(changed_at)
 
     def open_stream(
         self, key: RegionKey, render: Callable[[], Awaitable[bytes]], page_age: float
     ) -> LiveResponse:
-        """Return the response with the changes of a region. `page_age` is the number of seconds
-        since the page was rendered that shows them.
+        """Return the response with the changes of a region. `page_age` is the age in seconds of the
+        page that shows the region.
 
         Raises:
             PageError: there are too many streams or regions.
@@ -127,7 +129,7 @@ class LiveRegions:
                 503,
                 "Too many pages are open.",
                 "Load this page again to see the newest state.",
-                {"Retry-After": str(RETRY_SECONDS)},
+                {"Retry-After": str(RETRY_AFTER_SECONDS)},
             )
         return LiveResponse(self, key, render, time.monotonic() - page_age)
 
@@ -158,18 +160,18 @@ class LiveResponse(StreamingResponse):
         render: Callable[[], Awaitable[bytes]],
         page_rendered_at: float,
     ) -> None:
-        super().__init__((), media_type="text/event-stream", headers=_HEADERS)
+        super().__init__((), media_type="text/event-stream", headers=_STREAM_HEADERS)
         self._regions, self._key, self._render_region = regions, key, render
         self._page_rendered_at = page_rendered_at
-        self.run_beside: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self.run_while_open: Callable[[], Coroutine[Any, Any, None]] | None = None
         """Work for the page, such as reads that take long. It runs while the stream is open."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._regions.follow(self._key, self._render_region) as region:
             self.body_iterator = _stream_region(region, self._page_rendered_at)
             async with anyio.create_task_group() as tasks:
-                if self.run_beside is not None:
-                    tasks.start_soon(self.run_beside)
+                if self.run_while_open is not None:
+                    tasks.start_soon(self.run_while_open)
                 await super().__call__(scope, receive, send)
                 tasks.cancel_scope.cancel()
 
@@ -184,7 +186,7 @@ async def _stream_region(
     ends_at = time.monotonic() + STREAM_SECONDS_MAX
     yield b": riverpy\n\n"
     while time.monotonic() < ends_at and not is_server_stopping():
-        await region.refresh()
+        await region.render_if_due()
         if region.problem is not None:
             yield encode_event("problem", region.problem.encode("utf-8", "replace"))
         elif region.rendered_at >= page_rendered_at:
@@ -195,4 +197,4 @@ async def _stream_region(
             )
         while time.monotonic() < min(region.due_at, ends_at) and not is_server_stopping():
             left = region.due_at - time.monotonic()
-            await anyio.sleep(max(0.0, min(STOP_CHECK_INTERVAL, left)))
+            await anyio.sleep(max(0.0, min(SERVER_STOP_POLL_INTERVAL, left)))

@@ -21,8 +21,8 @@ _MESSAGE_AGE_MAX = 60
 """Seconds after which a browser forgets a message that no page has shown."""
 
 
-class Message(msgspec.Struct, frozen=True):
-    """A text for the user."""
+class FlashMessage(msgspec.Struct, frozen=True):
+    """A message to the user, which the next page shows once."""
 
     text: str
     state: Literal["ok", "look", "act"] = "ok"
@@ -34,8 +34,8 @@ class Message(msgspec.Struct, frozen=True):
     """The time of the change, in seconds since 1970."""
 
 
-def set_message(request: Request, response: Response, message: Message) -> None:
-    """Let the next page show a message."""
+def set_flash_message(request: Request, response: Response, message: FlashMessage) -> None:
+    """Store a message in a cookie. The next page shows it."""
     text = message.text
     if len(text) > MESSAGE_LENGTH_MAX:
         text = text[: MESSAGE_LENGTH_MAX - 1] + "…"
@@ -51,20 +51,20 @@ def set_message(request: Request, response: Response, message: Message) -> None:
     )
 
 
-def read_message(request: Request) -> Message | None:
+def read_flash_message(request: Request) -> FlashMessage | None:
     """Return the message that this page has to show; None: there is none."""
     value = request.cookies.get(MESSAGE_COOKIE)
     if not value:
         return None
     try:
         encoded = urlsafe_b64decode(value + "=" * (-len(value) % 4))
-        message = msgspec.json.decode(encoded, type=Message)
+        message = msgspec.json.decode(encoded, type=FlashMessage)
     except (ValueError, msgspec.MsgspecError):
         return None
     return message if is_own_path(message.link or "/") else None
 
 
-def forget_message(request: Request, response: Response) -> None:
-    """Let no further page show the message."""
+def delete_flash_message(request: Request, response: Response) -> None:
+    """Delete the cookie of the message, so that no later page shows it."""
     if MESSAGE_COOKIE in request.cookies:
         response.delete_cookie(MESSAGE_COOKIE, path=request.scope.get("root_path") or "/")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from starlette.datastructures import QueryParams
 
     from riverpy._dashboard.access import Access
-    from riverpy._dashboard.messages import Message
+    from riverpy._dashboard.messages import FlashMessage
     from riverpy._dashboard.site import Site
 
 
@@ -54,7 +54,7 @@ class Frame(NamedTuple):
     """The parts of a page that belong to one user: the CSRF token and the message."""
 
     token: str
-    message: Message | None
+    message: FlashMessage | None
 
 
 def make_page_values(

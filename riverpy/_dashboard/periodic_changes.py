@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get
 from urllib.parse import unquote
 
 from riverpy._dashboard.change import ChangeRoute, ConfirmationQuestion, RequestedChange, log_change
-from riverpy._dashboard.database import open_connection, open_read
+from riverpy._dashboard.database import acquire_connection, open_read_transaction
 from riverpy._dashboard.errors import PageError
-from riverpy._dashboard.messages import Message
+from riverpy._dashboard.messages import FlashMessage
 from riverpy._dashboard.paths import quote_name
 from riverpy._dashboard.periodic_health import find_domain_leader, split_periodic_id
 from riverpy._dashboard.rendering import format_utc, show_value
@@ -61,7 +61,7 @@ def parse_periodic_change_form(
 async def _make_run_question(job_id: str, site: Site) -> ConfirmationQuestion:
     """Check that the periodic job exists, and ask."""
     try:
-        async with open_read(site.client) as tx:
+        async with open_read_transaction(site.client) as tx:
             await periodic_get(tx, site.client.config.schema, job_id)
     except NotFoundError:
         raise _make_not_found_error(job_id) from None
@@ -88,7 +88,7 @@ def _make_missing_table_error(error: SchemaMissingError) -> PageError:
     return PageError(404, f"Nothing was changed: {error}.", "Then load the page again.")
 
 
-async def change_periodic_job(form: PeriodicChangeForm, site: Site, access: Access) -> Message:
+async def change_periodic_job(form: PeriodicChangeForm, site: Site, access: Access) -> FlashMessage:
     """Change a periodic job, log it, and return the message for the user."""
     client = site.client
     methods = {
@@ -97,7 +97,7 @@ async def change_periodic_job(form: PeriodicChangeForm, site: Site, access: Acce
         "run": client.periodic_run,
     }
     try:
-        async with open_connection(client) as connection, connection.transaction():
+        async with acquire_connection(client) as connection, connection.transaction():
             before = await periodic_get(connection, client.config.schema, form.job_id)
             await methods[form.action](form.job_id, tx=connection)
     except NotFoundError:
@@ -110,22 +110,22 @@ async def change_periodic_job(form: PeriodicChangeForm, site: Site, access: Acce
     return _make_pause_message(form, before)
 
 
-def _make_pause_message(form: PeriodicChangeForm, before: PeriodicJobState) -> Message:
+def _make_pause_message(form: PeriodicChangeForm, before: PeriodicJobState) -> FlashMessage:
     name = f"The periodic job {show_value(form.job_id)}"
     if form.action == "resume":
         if before.paused_at is None:
-            return Message(f"{name} was not paused.")
-        return Message(f"{name} is resumed. Runs that were due during the pause are skipped.")
+            return FlashMessage(f"{name} was not paused.")
+        return FlashMessage(f"{name} is resumed. Runs that were due during the pause are skipped.")
     if before.paused_at is not None:
-        return Message(f"{name} has been paused since {format_utc(before.paused_at)}.")
-    return Message(f"{name} is paused: no job is inserted until it is resumed.")
+        return FlashMessage(f"{name} has been paused since {format_utc(before.paused_at)}.")
+    return FlashMessage(f"{name} is paused: no job is inserted until it is resumed.")
 
 
-async def _make_run_message(before: PeriodicJobState, site: Site) -> Message:
+async def _make_run_message(before: PeriodicJobState, site: Site) -> FlashMessage:
     """Return the message about a requested run, which names the leader that inserts the job."""
     name = show_value(before.id)
     if before.run_requested_at is not None:
-        return Message(
+        return FlashMessage(
             f"A run of {name} was requested at {format_utc(before.run_requested_at)} already: the "
             "leader inserts one job for both requests.",
             "look",
@@ -133,12 +133,12 @@ async def _make_run_message(before: PeriodicJobState, site: Site) -> Message:
     _, domain = split_periodic_id(before.id)
     leader = find_domain_leader(domain, await site.statuses.read())
     if leader is None:
-        return Message(
+        return FlashMessage(
             f"A run of {name} is requested. There is no leader now: the next leader that has it "
             "inserts the job.",
             "look",
         )
-    return Message(
+    return FlashMessage(
         f"A run of {name} is requested: the leader {show_value(leader.leader_id)} inserts the job "
         "within seconds, if its code has this periodic job."
     )

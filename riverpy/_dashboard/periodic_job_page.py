@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from starlette.datastructures import QueryParams
 
-from riverpy._dashboard.database import open_read
+from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.health_summary import describe_leaders
 from riverpy._dashboard.job_search import find_jobs, read_search
@@ -64,7 +64,7 @@ async def load_periodic_job(view: PageView) -> Mapping[str, object]:
     client = view.site.client
     schema = client.config.schema
     fleet = await view.site.statuses.read()
-    async with open_read(client) as tx:
+    async with open_read_transaction(client) as tx:
         entry = await _read_entry(tx, schema, row_id)
         now = await read_server_time(tx)
         job_id, domain = split_periodic_id(entry.id)

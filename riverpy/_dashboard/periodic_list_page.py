@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._dashboard.database import open_read
+from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.health_summary import describe_leaders
 from riverpy._dashboard.page import Page
 from riverpy._dashboard.periodic_health import (
@@ -46,7 +46,7 @@ async def load_periodic_jobs(view: PageView) -> Mapping[str, object]:
     client = view.site.client
     schema = client.config.schema
     fleet = await view.site.statuses.read()
-    async with open_read(client) as tx:
+    async with open_read_transaction(client) as tx:
         if not await periodic_table_exists(tx, schema):
             return {"missing": PERIODIC_TABLE_MISSING_MESSAGE}
         now = await read_server_time(tx)

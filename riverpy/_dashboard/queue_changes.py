@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get
 from urllib.parse import unquote
 
 from riverpy._dashboard.change import ChangeRoute, ConfirmationQuestion, RequestedChange, log_change
-from riverpy._dashboard.database import open_connection, open_read
+from riverpy._dashboard.database import acquire_connection, open_read_transaction
 from riverpy._dashboard.errors import PageError
-from riverpy._dashboard.messages import Message
+from riverpy._dashboard.messages import FlashMessage
 from riverpy._dashboard.paths import quote_name
 from riverpy._dashboard.queue_health import add_queue
 from riverpy._dashboard.rendering import format_count as format_number
@@ -99,7 +99,7 @@ def _make_all_queues_question(form: QueueChangeForm) -> ConfirmationQuestion:
 async def _make_delete_question(form: QueueChangeForm, site: Site) -> ConfirmationQuestion:
     """Count the jobs that would be deleted, and ask."""
     fleet = await site.statuses.read()
-    async with open_read(site.client) as tx:
+    async with open_read_transaction(site.client) as tx:
         fleet = await add_queue(tx, site.client.config.schema, fleet, form.name)
     queue = next(one for one in fleet.queues if one.name == form.name)
     counts = {state: getattr(queue, state) for state in _DELETED_STATES_BY_ACTION[form.action]}
@@ -127,7 +127,7 @@ async def _make_delete_question(form: QueueChangeForm, site: Site) -> Confirmati
     )
 
 
-async def _delete_jobs(form: QueueChangeForm, site: Site, access: Access) -> Message:
+async def _delete_jobs(form: QueueChangeForm, site: Site, access: Access) -> FlashMessage:
     """Delete the jobs that a form asks for, log it, and return the message for the user."""
     changes = await site.client.job_delete_in_batches(
         queues=[form.name],
@@ -155,15 +155,15 @@ async def _delete_jobs(form: QueueChangeForm, site: Site, access: Access) -> Mes
     if changes.done >= CLEARED_JOBS_MAX:
         parts.append("There may be more: delete again.")
     is_complete = not changes.refused and changes.done < CLEARED_JOBS_MAX
-    return Message(" ".join(parts), "ok" if is_complete else "look")
+    return FlashMessage(" ".join(parts), "ok" if is_complete else "look")
 
 
-async def _pause_or_resume(form: QueueChangeForm, site: Site, access: Access) -> Message:
+async def _pause_or_resume(form: QueueChangeForm, site: Site, access: Access) -> FlashMessage:
     """Pause or resume queues, log it, and return the message for the user."""
     client = site.client
     method = client.queue_pause if form.action == "pause" else client.queue_resume
     try:
-        async with open_connection(client) as connection, connection.transaction():
+        async with acquire_connection(client) as connection, connection.transaction():
             before = None
             if form.name != ALL_QUEUES:
                 before = await client.queue_get(form.name, tx=connection)
@@ -179,7 +179,7 @@ async def _pause_or_resume(form: QueueChangeForm, site: Site, access: Access) ->
     return _make_pause_message(form, before)
 
 
-def _make_pause_message(form: QueueChangeForm, before: Queue | None) -> Message:
+def _make_pause_message(form: QueueChangeForm, before: Queue | None) -> FlashMessage:
     subject = (
         form.target_text.capitalize() if form.name == ALL_QUEUES else f"The{form.target_text[3:]}"
     )
@@ -187,11 +187,11 @@ def _make_pause_message(form: QueueChangeForm, before: Queue | None) -> Message:
     was_paused = before is not None and before.paused_at is not None
     if form.action == "resume":
         if before is not None and not was_paused:
-            return Message(f"{subject} was not paused.")
-        return Message(f"{subject} {verb} resumed: workers take its jobs again.")
+            return FlashMessage(f"{subject} was not paused.")
+        return FlashMessage(f"{subject} {verb} resumed: workers take its jobs again.")
     if before is not None and before.paused_at is not None:
-        return Message(f"{subject} has been paused since {format_time(before.paused_at)}.")
-    return Message(f"{subject} {verb} paused. Running jobs continue.")
+        return FlashMessage(f"{subject} has been paused since {format_time(before.paused_at)}.")
+    return FlashMessage(f"{subject} {verb} paused. Running jobs continue.")
 
 
 CHANGE_ROUTE = ChangeRoute("/queues/change", parse_queue_change_form, "/queues")

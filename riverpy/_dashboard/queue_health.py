@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from riverpy._dashboard.database import open_read
+from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.health_summary import has_leader, is_silent
 from riverpy._dashboard.rendering import format_count as format_number
 from riverpy._dashboard.rendering import format_duration
@@ -115,7 +115,7 @@ class QueueFacts(NamedTuple):
 async def read_all_queues(client: Client, fleet: FleetStatus) -> list[QueueFacts]:
     """Return what is known about each queue of a status."""
     schema = client.config.schema
-    async with open_read(client) as tx:
+    async with open_read_transaction(client) as tx:
         now = await read_server_time(tx)
         rows = {row.name: row for row in await queue_list(tx, schema, QUEUES_MAX)}
         missing = await read_kinds_without_worker(tx, schema, fleet, _choose_slow_queues(fleet))

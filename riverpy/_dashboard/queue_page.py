@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from riverpy._dashboard.database import open_read
+from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.page import Page
 from riverpy._dashboard.paths import quote_name
@@ -65,7 +65,7 @@ async def load_queue(view: PageView) -> Mapping[str, object]:
         raise _make_not_found_error(name)
     site = view.site
     fleet = await site.statuses.read()
-    async with open_read(site.client) as tx:
+    async with open_read_transaction(site.client) as tx:
         now = await read_server_time(tx)
         schema = site.client.config.schema
         rows = await _read_rows(tx, schema, name, fleet)

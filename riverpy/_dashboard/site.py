@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MaskFunction: TypeAlias = "Callable[[str, Any], object]"
 
 
-class SiteOptions(NamedTuple):
+class DashboardOptions(NamedTuple):
     """The arguments of `riverpy.web.dashboard`."""
 
     authorize: AuthorizeFunction | None
@@ -36,7 +36,7 @@ class SiteOptions(NamedTuple):
     mask: MaskFunction | None
 
 
-class ShownArgs(NamedTuple):
+class VisibleArgs(NamedTuple):
     """The args of a job as users may see them."""
 
     json_text: str | None
@@ -49,7 +49,7 @@ class Site:
     """What all pages of one dashboard share: the client, the options, the templates, the status,
     the findings of doctor, the counts of jobs."""
 
-    def __init__(self, client: Client, options: SiteOptions) -> None:
+    def __init__(self, client: Client, options: DashboardOptions) -> None:
         self.client = client
         self.options = options
         self.templates = Templates()
@@ -60,26 +60,27 @@ class Site:
         self.bulk_runs = BulkRuns(client)
         self._log = get_logger()
 
-    def note_change(self, seconds_ago: float = 0.0) -> None:
-        """Show nothing again that was read before a change, here or in another process."""
+    def invalidate_caches(self, seconds_ago: float = 0.0) -> None:
+        """Do not use again what was read before a change. This process or another one made the
+        change `seconds_ago`."""
         changed_at = time.monotonic() - seconds_ago
-        self.statuses.note_change(changed_at)
-        self.regions.note_change(changed_at)
+        self.statuses.invalidate_before(changed_at)
+        self.regions.invalidate_before(changed_at)
 
-    def show_args(self, job: JobRow) -> ShownArgs:
+    def get_visible_args(self, job: JobRow) -> VisibleArgs:
         """Return the args of a job as users may see them."""
         if self.options.hide_args:
-            return ShownArgs(None, "The args are hidden here (hide_args).")
+            return VisibleArgs(None, "The args are hidden here (hide_args).")
         if self.options.mask is None:
-            return ShownArgs(job.encoded_args)
+            return VisibleArgs(job.encoded_args)
         try:
             args = msgspec.json.decode(job.encoded_args)
             masked = self.options.mask(job.kind, args)
-            return ShownArgs(
+            return VisibleArgs(
                 msgspec.json.encode(masked).decode(), "The function `mask` has changed these args."
             )
         except Exception as error:  # code of the user, which must not show args by an error
             self._log.warning(
                 DASHBOARD_MASK_FAILED, kind=job.kind, job_id=job.id, error=error_text(error)
             )
-            return ShownArgs(None, "The args are hidden, because the function `mask` failed.")
+            return VisibleArgs(None, "The args are hidden, because the function `mask` failed.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from riverpy._dashboard.database import open_connection
+from riverpy._dashboard.database import acquire_connection
 from riverpy._tools.top.status import StatusStatements
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 STATUS_AGE_MAX = 1.5
 """Seconds for which a status, or the error of a read, is used again."""
-STATUS_AGE_FACTOR = 9.0
+STATUS_PAUSE_FACTOR = 9.0
 """After a slow read, the status is used for this multiple of the read's duration. So reads use at
 most a tenth of the time."""
 STATUS_PAUSE_MAX = 10.0
@@ -27,7 +27,7 @@ TABLES_AGE_MAX = 60.0
 
 
 class StatusCache:
-    """Reads the status of a schema. Requests that arrive during a read wait for its result."""
+    """Caches the status of a schema. Requests that arrive during a read wait for its result."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -56,8 +56,9 @@ class StatusCache:
                 return await self._renew()
             return self._status
 
-    def note_change(self, changed_at: float) -> None:
-        """Use no status again whose read began before a change, at this monotonic time."""
+    def invalidate_before(self, changed_at: float) -> None:
+        """Do not use a status again whose read began before `changed_at`, the monotonic time of a
+        change."""
         self._changed_at = max(self._changed_at, changed_at)
 
     async def _renew(self) -> FleetStatus:
@@ -69,13 +70,13 @@ class StatusCache:
             self._expires_at = time.monotonic() + STATUS_AGE_MAX
             raise
         self._error = None
-        pause = max(STATUS_AGE_MAX, min(self._status.took * STATUS_AGE_FACTOR, STATUS_PAUSE_MAX))
+        pause = max(STATUS_AGE_MAX, min(self._status.took * STATUS_PAUSE_FACTOR, STATUS_PAUSE_MAX))
         self._expires_at = time.monotonic() + pause
         return self._status
 
     async def _read_new_status(self) -> FleetStatus:
         began = time.monotonic()
-        async with open_connection(self._client) as connection:
+        async with acquire_connection(self._client) as connection:
             if self._statements is None or began >= self._tables_expire_at:
                 statements = StatusStatements(self._client.config.schema)
                 await statements.check_tables(connection, self._client.database_url)

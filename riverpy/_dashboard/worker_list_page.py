@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._dashboard.database import open_read
+from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.page import Page
 from riverpy._dashboard.sentence import rank_health
 from riverpy._dashboard.worker_health import (
@@ -85,6 +85,6 @@ async def _read_domains(view: PageView, fleet: FleetStatus) -> dict[str, str]:
     """Return the domains of the workers that are alive. Empty: all are in `default`."""
     if not fleet.domains:
         return {}
-    async with open_read(view.site.client) as tx:
+    async with open_read_transaction(view.site.client) as tx:
         members = await domain_list_members(tx, view.site.client.config.schema)
     return {member.client_id: member.domain for member in members}

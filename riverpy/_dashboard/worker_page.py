@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from riverpy._dashboard.database import open_read
+from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.page import Page
 from riverpy._dashboard.paths import quote_name
@@ -105,7 +105,7 @@ def _make_not_found_error(client_id: str) -> PageError:
 
 async def _read_rows(view: PageView, client_id: str, fleet: FleetStatus) -> WorkerRows:
     schema = view.site.client.config.schema
-    async with open_read(view.site.client) as tx:
+    async with open_read_transaction(view.site.client) as tx:
         clients: Sequence[ClientRow] = ()
         if fleet.candidates is not None:  # the table of clients exists
             clients = await read_clients(tx, schema, limit=CLIENTS_MAX)

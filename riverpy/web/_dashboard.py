@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 try:
     from riverpy._dashboard.access import Access
     from riverpy._dashboard.app import make_app
-    from riverpy._dashboard.site import SiteOptions
+    from riverpy._dashboard.site import DashboardOptions
 except ImportError as error:
     if (error.name or "").partition(".")[0] not in {"jinja2", "markupsafe", "starlette"}:
         raise
@@ -64,4 +64,4 @@ def dashboard(
     for name, value in (("authorize", authorize), ("mask", mask)):
         if value is not None and (not callable(value) or isclass(value)):  # pyright: ignore[reportUnnecessaryComparison]
             raise ConfigError(f"{name} must be a function, got {value!r}")
-    return make_app(client, SiteOptions(authorize, read_only, hide_args, mask))
+    return make_app(client, DashboardOptions(authorize, read_only, hide_args, mask))

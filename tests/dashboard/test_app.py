@@ -275,7 +275,7 @@ async def test_cancelled_runs(
     page, a further cancellation and home say whether the job ignores it, since when, and what to
     do, with a link to the worker. After a deletion the user gets to the list."""
     monkeypatch.setattr(status_cache, "STATUS_AGE_MAX", 0.0)
-    monkeypatch.setattr(status_cache, "STATUS_AGE_FACTOR", 0.0)
+    monkeypatch.setattr(status_cache, "STATUS_PAUSE_FACTOR", 0.0)
     columns = {"attempted_by": "array['w']", "attempted_at": "now()"}
     job_id = await insert_job(schema, "running", **columns)
     change = {"id": job_id, "back": f"/jobs/{job_id}", "action": "cancel", "confirmed": "yes"}

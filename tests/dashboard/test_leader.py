@@ -72,7 +72,7 @@ async def test_older_tables(fresh_database_url: str, monkeypatch: pytest.MonkeyP
     say what is missing. After a migration they need no restart."""
     monkeypatch.setattr(status_cache, "TABLES_AGE_MAX", 0.0)
     monkeypatch.setattr(status_cache, "STATUS_AGE_MAX", 0.0)
-    monkeypatch.setattr(status_cache, "STATUS_AGE_FACTOR", 0.0)
+    monkeypatch.setattr(status_cache, "STATUS_PAUSE_FACTOR", 0.0)
     await Migrator(fresh_database_url).up()
     async with Client(fresh_database_url) as client, Browser(dashboard(client)) as browser:
         for version, unknown in ((0, True), (4, True), (5, True), (6, False)):

@@ -77,13 +77,13 @@ async def test_followers_share(monkeypatch: pytest.MonkeyPatch) -> None:
     count = source.count
     async with anyio.create_task_group() as tasks:
         for _ in range(100):
-            tasks.start_soon(region.refresh)
+            tasks.start_soon(region.render_if_due)
     assert source.count == count
     region.due_at = 0.0
     monkeypatch.setattr(live, "RENDER_INTERVAL", 3600.0)
     async with anyio.create_task_group() as tasks:
         for _ in range(100):
-            tasks.start_soon(region.refresh)
+            tasks.start_soon(region.render_if_due)
     assert source.count == count + 1
 
 
@@ -112,25 +112,25 @@ async def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page gets no content that was rendered before the page itself. A change makes regions due
     at once, also one whose rendering runs."""
-    monkeypatch.setattr(live, "STOP_CHECK_INTERVAL", 0.01)
+    monkeypatch.setattr(live, "SERVER_STOP_POLL_INTERVAL", 0.01)
     source, regions = Source(), LiveRegions()
     with regions.follow(KEY, source.render) as region:
-        await region.refresh()
+        await region.render_if_due()
         page = live._stream_region(region, time.monotonic())
         assert await anext(page) == b": riverpy\n\n"
         source.content = b"second"
         region.due_at = time.monotonic() + 0.05
         assert await next_event(page) == "region second"
-        regions.note_change(region.rendered_at)
+        regions.invalidate_before(region.rendered_at)
         assert region.due_at > time.monotonic()  # its rendering began after this change
 
         async def change_meanwhile() -> bytes:
-            regions.note_change(time.monotonic())
+            regions.invalidate_before(time.monotonic())
             return b"third"
 
         monkeypatch.setattr(region, "_render", change_meanwhile)
-        regions.note_change(time.monotonic())
-        await region.refresh()
+        regions.invalidate_before(time.monotonic())
+        await region.render_if_due()
         assert region.due_at <= time.monotonic()
 
 

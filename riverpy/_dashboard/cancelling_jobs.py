@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from riverpy._dashboard.database import open_read
+from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.paths import make_worker_path
 from riverpy._dashboard.rendering import format_duration
 from riverpy._dashboard.sentence import Sentence
@@ -28,13 +28,13 @@ STUCK_JOBS_READ_MAX = 1_000
 """The maximum number of stuck jobs that are read."""
 
 
-class _CancelMark(msgspec.Struct):
+class _CancelMetadata(msgspec.Struct):
     """The part of a job's metadata that says when its cancellation was requested."""
 
     cancel_attempted_at: datetime | None = None
 
 
-class CancelledRun(NamedTuple):
+class CancellingJob(NamedTuple):
     """A job that runs although its cancellation was requested."""
 
     job_id: int
@@ -49,7 +49,7 @@ async def read_stuck_jobs(site: Site, fleet: FleetStatus) -> Sequence[StuckJob]:
     """Return the jobs that workers report as stuck."""
     if not any(worker.stuck for worker in fleet.workers):
         return ()
-    async with open_read(site.client) as tx:
+    async with open_read_transaction(site.client) as tx:
         schema = site.client.config.schema
         return await client_list_stuck_jobs(tx, schema, limit=STUCK_JOBS_READ_MAX)
 
@@ -62,23 +62,23 @@ def describe_ignored_cancellation(job_id: int, kind: str, client_id: str, since:
     )
 
 
-def find_cancelled_run(job: JobRow, now: datetime) -> CancelledRun | None:
-    """Return the job as a cancelled one that still runs. None: it is not."""
+def as_cancelling_job(job: JobRow, now: datetime) -> CancellingJob | None:
+    """Return a CancellingJob if the job runs and its cancellation was requested, otherwise None."""
     if job.state is not JobState.RUNNING:
         return None
     try:
-        mark = msgspec.json.decode(job.columns()[JobColumn.METADATA], type=_CancelMark)
+        mark = msgspec.json.decode(job.columns()[JobColumn.METADATA], type=_CancelMetadata)
     except (msgspec.DecodeError, RecursionError):
         return None
     if mark.cancel_attempted_at is None or mark.cancel_attempted_at.tzinfo is None:
         return None
     client_id = job.attempted_by[-1] if job.attempted_by else ""
     seconds = (now - mark.cancel_attempted_at).total_seconds()
-    return CancelledRun(job.id, job.kind, client_id, seconds)
+    return CancellingJob(job.id, job.kind, client_id, seconds)
 
 
-async def describe_cancelled_run(site: Site, run: CancelledRun) -> Sentence:
-    """Return what a cancelled job that still runs waits for, and what to do."""
+async def describe_cancelling_job(site: Site, run: CancellingJob) -> Sentence:
+    """Return the sentence that says why the job still runs, and what to do."""
     fleet = await site.statuses.read()
     states = {worker.client_id: worker.state for worker in fleet.workers}
     stuck_ids = {one.id for one in await read_stuck_jobs(site, fleet)}
@@ -101,11 +101,12 @@ async def describe_cancelled_run(site: Site, run: CancelledRun) -> Sentence:
     return Sentence("look", text, link, name if link else "")
 
 
-async def read_cancelled_run(site: Site, job_id: int) -> CancelledRun | None:
-    """Read a job, and return it as a cancelled one that still runs. None: it is not."""
+async def read_cancelling_job(site: Site, job_id: int) -> CancellingJob | None:
+    """Read a job. Return a CancellingJob if it runs and its cancellation was requested, otherwise
+    None."""
     try:
-        async with open_read(site.client) as tx:
+        async with open_read_transaction(site.client) as tx:
             job = await site.client.job_get(job_id, tx=tx)
-            return find_cancelled_run(job, await read_server_time(tx))
+            return as_cancelling_job(job, await read_server_time(tx))
     except (NotFoundError, ConfigError, JobDamagedError):
         return None
