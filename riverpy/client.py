@@ -32,7 +32,7 @@ from riverpy._client_arguments import (
 from riverpy._clients.process import ProcessAndLoop
 from riverpy._dsn import validate_url
 from riverpy._insert.errors import translate_notify_channel_error
-from riverpy._insert.inserter import NO_CONNECTION_ERROR_TEXT, Inserter, make_shared_inserts
+from riverpy._insert.inserter import NO_CONNECTION_ERROR_TEXT, Inserter, make_shared_insert_setup
 from riverpy._insert.retries import ACQUIRE_CONNECTION_TIMEOUT, POOL_STATEMENT_TIMEOUT
 from riverpy._lifecycle import unwrap_single_error
 from riverpy._log import get_logger
@@ -367,7 +367,7 @@ class Client(
             insert_settings=make_insert_settings(self._config, self._workers),
             plugins=PluginLists(self._config.plugins, self._config.hooks, self._config.middleware),
             clock=make_insert_clock(self._config),
-            shared_inserts=make_shared_inserts(
+            shared_insert_setup=make_shared_insert_setup(
                 self._database, self._config, self._password, self._get_open_pool
             ),
         )

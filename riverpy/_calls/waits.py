@@ -15,7 +15,7 @@ import msgspec
 
 from riverpy._calls.job_page import check_job_id
 from riverpy._calls.listening import ListeningMethods
-from riverpy._insert.recorder import refuse_in_recording
+from riverpy._insert.recorder import expect_no_recorder
 from riverpy._lifecycle import run_despite_cancellation
 from riverpy.errors import ConfigError
 from riverpy.insert_opts import InsertOpts
@@ -108,7 +108,7 @@ class WaitMethods(ListeningMethods):
             NotFoundError, ConfigError, ClientStateError, JobDamagedError: as `wait`.
         """
         seconds = check_wait_timeout(timeout)
-        refuse_in_recording("insert_and_wait")
+        expect_no_recorder("insert_and_wait")
         self._get_open_pool()
         loop, waiter = asyncio.get_running_loop(), self._waiter
         deadline = loop.time() + seconds

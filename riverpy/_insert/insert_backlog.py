@@ -24,7 +24,7 @@ limit, further calls wait."""
 
 
 class InsertCall:
-    """The jobs of one call, which one statement inserts, and the result of the call."""
+    """The jobs of one call, and its result. One statement inserts all of these jobs."""
 
     __slots__ = ("give_up_at", "result", "rows", "size")
 
@@ -45,7 +45,7 @@ class InsertCall:
             self.result.exception()  # so that asyncio does not log it if the caller was cancelled
 
 
-def measure_rows(rows: list[InsertRow]) -> int:
+def count_row_bytes(rows: list[InsertRow]) -> int:
     """Return the number of bytes of the args and metadata of these jobs."""
     return sum(utf8_size(row.args) + utf8_size(row.metadata) for row in rows)
 

@@ -14,7 +14,7 @@ import anyio
 from riverpy._clock import Backoff
 from riverpy._error_text import error_text
 from riverpy._insert.errors import translate_insert_errors
-from riverpy._insert.insert_backlog import STATEMENT_BYTES_MAX, measure_rows
+from riverpy._insert.insert_backlog import STATEMENT_BYTES_MAX, count_row_bytes
 from riverpy._insert.notify_limiter import NotifyLimiter
 from riverpy._insert.recorder import get_recorder
 from riverpy._insert.replacement import merge_replacing_row
@@ -25,15 +25,15 @@ from riverpy._insert.retries import (
     ROLLBACK_RETRIES_MAX,
     ROLLBACK_RETRY_DELAY_MAX,
     ROLLBACK_RETRY_DELAY_MIN,
+    is_database_unavailable,
     is_rolled_back_for_conflict,
-    is_unavailable,
 )
 from riverpy._insert.row import (
     InsertSettings,
     PreparedJob,
     RowTemplates,
     make_insert_params,
-    make_row,
+    make_row_after_hooks,
     prepare_row,
     prepare_rows,
 )
@@ -97,16 +97,18 @@ SHARED_CALL_JOBS_MAX = 100
 def _iterate_checked_params(params: object) -> Iterator[InsertManyParams]:
     """Yield the jobs of a batch. Raise InsertError if the batch or a job has the wrong type."""
     if not isinstance(params, Iterable):
-        raise InsertError(f"params must be a list of InsertManyParams, got {_type_name(params)}")
+        raise InsertError(
+            f"params must be a list of InsertManyParams, got {_describe_type(params)}"
+        )
     for index, job in enumerate(cast("Iterable[object]", params)):
         if not isinstance(job, InsertManyParams):
             raise InsertError(
-                f"params[{index}] must be InsertManyParams(args, opts), got {_type_name(job)}"
+                f"params[{index}] must be InsertManyParams(args, opts), got {_describe_type(job)}"
             )
         yield job
 
 
-def _type_name(value: object) -> str:
+def _describe_type(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
@@ -129,8 +131,8 @@ def _describe_hook(hook: object) -> str:
     return f"the hook {plugin_name(hook)}"
 
 
-class SharedInserts(NamedTuple):
-    """The parts of a client that shared statements need: they insert the jobs of several calls."""
+class SharedInsertSetup(NamedTuple):
+    """What a client provides for shared statements, which insert the jobs of several calls."""
 
     connect: Callable[[], Awaitable[Connection]]
     """Opens the connection that the client reserves for shared statements."""
@@ -139,18 +141,18 @@ class SharedInserts(NamedTuple):
     trace_internal: bool
 
 
-def make_shared_inserts(
+def make_shared_insert_setup(
     database: str | Pool | None,
     config: Config,
     password: PasswordSource | None,
     expect_open: Callable[[], object],
-) -> SharedInserts | None:
-    """Return the parts for shared statements. None: the client has a caller's pool, which may
+) -> SharedInsertSetup | None:
+    """Return the setup for shared statements. None: the client has a caller's pool, which may
     prepare its connections for each call, so calls do not share statements."""
     if not isinstance(database, str):
         return None
     connector = Connector(database, config, password)
-    return SharedInserts(connector.connect_for_inserts, expect_open, config.trace_internal)
+    return SharedInsertSetup(connector.connect_for_inserts, expect_open, config.trace_internal)
 
 
 class Inserter:
@@ -164,11 +166,11 @@ class Inserter:
         insert_settings: InsertSettings,
         plugins: PluginLists,
         clock: Clock,
-        shared_inserts: SharedInserts | None = None,
+        shared_insert_setup: SharedInsertSetup | None = None,
     ) -> None:
         """`acquire_from_pool` provides a connection of the client's pool. `clock` gives the time
-        for unique periods and for the limit on notifications. `shared_inserts` is for statements
-        that several calls share; None: each call has its own statement."""
+        for unique periods and for the limit on notifications. `shared_insert_setup` is for
+        statements that several calls share; None: each call has its own statement."""
         self._acquire_from_pool = acquire_from_pool
         self._schema = schema
         self._insert_settings = insert_settings
@@ -178,15 +180,15 @@ class Inserter:
         self._notify_limiter = NotifyLimiter(clock)
         self._notification_queue_log = NotificationQueueLog()
         self._shared_sender: SharedStatementSender | None = None
-        if shared_inserts is not None:
-            self._expect_open = shared_inserts.expect_open
+        if shared_insert_setup is not None:
+            self._expect_open = shared_insert_setup.expect_open
             self._shared_sender = SharedStatementSender(
-                shared_inserts.connect,
+                shared_insert_setup.connect,
                 schema=schema,
                 notify_limiter=self._notify_limiter,
                 notification_queue_log=self._notification_queue_log,
                 should_notify=insert_settings.should_notify,
-                trace_internal=shared_inserts.trace_internal,
+                trace_internal=shared_insert_setup.trace_internal,
             )
 
     async def close(self) -> None:
@@ -319,7 +321,7 @@ class Inserter:
         recorder = get_recorder()
         if recorder is not None:
             jobs = [PreparedJob(*job) for job in zip(args, rows, strict=True)]
-            return await self._insert_with_hooks(
+            return await self._send_inside_hooks(
                 jobs, all_plugins, partial(self._record_rows, recorder, send)
             )
         if not any(plugins.has_insert_plugins for plugins in all_plugins):
@@ -343,11 +345,11 @@ class Inserter:
         all_plugins: Sequence[PluginLists],
         send: SendRows[T],
     ) -> T:
-        return await self._insert_with_hooks(
+        return await self._send_inside_hooks(
             jobs, all_plugins, lambda rows: self._send_rows(tx, rows, send)
         )
 
-    async def _insert_with_hooks(
+    async def _send_inside_hooks(
         self,
         jobs: Sequence[PreparedJob],
         all_plugins: Sequence[PluginLists],
@@ -368,7 +370,7 @@ class Inserter:
                         call = hook.insert_begin(job)
                         await refuse_wait(call, partial(_describe_hook, hook))
             rows = [
-                make_row(job, changed, settings=self._insert_settings)
+                make_row_after_hooks(job, changed, settings=self._insert_settings)
                 for job, changed in zip(jobs, params, strict=True)
             ]
             sent.append(await send(rows))
@@ -390,7 +392,7 @@ class Inserter:
             if self._shared_sender is None or send != self._send_insert_statement:
                 return await self._send_with_retries(rows, send)
             if len(rows) <= SHARED_CALL_JOBS_MAX and not any(row.unique_key for row in rows):
-                size = measure_rows(rows)
+                size = count_row_bytes(rows)
                 if size <= STATEMENT_BYTES_MAX:
                     self._expect_open()
                     return cast("T", await self._shared_sender.insert(rows, size))
@@ -433,16 +435,16 @@ class Inserter:
         selection = self._notify_limiter.select_queues(queues)
         is_stored = False
         try:
-            result = await self._send_on_pool(rows, selection.to_notify, send)
+            result = await self._send_on_pool(rows, selection.queues_to_notify, send)
             is_stored = True
         except DATABASE_ERRORS as error:
             if is_notification_queue_full(error):
-                self._log_notification_queue(selection.notified_queues, 0)
+                self._log_notification_queue_state(selection.notified_queues, 0)
             raise
         finally:
             self._notify_limiter.record_statement_end(selection, is_stored=is_stored)
-            if self._notify_limiter.owed_queues and self._shared_sender is not None:
-                self._shared_sender.send_owed_notifications_soon()
+            if self._notify_limiter.overdue_queues and self._shared_sender is not None:
+                self._shared_sender.notify_overdue_queues_soon()
         return result
 
     async def _send_on_pool(
@@ -476,7 +478,7 @@ class Inserter:
             try:
                 return pooled, await pooled.__aenter__()
             except DATABASE_ERRORS as error:
-                if not is_unavailable(error) or time.monotonic() > give_up_at:
+                if not is_database_unavailable(error) or time.monotonic() > give_up_at:
                     raise
             backoff = backoff or Backoff(CONNECT_RETRY_DELAY_MIN, CONNECT_RETRY_DELAY_MAX)
             await sleep(backoff.next_delay())
@@ -500,7 +502,7 @@ class Inserter:
                 sent_rows[first] = merge_replacing_row(sent_rows[first], row)
         if firsts:
             sent.sort(key=lambda index: _get_row_sort_key(rows[index]))
-        size = measure_rows([sent_rows[index] for index in sent])
+        size = count_row_bytes([sent_rows[index] for index in sent])
         if size > INSERT_STATEMENT_BYTES_MAX:
             raise InsertError(
                 f"the batch has {size:,} bytes, but one statement can carry "
@@ -512,7 +514,7 @@ class Inserter:
             [sent_rows[index] for index in sent],
             to_notify=to_notify,
         )
-        self._log_notification_queue(to_notify.queues, notified)
+        self._log_notification_queue_state(to_notify.queues, notified)
         results = dict(zip(sent, found, strict=True))
         return [
             results[index]
@@ -533,10 +535,10 @@ class Inserter:
                 )
                 if to_notify.queues:
                     count = await insert_notify_queues(connection, self._schema, to_notify)
-                    self._log_notification_queue(to_notify.queues, count)
+                    self._log_notification_queue_state(to_notify.queues, count)
         return len(rows)
 
-    def _log_notification_queue(self, queues: list[str], notified_count: int) -> None:
+    def _log_notification_queue_state(self, queues: list[str], notified_count: int) -> None:
         """Log that the server's notification queue is full, or no longer full. It is full if not
         all job queues in `queues` were notified."""
         if queues:

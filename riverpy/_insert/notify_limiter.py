@@ -22,19 +22,19 @@ _REMEMBERED_QUEUES_MAX = 1000
 
 
 class NotifySelection(NamedTuple):
-    """The queues of one insert statement, by whether they are notified."""
+    """The queues of one insert statement: those that it notifies, and those that it does not."""
 
     notified_queues: list[str]
     """The queues that the statement notifies."""
     skipped_queues: list[str]
     """The queues that the statement does not notify, because another statement has just done it."""
-    owed_queues: list[str]
-    """The notified queues that were owed a notification: an earlier statement sent none."""
+    overdue_queues: list[str]
+    """The notified queues whose notification was overdue: an earlier statement sent none."""
     started_at: float
     """The monotonic time before the statement is sent, in seconds."""
 
     @property
-    def to_notify(self) -> QueuesToNotify:
+    def queues_to_notify(self) -> QueuesToNotify:
         """The queues that the statement notifies, with the interval for their clients."""
         return QueuesToNotify(self.notified_queues, round(NOTIFY_INTERVAL_MIN * 1000))
 
@@ -48,7 +48,7 @@ class NotifyLimiter:
     jobs that were stored after the notification.
 
     A statement that did not notify may end too late for this claim, for example because the disk is
-    slow. Then its queues are owed a notification: another statement must notify them.
+    slow. Then the notification of its queues is overdue: another statement must notify them.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -57,7 +57,7 @@ class NotifyLimiter:
         """By queue: the start of the last statement that notifies it."""
         self._sent_at_by_queue: dict[str, float] = {}
         """By queue: the start of the last statement that notifies it and has succeeded."""
-        self.owed_queues: dict[str, None] = {}
+        self.overdue_queues: dict[str, None] = {}
         """The queues that must be notified although no job is inserted."""
 
     def select_queues(
@@ -73,42 +73,44 @@ class NotifyLimiter:
         times = self._sent_at_by_queue
         if counts_running_statements:
             times = self._selected_at_by_queue
-        owed = list(self.owed_queues)
-        self.owed_queues.clear()
-        notified, skipped = owed.copy(), list[str]()
+        overdue = list(self.overdue_queues)
+        self.overdue_queues.clear()
+        notified, skipped = overdue.copy(), list[str]()
         for queue in queues:
             if now - times.get(queue, -1e9) > NOTIFY_INTERVAL_MIN:
-                if queue not in owed:
+                if queue not in overdue:
                     notified.append(queue)
-            elif queue not in owed:
+            elif queue not in overdue:
                 skipped.append(queue)
-        self._record(self._selected_at_by_queue, notified, now)
-        return NotifySelection(notified, skipped, owed, now)
+        self._record_queue_times(self._selected_at_by_queue, notified, now)
+        return NotifySelection(notified, skipped, overdue, now)
 
     def record_statement_end(self, selection: NotifySelection, *, is_stored: bool) -> None:
         """Record that a statement has ended. `is_stored`: whether it has succeeded. A failed
         statement has notified no queue."""
         if is_stored:
-            self._record(self._sent_at_by_queue, selection.notified_queues, selection.started_at)
+            self._record_queue_times(
+                self._sent_at_by_queue, selection.notified_queues, selection.started_at
+            )
             for queue in selection.notified_queues:
-                self.owed_queues.pop(queue, None)
+                self.overdue_queues.pop(queue, None)
         else:
             for queue in selection.notified_queues:
                 if self._selected_at_by_queue.get(queue) == selection.started_at:
                     del self._selected_at_by_queue[queue]
-            for queue in selection.owed_queues:
-                self._add_owed_queue(queue)
+            for queue in selection.overdue_queues:
+                self._add_overdue_queue(queue)
         if selection.skipped_queues:
             now, sent_at = self._clock.monotonic(), self._sent_at_by_queue
             for queue in selection.skipped_queues:
                 if now - sent_at.get(queue, -1e9) > NOTIFICATION_COVERAGE_SECONDS:
-                    self._add_owed_queue(queue)
+                    self._add_overdue_queue(queue)
 
-    def _add_owed_queue(self, queue: str) -> None:
-        if len(self.owed_queues) < _REMEMBERED_QUEUES_MAX:  # otherwise polling finds the jobs
-            self.owed_queues[queue] = None
+    def _add_overdue_queue(self, queue: str) -> None:
+        if len(self.overdue_queues) < _REMEMBERED_QUEUES_MAX:  # otherwise polling finds the jobs
+            self.overdue_queues[queue] = None
 
-    def _record(self, times: dict[str, float], queues: list[str], now: float) -> None:
+    def _record_queue_times(self, times: dict[str, float], queues: list[str], now: float) -> None:
         if len(times) > _REMEMBERED_QUEUES_MAX:
             times.clear()
         for queue in queues:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class InsertRecorder(Protocol):
-    """Gets the jobs of inserts in place of the database."""
+    """Receives the inserted jobs instead of the database."""
 
     def record_rows(
         self, rows: Sequence[InsertRow], *, now: datetime, refuses_duplicates: bool
@@ -38,7 +38,7 @@ class InsertRecorder(Protocol):
         ...
 
 
-_recorder: ContextVar[InsertRecorder | UnsetType | None] = ContextVar(
+_context_recorder: ContextVar[InsertRecorder | UnsetType | None] = ContextVar(
     "riverpy_insert_recorder", default=UNSET
 )
 """None: jobs are inserted into the database. UNSET: the newest of `_active_recorders`, if any."""
@@ -51,14 +51,14 @@ def get_recorder() -> InsertRecorder | None:
     if not _active_recorders:
         return None
     active = tuple(_active_recorders)  # another thread may end its recording at the same time
-    recorder = _recorder.get()
+    recorder = _context_recorder.get()
     if recorder is None or (recorder is not UNSET and recorder in active):
         return recorder
     return active[-1] if active else None  # the context has no recorder, or one that has ended
 
 
-def refuse_in_recording(method_name: str) -> None:
-    """Raise ClientStateError if a recorder gets the jobs of the calling code."""
+def expect_no_recorder(method_name: str) -> None:
+    """Raise ClientStateError if a recorder receives the inserts of the calling code."""
     if get_recorder() is not None:
         raise ClientStateError(
             f"{method_name} needs a job in the database, and this recording keeps jobs in a list: "
@@ -70,20 +70,20 @@ def refuse_in_recording(method_name: str) -> None:
 def recording_with(recorder: InsertRecorder) -> Generator[None]:
     """Give the jobs of inserts in the `with` block to this recorder."""
     _active_recorders.append(recorder)
-    token = _recorder.set(recorder)
+    token = _context_recorder.set(recorder)
     try:
         yield
     finally:
         _active_recorders.remove(recorder)
         with suppress(ValueError):  # the end of a fixture may run in another context
-            _recorder.reset(token)
+            _context_recorder.reset(token)
 
 
 @contextmanager
 def without_recorder() -> Generator[None]:
     """Let inserts of the `with` block go to the database."""
-    token = _recorder.set(None)
+    token = _context_recorder.set(None)
     try:
         yield
     finally:
-        _recorder.reset(token)
+        _context_recorder.reset(token)

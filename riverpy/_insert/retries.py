@@ -24,7 +24,7 @@ _UNAVAILABLE_SQLSTATES = {"53300", "57P03"}
 """The error codes of too many connections, and of a server that starts or stops."""
 
 
-def is_unavailable(error: BaseException) -> bool:
+def is_database_unavailable(error: BaseException) -> bool:
     """Return whether a failed connection attempt may succeed soon, as when the server starts."""
     if not isinstance(error, DATABASE_ERRORS):
         return False

@@ -73,7 +73,7 @@ class PreparedJob(NamedTuple):
 
 
 class _UniqueRule(NamedTuple):
-    """What decides the unique key of a job, besides the args, the class and the queue."""
+    """The inputs of a job's unique key, in addition to the args, their class and the queue."""
 
     opts: UniqueOpts
     due_at: datetime
@@ -110,15 +110,15 @@ class RowTemplates:
             return None
         return InsertRow(encode_args(args), *template[1:])
 
-    def add(self, args: JobArgs | RawArgs, row: InsertRow) -> None:
+    def add_row(self, args: JobArgs | RawArgs, row: InsertRow) -> None:
         """Keep the row of a job without options, unless rows of its class can differ."""
-        if row.unique_states is None and not _has_options_of_its_own(args):
+        if row.unique_states is None and not _may_have_own_options(args):
             if len(self._row_by_class) >= TEMPLATES_MAX:
                 self._row_by_class.clear()
             self._row_by_class[type(args)] = row
 
 
-def _has_options_of_its_own(args: JobArgs | RawArgs) -> bool:
+def _may_have_own_options(args: JobArgs | RawArgs) -> bool:
     """Return whether the kind or the options may differ between objects of the same args class."""
     return isinstance(args, RawArgs) or callable(getattr(args, "insert_opts", None))
 
@@ -144,16 +144,16 @@ def prepare_rows(
             rows.append(row)
             continue
         key = (type(args), id(opts))  # `firsts` keeps the options alive, so their id is not reused
-        is_single = _has_options_of_its_own(args)
+        is_single = _may_have_own_options(args)
         if not is_single and (first := firsts.get(key)) is not None:
             _, first_row, rule = first
             row = InsertRow(encode_args(args), *first_row[1:])
             if rule is not None:
                 row = row._replace(unique_key=rule.compute_key(type(args), row))
         else:
-            row, rule = _prepare_row(args, opts, settings=settings, now=now)
+            row, rule = _prepare_row_and_unique_rule(args, opts, settings=settings, now=now)
             if opts is None:
-                templates.add(args, row)
+                templates.add_row(args, row)
             if not is_single:
                 firsts[key] = (opts, row, rule)
         rows.append(row)
@@ -175,10 +175,10 @@ def prepare_row(
         ArgsError: the args or the metadata cannot be stored as a JSON object.
         InsertError: another option is not allowed.
     """
-    return _prepare_row(args, opts, settings=settings, now=now)[0]
+    return _prepare_row_and_unique_rule(args, opts, settings=settings, now=now)[0]
 
 
-def _prepare_row(
+def _prepare_row_and_unique_rule(
     args: JobArgs | RawArgs, opts: InsertOpts | None, *, settings: InsertSettings, now: datetime
 ) -> tuple[InsertRow, _UniqueRule | None]:
     """Return the row of a job, and the rule for its unique key; see `prepare_row`."""
@@ -252,8 +252,8 @@ def _make_checked_row(
         kind=kind,
         metadata=metadata,
         queue=cast("str", queue),
-        priority=_check_number("priority", priority, PRIORITY_MAX),
-        max_attempts=_check_number("max_attempts", max_attempts, MAX_ATTEMPTS_MAX),
+        priority=_encode_checked_number("priority", priority, PRIORITY_MAX),
+        max_attempts=_encode_checked_number("max_attempts", max_attempts, MAX_ATTEMPTS_MAX),
         state=state,
         tags=_encode_tags(tags),
         unique_states=None,
@@ -279,7 +279,9 @@ def make_insert_params(job: PreparedJob) -> JobInsertParams:
     )
 
 
-def make_row(job: PreparedJob, params: JobInsertParams, *, settings: InsertSettings) -> InsertRow:
+def make_row_after_hooks(
+    job: PreparedJob, params: JobInsertParams, *, settings: InsertSettings
+) -> InsertRow:
     """Return the row of a job after hooks and middleware, which may have changed `params`.
 
     Raises:
@@ -343,7 +345,7 @@ def _expect_type(name: str, value: object, expected_type: type[T]) -> T:
     return value
 
 
-def _check_number(name: str, value: object, maximum: int) -> str:
+def _encode_checked_number(name: str, value: object, maximum: int) -> str:
     number = _expect_type(name, value, int)
     if not 1 <= number <= maximum:
         raise InsertError(f"{name} must be between 1 and {maximum}, got {number}")

@@ -33,8 +33,8 @@ from riverpy._insert.retries import (
     ROLLBACK_RETRIES_MAX,
     ROLLBACK_RETRY_DELAY_MAX,
     ROLLBACK_RETRY_DELAY_MIN,
+    is_database_unavailable,
     is_rolled_back_for_conflict,
-    is_unavailable,
 )
 from riverpy._postgres.batch_sender import BatchSender, BatchSize, BatchStatement
 from riverpy._postgres.connection import expect_writable, may_break_session
@@ -66,29 +66,29 @@ if TYPE_CHECKING:
     from riverpy._postgres.inserts import InsertRow
     from riverpy.insert_opts import InsertResult
 
-STATEMENTS_BEFORE_LONE_CALLS = 10
+SINGLE_CALL_STATEMENTS_BEFORE_DIRECT_CALL = 10
 """After this many statements in a row with one call each, a call is sent in its caller's task. This
 ends when a call arrives during such a statement."""
-PARTS_TIMEOUT = 30.0
+SPLIT_STATEMENT_TIMEOUT = 30.0
 """The timeout in seconds for sending a refused statement again in smaller parts."""
-PART_ROW_BY_ROW_MAX = 10
+CALLS_SENT_ALONE_MAX = 10
 """If a refused part has at most this many calls, each of its calls is sent alone."""
 TEMPORARY_FAILURES_MAX = 3
 """The maximum number of parts that may fail in a row for a reason other than their jobs. After
 that, all remaining calls get the error."""
-OWED_NOTIFICATION_DELAY = 0.003
-"""Seconds that an owed notification waits for the next insert statement, which can send it too.
+OVERDUE_NOTIFICATION_DELAY = 0.003
+"""Seconds that an overdue notification waits for the next insert statement, which can send it too.
 After that it is sent by a separate statement."""
 NOTIFY_TIMEOUT = 5.0
 """The timeout of a statement that only notifies queues, in seconds."""
-IDLE_SECONDS_MAX = 300.0
+CONNECTION_IDLE_SECONDS_MAX = 300.0
 """After this idle time the connection is made again, because a firewall may have dropped it without
 notice. The connections of the pool have the same limit."""
 CLOSE_TIMEOUT = 5.0
 """Seconds for which `close` still sends waiting jobs."""
 CANCEL_TIMEOUT = 1.0
 """Seconds to wait until a cancelled statement or task has ended."""
-_CLOSED_TEXT = "the client was closed before the job was inserted"
+_CLIENT_CLOSED_TEXT = "the client was closed before the job was inserted"
 _MAY_BE_STORED_TEXT = "the job may be stored: make it unique if it must not be inserted twice"
 
 
@@ -121,15 +121,15 @@ class SharedStatementSender:
         self._backlog = InsertBacklog()
         self._task: asyncio.Task[None] | None = None
         """The task that sends statements. It runs while calls wait."""
-        self._lone_call: InsertCall | None = None
+        self._direct_call: InsertCall | None = None
         """The call whose statement is sent in the task of its caller, and runs now."""
-        self._lone_statement_count = 0
+        self._single_call_statement_count = 0
         """How many statements of the task had one call, since calls have shared a statement."""
         self._expiry_timer: asyncio.TimerHandle | None = None
         """The timer that ends calls that have waited for too long. One timer serves all calls."""
-        self._owed_timer: asyncio.TimerHandle | None = None
+        self._overdue_timer: asyncio.TimerHandle | None = None
         self._should_notify_now = False
-        """Whether to notify the owed queues now, without waiting for another insert."""
+        """Whether to notify the overdue queues now, without waiting for another insert."""
         self._sent_calls: list[InsertCall] = []
         """The calls of the running statement."""
         self._is_statement_abandoned = False
@@ -155,8 +155,8 @@ class SharedStatementSender:
         call = InsertCall(
             rows, size, loop.create_future(), loop.time() + ACQUIRE_CONNECTION_TIMEOUT
         )
-        if self._can_send_lone_call():
-            return await self._send_lone_call(call)
+        if self._can_send_directly():
+            return await self._send_in_caller_task(call)
         backlog.add_call(call)
         self._start_task()
         if self._expiry_timer is None:
@@ -168,29 +168,29 @@ class SharedStatementSender:
             self._cancel_abandoned_statement()
             raise
 
-    def _can_send_lone_call(self) -> bool:
+    def _can_send_directly(self) -> bool:
         """Whether a call can be sent in its caller's task: nothing is sent or waits, and the last
         calls came one at a time."""
         return (
-            self._lone_statement_count >= STATEMENTS_BEFORE_LONE_CALLS
+            self._single_call_statement_count >= SINGLE_CALL_STATEMENTS_BEFORE_DIRECT_CALL
             and self._task is None
-            and self._lone_call is None
-            and self._get_connection() is not None
+            and self._direct_call is None
+            and self._get_open_connection() is not None
         )
 
-    async def _send_lone_call(self, call: InsertCall) -> list[InsertResult]:
+    async def _send_in_caller_task(self, call: InsertCall) -> list[InsertResult]:
         """Send a call in its caller's task. Calls that arrive before its end wait for the task of
         this object."""
-        self._lone_call = call
+        self._direct_call = call
         try:
             with suppress_tracing(trace_internal=self._trace_internal):
-                await self._send([call])
+                await self._send_and_end_calls([call])
         finally:
-            self._lone_call = None
+            self._direct_call = None
             if self._backlog:
-                self._lone_statement_count = 0
+                self._single_call_statement_count = 0
                 self._start_task()
-            self.send_owed_notifications_soon()
+            self.notify_overdue_queues_soon()
         return call.result.result()
 
     def _cancel_abandoned_statement(self) -> None:
@@ -201,21 +201,21 @@ class SharedStatementSender:
             if self._task is not None:
                 self._task.cancel()
 
-    def send_owed_notifications_soon(self) -> None:
-        """Notify the owed queues soon, unless another statement notifies them before."""
-        if self._notify_limiter.owed_queues and self._owed_timer is None:
-            self._owed_timer = asyncio.get_running_loop().call_later(
-                OWED_NOTIFICATION_DELAY, self._start_for_owed_notifications
+    def notify_overdue_queues_soon(self) -> None:
+        """Notify the overdue queues soon, unless another statement notifies them before."""
+        if self._notify_limiter.overdue_queues and self._overdue_timer is None:
+            self._overdue_timer = asyncio.get_running_loop().call_later(
+                OVERDUE_NOTIFICATION_DELAY, self._start_task_for_overdue_queues
             )
 
     async def close(self) -> None:
-        """Send the waiting jobs and owed notifications, for a limited time. Close the
+        """Send the waiting jobs and overdue notifications, for a limited time. Close the
         connection."""
         try:
             with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):
-                while self._lone_call or self._task or self._notify_limiter.owed_queues:
-                    self._start_for_owed_notifications()
-                    if running := self._lone_call.result if self._lone_call else self._task:
+                while self._direct_call or self._task or self._notify_limiter.overdue_queues:
+                    self._start_task_for_overdue_queues()
+                    if running := self._direct_call.result if self._direct_call else self._task:
                         await asyncio.wait([running])
         finally:
             self._is_closed = True
@@ -224,23 +224,24 @@ class SharedStatementSender:
                 if task is not None and not task.done():
                     task.cancel()
                     await asyncio.wait([task], timeout=CANCEL_TIMEOUT)
-                self._notify_limiter.owed_queues.clear()
-                for timer in (self._expiry_timer, self._owed_timer):
+                self._notify_limiter.overdue_queues.clear()
+                for timer in (self._expiry_timer, self._overdue_timer):
                     if timer is not None:
                         timer.cancel()
-                self._expiry_timer = self._owed_timer = None
+                self._expiry_timer = self._overdue_timer = None
                 for connection in (self._connection, self._cancelled_connection):
                     if connection is not None:
                         await close_connection(connection)
                 self._connection = self._cancelled_connection = None
-                if self._lone_call is not None:  # asyncpg has cancelled its statement on the server
-                    await asyncio.wait([self._lone_call.result], timeout=CANCEL_TIMEOUT)
+                if self._direct_call is not None:
+                    # asyncpg has cancelled its statement on the server.
+                    await asyncio.wait([self._direct_call.result], timeout=CANCEL_TIMEOUT)
 
     # -- the task
 
     def _start_task(self) -> None:
-        """Start the task, unless it runs. A lone call starts it when it ends."""
-        if self._lone_call is not None:
+        """Start the task, unless it runs. A direct call starts it when it ends."""
+        if self._direct_call is not None:
             return
         if self._task is None or self._task.done():  # done: cancelled before its first step
             # The task gets none of the context variables of the call that starts it.
@@ -248,35 +249,35 @@ class SharedStatementSender:
                 self._run(), name="riverpy inserts", context=contextvars.Context()
             )
 
-    def _start_for_owed_notifications(self) -> None:
-        if self._owed_timer is not None:
-            self._owed_timer.cancel()
-        self._owed_timer = None
-        self._should_notify_now = bool(self._notify_limiter.owed_queues)
+    def _start_task_for_overdue_queues(self) -> None:
+        if self._overdue_timer is not None:
+            self._overdue_timer.cancel()
+        self._overdue_timer = None
+        self._should_notify_now = bool(self._notify_limiter.overdue_queues)
         if self._should_notify_now:
             self._start_task()
 
     async def _run(self) -> None:
-        """Send statements until no call waits. Then wait a moment before the owed queues are
+        """Send statements until no call waits. Then wait a moment before the overdue queues are
         notified, because the next insert may notify them."""
         try:
             with suppress_tracing(trace_internal=self._trace_internal):
                 while self._backlog or self._should_notify_now:
-                    connection = self._get_connection()
-                    if connection is None and not await self._reconnect():
+                    connection = self._get_open_connection()
+                    if connection is None and not await self._open_connection_with_retries():
                         continue
                     if calls := self._backlog.take_batch():
-                        await self._send(calls)
-                        self._lone_statement_count += 1
+                        await self._send_and_end_calls(calls)
+                        self._single_call_statement_count += 1
                         if len(calls) > 1:
-                            self._lone_statement_count = 0
+                            self._single_call_statement_count = 0
                     else:
-                        await self._notify_owed_queues()
+                        await self._notify_overdue_queues()
         finally:
             self._task = None
             for call in self._backlog.take_all_calls():  # calls are left if the task was cancelled
-                call.fail(ClientStateError(_CLOSED_TEXT))
-            self.send_owed_notifications_soon()
+                call.fail(ClientStateError(_CLIENT_CLOSED_TEXT))
+            self.notify_overdue_queues_soon()
 
     def _end_expired_calls(self) -> None:
         """End the calls that have waited for too long, and set the timer for the next one."""
@@ -298,19 +299,19 @@ class SharedStatementSender:
 
     # -- the connection
 
-    def _get_connection(self) -> Connection | None:
+    def _get_open_connection(self) -> Connection | None:
         """Return the open connection. None: there is none, it was lost while it was idle, or it was
         idle for too long."""
-        if time.monotonic() - self._used_at > IDLE_SECONDS_MAX:
-            self._cut_connection()
+        if time.monotonic() - self._used_at > CONNECTION_IDLE_SECONDS_MAX:
+            self._terminate_connection()
         connection = self._connection
         return None if connection is None or connection.is_closed() else connection
 
-    async def _make_connection(self) -> Connection:
-        """Open the connection. The one whose statement was cancelled is used again if this
-        statement ends soon."""
+    async def _open_connection(self) -> Connection:
+        """Open the connection. Reuse the connection of a cancelled statement if this statement ends
+        soon."""
         if self._is_closed:
-            raise ClientStateError(_CLOSED_TEXT)
+            raise ClientStateError(_CLIENT_CLOSED_TEXT)
         cancelled, self._cancelled_connection = self._cancelled_connection, None
         if cancelled is not None:
             # asyncpg cancels the statement on the server before it sends another one.
@@ -323,24 +324,24 @@ class SharedStatementSender:
         self._used_at = time.monotonic()
         return connection
 
-    def _cut_connection(self) -> None:
+    def _terminate_connection(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.terminate()
 
-    async def _reconnect(self) -> bool:
+    async def _open_connection_with_retries(self) -> bool:
         """Open the connection again while calls wait. Return whether it is open."""
         backoff = Backoff(CONNECT_RETRY_DELAY_MIN, CONNECT_RETRY_DELAY_MAX)
         while True:
             try:
-                await self._make_connection()
+                await self._open_connection()
             except Exception as error:
                 self._connect_error = error
-                if not is_unavailable(error):
+                if not is_database_unavailable(error):
                     for call in self._backlog.take_all_calls():
                         call.fail(make_insert_error(copy.copy(error)))
                 if not self._backlog:
-                    self._notify_limiter.owed_queues.clear()  # clients find the jobs by polling
+                    self._notify_limiter.overdue_queues.clear()  # clients find the jobs by polling
                     self._should_notify_now = False
                     return False
             else:
@@ -350,14 +351,14 @@ class SharedStatementSender:
 
     # -- sending
 
-    async def _send(self, calls: list[InsertCall]) -> None:
+    async def _send_and_end_calls(self, calls: list[InsertCall]) -> None:
         """Insert the jobs of these calls, and end the calls."""
         try:
             try:
                 await self._send_statement(calls)
             except (*DATABASE_ERRORS, JobLeftOutError) as error:
                 if self._is_closed:
-                    raise ClientStateError(_CLOSED_TEXT) from error
+                    raise ClientStateError(_CLIENT_CLOSED_TEXT) from error
                 if len(calls) == 1:
                     calls[0].fail(make_insert_error(error))
                 else:
@@ -367,7 +368,7 @@ class SharedStatementSender:
                 call.fail(copy.copy(error))
         finally:
             for call in calls:  # the task was cancelled
-                call.fail(ClientStateError(_CLOSED_TEXT))
+                call.fail(ClientStateError(_CLIENT_CLOSED_TEXT))
 
     async def _send_statement(self, calls: list[InsertCall]) -> None:
         """Insert the jobs of these calls with one statement. If the server rolls the statement back
@@ -384,7 +385,7 @@ class SharedStatementSender:
             if not calls:
                 return
             try:
-                await self._send_once(calls, should_notify=should_notify)
+                await self._send_statement_once(calls, should_notify=should_notify)
             except DATABASE_ERRORS as error:
                 if is_notification_queue_full(error) and should_notify:
                     should_notify = False
@@ -396,10 +397,10 @@ class SharedStatementSender:
             backoff = backoff or Backoff(ROLLBACK_RETRY_DELAY_MIN, ROLLBACK_RETRY_DELAY_MAX)
             await anyio.sleep(backoff.next_delay())
 
-    async def _send_once(self, calls: list[InsertCall], *, should_notify: bool) -> None:
-        connection = self._get_connection()
+    async def _send_statement_once(self, calls: list[InsertCall], *, should_notify: bool) -> None:
+        connection = self._get_open_connection()
         if connection is None:
-            connection = await self._make_connection()
+            connection = await self._open_connection()
         rows = calls[0].rows if len(calls) == 1 else [row for call in calls for row in call.rows]
         selection = self._notify_limiter.select_queues(
             list_queues_with_due_jobs(rows) if should_notify else (),
@@ -412,7 +413,7 @@ class SharedStatementSender:
                 connection,
                 self._schema,
                 rows,
-                to_notify=selection.to_notify,
+                to_notify=selection.queues_to_notify,
                 timeout=POOL_STATEMENT_TIMEOUT,
             )
             is_stored = True
@@ -420,7 +421,7 @@ class SharedStatementSender:
             raise
         except BaseException as error:
             self._sent_calls = []
-            is_abandoned = self._take_abandonment()
+            is_abandoned = self._uncancel_if_abandoned()
             if is_notification_queue_full(error):
                 self._log_notification_queue(selection.notified_queues, 0)
             is_lost = isinstance(error, DATABASE_ERRORS) and not is_certain_rollback(error)
@@ -446,28 +447,28 @@ class SharedStatementSender:
         if isinstance(error, (TimeoutError, asyncio.CancelledError)):
             self._cancelled_connection, self._connection = self._connection, None
         else:
-            self._cut_connection()
+            self._terminate_connection()
 
-    def _take_abandonment(self) -> bool:
+    def _uncancel_if_abandoned(self) -> bool:
         """Return whether the task was cancelled only to end its statement, and so continues."""
         is_abandoned, self._is_statement_abandoned = self._is_statement_abandoned, False
         return is_abandoned and self._task is not None and self._task.uncancel() == 0
 
-    async def _notify_owed_queues(self) -> None:
-        """Notify the owed queues with a separate statement. If it fails, polling finds their
+    async def _notify_overdue_queues(self) -> None:
+        """Notify the overdue queues with a separate statement. If it fails, polling finds their
         jobs."""
         self._should_notify_now = False
-        connection = self._get_connection()
+        connection = self._get_open_connection()
         selection = self._notify_limiter.select_queues(())
         if not selection.notified_queues:
             return
         try:
             with anyio.fail_after(NOTIFY_TIMEOUT):
                 if connection is not None:
-                    await insert_notify_queues(connection, self._schema, selection.to_notify)
+                    await insert_notify_queues(connection, self._schema, selection.queues_to_notify)
         except DATABASE_ERRORS as error:
             if may_break_session(error):
-                self._cut_connection()
+                self._terminate_connection()
         self._notify_limiter.record_statement_end(selection, is_stored=True)
 
     def _log_notification_queue(self, queues: list[str], notified_count: int) -> None:
@@ -488,7 +489,7 @@ class _CallParts:
                 self._send_part,
                 get_row_id=id,
                 is_row_error=lambda _error: True,
-                row_by_row_batch_size_max=PART_ROW_BY_ROW_MAX,
+                row_by_row_batch_size_max=CALLS_SENT_ALONE_MAX,
             ),
             batch_size=BatchSize(math.isqrt(len(calls)), POOL_STATEMENT_TIMEOUT),
             skipped_rows=None,
@@ -500,8 +501,10 @@ class _CallParts:
 
     async def send(self) -> None:
         """Send all parts, and end all calls."""
-        if not await self._sender.send_all_due_rows(timeout=PARTS_TIMEOUT):
-            self._give_up(TimeoutError(f"the job was not inserted within {PARTS_TIMEOUT:g} s"))
+        if not await self._sender.send_all_due_rows(timeout=SPLIT_STATEMENT_TIMEOUT):
+            self._give_up(
+                TimeoutError(f"the job was not inserted within {SPLIT_STATEMENT_TIMEOUT:g} s")
+            )
 
     async def _send_part(self, calls: list[InsertCall]) -> None:
         try:

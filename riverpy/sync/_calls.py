@@ -160,7 +160,7 @@ class _BlockingInserter(Inserter):
         # Middleware must not wait. If it waits after `do_inner`, an error rolls back this
         # transaction or savepoint.
         async with self._open_transaction(tx) as connection:
-            return await self._insert_with_hooks(jobs, all_plugins, send_in_savepoint)
+            return await self._send_inside_hooks(jobs, all_plugins, send_in_savepoint)
 
     async def _send_on_pool(
         self, rows: list[InsertRow], to_notify: QueuesToNotify, send: SendRows[T]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from riverpy._calls.base import ClientMethods
 from riverpy._calls.waits import WAIT_TIMEOUT_DEFAULT, check_job_ids, check_wait_timeout
 from riverpy._insert.errors import translate_insert_errors
-from riverpy._insert.recorder import refuse_in_recording
+from riverpy._insert.recorder import expect_no_recorder
 from riverpy._postgres.damaged_jobs import make_damaged_jobs_error, read_jobs_in_parts
 from riverpy._postgres.driver import (
     DATABASE_ERRORS,
@@ -72,7 +72,7 @@ class BlockingWaits(ClientMethods):
     ) -> JobRow:
         """Insert a job and wait for it, as `riverpy.Client.insert_and_wait`."""
         seconds, began_at = check_wait_timeout(timeout), time.monotonic()
-        refuse_in_recording("insert_and_wait")
+        expect_no_recorder("insert_and_wait")
         self.expect_no_open_transaction()
         inserted = await self.insert(args, opts, tx=None)
         return (await self._poll_until_ended([inserted.job.id], seconds, began_at))[0]

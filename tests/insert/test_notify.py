@@ -190,19 +190,21 @@ def test_limiter_size_is_limited() -> None:
     assert len(limiter._selected_at_by_queue) <= 1001
 
 
-@pytest.mark.parametrize(("opts", "is_lone"), [(None, False), (None, True), (BY_ARGS, False)])
+@pytest.mark.parametrize(("opts", "is_direct"), [(None, False), (None, True), (BY_ARGS, False)])
 async def test_a_late_commit_is_notified(
     schema: Schema,
     heard: Heard,
     monkeypatch: pytest.MonkeyPatch,
     opts: InsertOpts | None,
-    is_lone: bool,
+    is_direct: bool,
 ) -> None:
     """If a statement without a notification commits too late for the claim that follows the last
     notification, a notification follows: after a moment, or when the client closes. This is true
     with a shared statement and without one."""
     clock = FixedClock()
-    monkeypatch.setattr(shared_statement, "STATEMENTS_BEFORE_LONE_CALLS", 0 if is_lone else 10)
+    monkeypatch.setattr(
+        shared_statement, "SINGLE_CALL_STATEMENTS_BEFORE_DIRECT_CALL", 0 if is_direct else 10
+    )
     async with Client(schema.url, config=Config(schema=schema.name)) as client:
         client._inserter._notify_limiter._clock = clock
         await client.insert(Data(n=0))

@@ -34,7 +34,7 @@ BACKENDS = (
 def sender(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The task that sends a call which comes alone: the task of all calls, or its caller's."""
     if request.param == "caller":
-        monkeypatch.setattr(shared_statement, "STATEMENTS_BEFORE_LONE_CALLS", 0)
+        monkeypatch.setattr(shared_statement, "SINGLE_CALL_STATEMENTS_BEFORE_DIRECT_CALL", 0)
     return request.param
 
 
@@ -129,7 +129,7 @@ async def test_callers_of_one_moment_share_again(
 ) -> None:
     """After calls that came one at a time, the first of several calls is sent alone. From then on
     calls of one moment share a statement."""
-    monkeypatch.setattr(shared_statement, "STATEMENTS_BEFORE_LONE_CALLS", 2)
+    monkeypatch.setattr(shared_statement, "SINGLE_CALL_STATEMENTS_BEFORE_DIRECT_CALL", 2)
     async with inserting(schema) as client:
         for count in (1, 1, 1, 2, 2, 2, 1, 1, 1, 4, 4, 4, 4):
             await asyncio.gather(*(client.insert(Data(n=number)) for number in range(count)))
@@ -216,7 +216,7 @@ async def test_a_lost_connection(schema: Schema) -> None:
         sender = client._inserter._shared_sender
         assert sender is not None
         with anyio.fail_after(10):
-            while sender._get_connection() is not None:
+            while sender._get_open_connection() is not None:
                 await anyio.sleep(0.002)
         await client.insert(Data(n=5))  # over a new connection
     assert await stored(schema) == [1, 2, 3, 4, 5]
@@ -490,7 +490,7 @@ async def test_a_connection_that_was_idle_for_long(
         (first,) = await schema.fetch(BACKENDS, NAME, "")
         await client.insert(Data(n=1))
         assert await schema.fetch(BACKENDS, NAME, "") == [first]
-        monkeypatch.setattr(shared_statement, "IDLE_SECONDS_MAX", 0)
+        monkeypatch.setattr(shared_statement, "CONNECTION_IDLE_SECONDS_MAX", 0)
         await client.insert(Data(n=2))
         monkeypatch.undo()
         with anyio.fail_after(10):

@@ -98,7 +98,7 @@ async def test_a_lone_insert_makes_no_span(
 ) -> None:
     """A statement of an insert that is sent in the task of its caller has no span, and the code
     after it has its spans."""
-    monkeypatch.setattr(shared_statement, "STATEMENTS_BEFORE_LONE_CALLS", 0)
+    monkeypatch.setattr(shared_statement, "SINGLE_CALL_STATEMENTS_BEFORE_DIRECT_CALL", 0)
     exporter = InMemorySpanExporter()
     tracers.add_span_processor(SimpleSpanProcessor(exporter))
     config = riverpy.Config(schema=schema.name)
