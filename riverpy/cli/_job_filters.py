@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import click
 import msgspec
 
-from riverpy.cli._types import NAME, IntegerType, ParsedType
+from riverpy.cli._types import NONEMPTY_TEXT_TYPE, IntegerType, ParsedType
 from riverpy.job import JobState
 
 if TYPE_CHECKING:
@@ -32,17 +32,22 @@ def _parse_json_object(text: str) -> Mapping[str, object]:
 
 
 _FILTER_OPTIONS = (
-    ("kind", "kinds", NAME, "of this kind. An index serves this filter."),
+    ("kind", "kinds", NONEMPTY_TEXT_TYPE, "of this kind. An index serves this filter."),
     (
         "state",
         "states",
         click.Choice([*map(str, JobState)]),
         "in this state. An index serves this filter.",
     ),
-    ("queue", "queues", NAME, "in this queue."),
+    ("queue", "queues", NONEMPTY_TEXT_TYPE, "in this queue."),
     ("priority", "priorities", IntegerType(1, 4), "with this priority."),
-    ("tag", "tags_all", NAME, "with this tag. Repeated: with all of these tags."),
-    ("any-tag", "tags_any", NAME, "with this tag. Repeated: with at least one of these tags."),
+    ("tag", "tags_all", NONEMPTY_TEXT_TYPE, "with this tag. Repeated: with all of these tags."),
+    (
+        "any-tag",
+        "tags_any",
+        NONEMPTY_TEXT_TYPE,
+        "with this tag. Repeated: with at least one of these tags.",
+    ),
 )
 _METADATA_HELP = (
     "Only jobs whose metadata contain the keys and values of this JSON object. An index serves "
@@ -70,7 +75,9 @@ def job_filter_options(command: Callable[..., ResultT]) -> Callable[..., ResultT
         return command(*args, filters=cast("JobFilters", filters), **kwargs)
 
     decorated: Callable[..., ResultT] = call_with_filters
-    decorated = click.option("--error", type=NAME, metavar="TEXT", help=_ERROR_HELP)(decorated)
+    decorated = click.option("--error", type=NONEMPTY_TEXT_TYPE, metavar="TEXT", help=_ERROR_HELP)(
+        decorated
+    )
     decorated = click.option(
         "--metadata",
         type=ParsedType("object", _parse_json_object),

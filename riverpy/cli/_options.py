@@ -13,7 +13,7 @@ from riverpy.cli._embedded import find_running_dev_server
 from riverpy.cli._output import print_note
 from riverpy.cli._run import debug_option, get_debug_flag
 from riverpy.cli._settings import DATABASE_URL, DEBUG, SCHEMA, SettingsError, SettingSources
-from riverpy.cli._types import TEXT, IntegerType
+from riverpy.cli._types import TEXT_TYPE, IntegerType
 from riverpy.job import JobState
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def _make_filter_option(
     return click.option(f"--{name}", f"{name}s", type=value_type, multiple=True, help=text)
 
 
-kinds_option = _make_filter_option("kind", "of this kind", TEXT)
-queues_option = _make_filter_option("queue", "in this queue", TEXT)
+kinds_option = _make_filter_option("kind", "of this kind", TEXT_TYPE)
+queues_option = _make_filter_option("queue", "in this queue", TEXT_TYPE)
 states_option = _make_filter_option("state", "in this state", click.Choice([*map(str, JobState)]))
 limit_option = click.option(
     "--limit",

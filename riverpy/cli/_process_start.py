@@ -17,9 +17,9 @@ def main() -> None:
     stop_pipe, health_socket, number = map(int, sys.argv[1:4])
     with os.fdopen(stop_pipe, "rb", buffering=0, closefd=False) as pipe:
         sys.path[:] = json.loads(pipe.readline())
-    from riverpy.cli._supervision import start_supervision
+    from riverpy.cli._supervision import connect_to_supervisor
 
-    start_supervision(stop_pipe, health_socket, number)
+    connect_to_supervisor(stop_pipe, health_socket, number)
     import_module(sys.argv[4]).main(sys.argv[5:], prog_name="riverpy")
 
 

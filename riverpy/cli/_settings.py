@@ -33,10 +33,10 @@ from riverpy._duration import format_duration, parse_duration
 from riverpy._names import validate_client_id, validate_schema
 from riverpy._tools.health.http import Address
 from riverpy.cli._types import (
-    DOMAIN,
-    DURATION,
-    SIZE,
-    URL,
+    DOMAIN_NAME_TYPE,
+    DURATION_TYPE,
+    SIZE_TYPE,
+    URL_TYPE,
     IntegerType,
     ParsedType,
     format_queues,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CommandT = TypeVar("CommandT", bound="Callable[..., Any]")
 
-PROCESSES_MAX = 128
+WORKER_PROCESS_COUNT_MAX = 128
 """The maximum number of worker processes of one `riverpy worker`."""
 WEB_PASSWORD_VARIABLE = "RIVERPY_WEB_PASSWORD"  # noqa: S105 (the name of a variable)
 """The environment variable with the password of `riverpy web`."""
@@ -66,7 +66,7 @@ NON_OPTION_VARIABLES = ("RIVERPY_EMBEDDED_DIR", "RIVERPY_PG_BIN", WEB_PASSWORD_V
 """The environment variables of riverpy that set no option of a command."""
 TEST_VARIABLE_PREFIX = "RIVERPY_TEST_"
 """The prefix of the environment variables of riverpy's own tests."""
-PROGRAM_VALUES_KEY = "riverpy.program_values"
+PROGRAM_SETTINGS_KEY = "riverpy.program_settings"
 """A key of click's `Context.meta`. Its value has the settings that the calling program sets, such
 as `manage.py`: for the name of each setting, a `SettingValue`. They take precedence over the
 environment and the file."""
@@ -169,7 +169,7 @@ def _make_boolean_setting(name: str, default: str, help_text: str) -> Setting[bo
 
 DATABASE_URL = Setting(
     "database-url",
-    URL,
+    URL_TYPE,
     "URL of the database, such as postgres://user@host/name. Default: RIVERPY_DATABASE_URL,"
     " DATABASE_URL, PGHOST and related variables, or the file.",
     metavar="URL",
@@ -202,7 +202,7 @@ KNOWN_KINDS_ONLY = _make_boolean_setting(
 )
 SOFT_STOP = Setting(
     "soft-stop",
-    DURATION,
+    DURATION_TYPE,
     "How long running jobs may continue after a stop. Default: the client's, else 30s.",
     metavar="DURATION",
     default="the client's, else 30s",
@@ -218,7 +218,7 @@ MAX_PROCESSES = Setting(
 )
 PROCESSES = Setting(
     "processes",
-    IntegerType(1, PROCESSES_MAX),
+    IntegerType(1, WORKER_PROCESS_COUNT_MAX),
     "How many worker processes this command starts and supervises. Each one works all queues, with"
     " its own slots and connections. Not on Windows. Default: 1, this process.",
     metavar="NUMBER",
@@ -241,7 +241,7 @@ MAX_AGE = Setting(
 )
 MAX_RSS = Setting(
     "max-rss",
-    SIZE,
+    SIZE_TYPE,
     "Stop when the process uses about this much memory (such as 512MiB or 2G), as at SIGTERM, and"
     " exit with 10. Only on Linux. Default: no limit.",
     metavar="SIZE",
@@ -255,7 +255,7 @@ CANDIDATE = _make_boolean_setting(
 )
 LEADER_DOMAIN = Setting(
     "leader-domain",
-    DOMAIN,
+    DOMAIN_NAME_TYPE,
     "Claim the queues for this leader domain, which has its own leader. Default: the client's, else"
     " `default`.",
     metavar="NAME",
@@ -396,7 +396,7 @@ class SettingSources:
             )
         context = click.get_current_context(silent=True)
         if context is not None and (
-            given := context.find_root().meta.get(PROGRAM_VALUES_KEY, {}).get(setting.name)
+            given := context.find_root().meta.get(PROGRAM_SETTINGS_KEY, {}).get(setting.name)
         ):
             return given
         variables = [setting.environment_variable]
@@ -415,7 +415,7 @@ class SettingSources:
             return SettingValue(_parse_value(setting, url, source), source)
         if setting.name in self._file_settings:
             source = f"{self._file_path}: {setting.name}"
-            text = _toml_value_as_text(setting, self._file_settings[setting.name], source)
+            text = _toml_value_to_text(setting, self._file_settings[setting.name], source)
             return SettingValue(_parse_value(setting, text, source), str(self._file_path))
         return SettingValue()
 
@@ -427,7 +427,7 @@ def _parse_value(setting: Setting[T], text: str, source: str) -> T:
         raise SettingsError(f"{source}: {error.message}") from None
 
 
-def _toml_value_as_text(setting: Setting[Any], value: object, source: str) -> str:
+def _toml_value_to_text(setting: Setting[Any], value: object, source: str) -> str:
     """Convert a value of the settings file to the text that an environment variable would have."""
     expected = "text in quotes"
     if setting.type is click.BOOL:

@@ -70,25 +70,27 @@ _replaced_handlers: dict[signal.Signals, Any] = {}
 """The signal handlers that this module has replaced."""
 
 
-class StoppedBeforeStart(BaseException):
+class StoppedBeforeStartError(BaseException):
     """A signal to stop arrived before the worker had started."""
 
 
-def _raise_stopped(_number: int, _frame: types.FrameType | None) -> NoReturn:
-    raise StoppedBeforeStart
+def _raise_stopped_before_start(_number: int, _frame: types.FrameType | None) -> NoReturn:
+    raise StoppedBeforeStartError
 
 
 @contextmanager
 def raise_on_stop_signals() -> Generator[None]:
-    """Make signals raise StoppedBeforeStart until `StopSignalHandler` handles them."""
+    """Make signals raise StoppedBeforeStartError until `StopSignalHandler` handles them."""
     for number in filter(_should_stop_worker, STOP_SIGNALS):
         # None means a handler of C code, which Python cannot restore.
-        _replaced_handlers[number] = signal.signal(number, _raise_stopped) or signal.SIG_DFL
+        _replaced_handlers[number] = (
+            signal.signal(number, _raise_stopped_before_start) or signal.SIG_DFL
+        )
     try:
         yield
     finally:
         for number, before in list(_replaced_handlers.items()):
-            if signal.getsignal(number) is _raise_stopped:
+            if signal.getsignal(number) is _raise_stopped_before_start:
                 signal.signal(number, before)
                 del _replaced_handlers[number]
 
@@ -105,7 +107,7 @@ def _should_stop_worker(signal_number: int, *own_handlers: Callable[..., object]
     handler = signal.getsignal(signal_number)
     if handler == signal.SIG_IGN:
         return signal_number != _SIGHUP
-    return handler in (signal.SIG_DFL, None, _raise_stopped, *own_handlers)
+    return handler in (signal.SIG_DFL, None, _raise_stopped_before_start, *own_handlers)
 
 
 def _can_start_hard_stop(signal_number: int) -> bool:

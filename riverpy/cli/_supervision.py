@@ -1,4 +1,4 @@
-"""Supervision: connects a worker process with the supervisor that started it.
+"""SupervisorConnection: connects a worker process with the supervisor that started it.
 
 The supervisor writes its requests to stop into a pipe. A thread reads the pipe, because a job may
 block the event loop. When the supervisor ends, also after `kill -9`, the pipe is closed, and the
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_supervision: Supervision | None = None
+_supervisor_connection: SupervisorConnection | None = None
 
 
-class Supervision:
-    """The supervisor of this process.
+class SupervisorConnection:
+    """The connection of this process to its supervisor.
 
     Args:
         stop_pipe: the descriptor of the pipe with requests to stop.
@@ -44,13 +44,13 @@ class Supervision:
         self.hard_stop: Callable[[], object] = _terminate_this_process
         """Called in a thread. It starts a hard stop, unless a hard stop has started."""
         threading.Thread(
-            target=self._read_requests,
+            target=self._read_stop_requests,
             args=(stop_pipe, HARD_STOP_MESSAGE),
             name="riverpy supervision",
             daemon=True,
         ).start()
 
-    def _read_requests(self, stop_pipe: int, hard_stop_message: bytes) -> None:
+    def _read_stop_requests(self, stop_pipe: int, hard_stop_message: bytes) -> None:
         while message := os.read(stop_pipe, 1):
             if message == hard_stop_message:
                 self.hard_stop()
@@ -59,15 +59,16 @@ class Supervision:
         self.soft_stop()  # the supervisor has ended
 
 
-def start_supervision(stop_pipe: int, health_socket: int, number: int) -> None:
-    """Let the supervisor stop this process from now on. See Supervision for the arguments."""
-    global _supervision
-    _supervision = Supervision(stop_pipe, health_socket, number)
+def connect_to_supervisor(stop_pipe: int, health_socket: int, number: int) -> None:
+    """Let the supervisor stop this process from now on. See SupervisorConnection for the
+    arguments."""
+    global _supervisor_connection
+    _supervisor_connection = SupervisorConnection(stop_pipe, health_socket, number)
 
 
-def get_supervision() -> Supervision | None:
-    """Return the supervisor of this process; None: it has none."""
-    return _supervision
+def get_supervisor_connection() -> SupervisorConnection | None:
+    """Return the connection to the supervisor. None: this process has no supervisor."""
+    return _supervisor_connection
 
 
 def _terminate_this_process() -> None:

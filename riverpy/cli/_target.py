@@ -38,7 +38,8 @@ class TargetError(click.UsageError):
 
 
 class ClientTarget(NamedTuple):
-    """An imported object: a client, or a function or context manager that gives a client."""
+    """An imported object: a client, a function that returns one, or a context manager that yields
+    one."""
 
     import_path: str
     """The text MODULE:ATTR of the command line, for messages."""
@@ -86,7 +87,7 @@ async def open_client(target: ClientTarget) -> AsyncGenerator[Client]:
             except Exception as error:
                 _raise_user_code_error(f"entering {spec}", error)
         if not isinstance(value, Client):
-            text = f"{spec} {verb} {_type_with_article(value)}, not a riverpy.Client"
+            text = f"{spec} {verb} {_describe_type(value)}, not a riverpy.Client"
             raise TargetError(text + _make_client_hint(spec))
         yield value
 
@@ -98,7 +99,7 @@ async def _call_client_factory(import_path: str, imported_object: object) -> obj
         )
     if not _can_call_without_arguments(imported_object):
         raise TargetError(
-            f"{import_path} is {_type_with_article(imported_object)}: give a riverpy.Client, a "
+            f"{import_path} is {_describe_type(imported_object)}: give a riverpy.Client, a "
             "function without arguments that returns one, or an async context manager that yields "
             "one" + _make_client_hint(import_path)
         )
@@ -132,7 +133,9 @@ def _make_client_hint(import_path: str) -> str:
 
 
 def _find_client_names(module: ModuleType) -> list[str]:
-    return [name for name in _public_names(module) if isinstance(getattr(module, name), Client)]
+    return [
+        name for name in _list_public_names(module) if isinstance(getattr(module, name), Client)
+    ]
 
 
 def _import_module(name: str) -> ModuleType:
@@ -164,7 +167,7 @@ def _get_attribute(module: ModuleType, attribute_path: str) -> object:
         except AttributeError:
             from difflib import get_close_matches
 
-            near = get_close_matches(attribute_path, _public_names(module), n=1)
+            near = get_close_matches(attribute_path, _list_public_names(module), n=1)
             raise TargetError(
                 f"module {module.__name__} has no {attribute_path!r}"
                 + (f"; did you mean {near[0]!r}?" if near else f"; {_describe_module(module)}")
@@ -199,16 +202,16 @@ def _describe_module(module: ModuleType) -> str:
         return f"give {targets}"
     functions = [
         name
-        for name in _public_names(module)
+        for name in _list_public_names(module)
         if inspect.isfunction(value := getattr(module, name))
         and value.__module__ == module.__name__
     ]
     if functions:
         return f"it has no client, but the functions {', '.join(functions[:10])}"
-    return f"it has {', '.join(_public_names(module)[:10]) or 'nothing'}"
+    return f"it has {', '.join(_list_public_names(module)[:10]) or 'nothing'}"
 
 
-def _public_names(module: ModuleType) -> list[str]:
+def _list_public_names(module: ModuleType) -> list[str]:
     return [name for name in vars(module) if not name.startswith("_")]
 
 
@@ -220,7 +223,7 @@ def _find_local_module_names() -> list[str]:
     ]
 
 
-def _type_with_article(value: object) -> str:
+def _describe_type(value: object) -> str:
     name = type(value).__name__
     if value is None:
         return "None"

@@ -67,14 +67,16 @@ def parse_queue_names(text: str) -> tuple[str, ...]:
     return names
 
 
-_SIZE = re.compile(r"(?P<number>[0-9]{1,9}(\.[0-9]{1,3})?)(?P<unit>[KMGT])(i?B|i)?", re.IGNORECASE)
+_SIZE_PATTERN = re.compile(
+    r"(?P<number>[0-9]{1,9}(\.[0-9]{1,3})?)(?P<unit>[KMGT])(i?B|i)?", re.IGNORECASE
+)
 _BYTES_BY_UNIT = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
 
 def parse_size(text: str) -> int:
     """Parse a size in memory from a text like `512MiB`, `2G` or `1.5GB`. Return bytes, rounded to
     1,024. A unit is a power of 1,024, as for systemd and PostgreSQL, also without its `i`."""
-    match = _SIZE.fullmatch(text.strip())
+    match = _SIZE_PATTERN.fullmatch(text.strip())
     if match is None:
         raise ValueError(
             f"{text!r} is not a size: use a number with a unit (K, M, G or T, powers of 1024), as "
@@ -96,6 +98,8 @@ def format_size(size: int) -> str:
 
 
 class NumberType(click.FloatRange):
+    """A number within limits. NaN is refused."""
+
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
@@ -158,12 +162,12 @@ def _validate_nonempty_text(text: str) -> None:
         raise ValueError("the text must not be empty")
 
 
-TEXT = make_validated_type("text", _validate_utf8_text)
-NAME = make_validated_type("text", _validate_nonempty_text)
-QUEUE = make_validated_type("queue", validate_queue)
-DOMAIN = make_validated_type("domain", validate_domain)
-LEASE = make_validated_type("lease", validate_lease_name)
-URL = make_validated_type("url", validate_url)
-DURATION = ParsedType("duration", parse_duration)
-SIZE = ParsedType("size", parse_size)
-TIMESTAMP = ParsedType("time", parse_timestamp)
+TEXT_TYPE = make_validated_type("text", _validate_utf8_text)
+NONEMPTY_TEXT_TYPE = make_validated_type("text", _validate_nonempty_text)
+QUEUE_NAME_TYPE = make_validated_type("queue", validate_queue)
+DOMAIN_NAME_TYPE = make_validated_type("domain", validate_domain)
+LEASE_NAME_TYPE = make_validated_type("lease", validate_lease_name)
+URL_TYPE = make_validated_type("url", validate_url)
+DURATION_TYPE = ParsedType("duration", parse_duration)
+SIZE_TYPE = ParsedType("size", parse_size)
+TIMESTAMP_TYPE = ParsedType("time", parse_timestamp)

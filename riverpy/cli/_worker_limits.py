@@ -37,7 +37,7 @@ LIMIT_CHECK_INTERVAL = 0.5
 MEMORY_FILE = Path("/proc/self/statm")
 """Linux writes the memory use of this process into this file, in pages. The second number is the
 resident memory."""
-_SIZE_STEP_BYTES = 1024**2
+_SIZE_ROUNDING_BYTES = 1024**2
 """Sizes in the log are rounded to this step."""
 
 
@@ -89,7 +89,7 @@ class WorkerLimits:
                     "this system does not have; use max-jobs or max-age"
                 )
             maximum = add_jitter(size)
-            self._limits.append(_Limit("max-rss", maximum, _read_memory_size, _format_bytes))
+            self._limits.append(_Limit("max-rss", maximum, _read_memory_bytes, _format_bytes))
 
     def check_memory_before_start(self) -> None:
         """Raise SettingsError if the process already uses the memory at which it may stop.
@@ -122,14 +122,14 @@ class WorkerLimits:
     async def _wait_for_limit(self, client: Client, stop: Callable[[], object]) -> None:
         while True:
             await anyio.sleep(LIMIT_CHECK_INTERVAL)
-            if self._has_reached_limit(client.stats()):
+            if self._check_limits(client.stats()):
                 self.is_reached = True
                 stop()
                 return
 
-    def _has_reached_limit(self, stats: ClientStats) -> bool:
-        """Whether a limit is reached. If so, log the limit. A client that stops for another reason
-        reaches no limit."""
+    def _check_limits(self, stats: ClientStats) -> bool:
+        """Return whether a limit is reached, and log that limit. A client that stops for another
+        reason reaches no limit."""
         if stats.state != "working":
             return False
         for limit in self._limits:
@@ -164,12 +164,8 @@ def _count_ended_attempts(stats: ClientStats) -> float:
     )
 
 
-def _read_memory_size(_stats: ClientStats) -> float:
-    return _read_memory_bytes()
-
-
-def _read_memory_bytes() -> int:
-    """Return the resident memory of this process."""
+def _read_memory_bytes(_stats: ClientStats | None = None) -> int:
+    """Return the resident memory of this process. It does not depend on the stats."""
     return int(MEMORY_FILE.read_bytes().split()[1]) * mmap.PAGESIZE
 
 
@@ -182,4 +178,4 @@ def _format_seconds(seconds: float) -> str:
 
 
 def _format_bytes(size: float) -> str:
-    return format_size(round(size / _SIZE_STEP_BYTES) * _SIZE_STEP_BYTES)
+    return format_size(round(size / _SIZE_ROUNDING_BYTES) * _SIZE_ROUNDING_BYTES)

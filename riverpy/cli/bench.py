@@ -14,7 +14,7 @@ from riverpy.cli._types import IntegerType, NumberType
 from riverpy.config import MAX_WORKERS_MAX
 from riverpy.migrate import migrate_all
 
-POSTGRES_NAME = "bench"
+EMBEDDED_SERVER_NAME = "bench"
 """The name of the embedded server, which is only used for measurements."""
 
 _EPILOG = f"""\b
@@ -84,7 +84,7 @@ def bench(
     if embedded:
         if database.url_source == "--database-url":
             raise click.UsageError("--embedded and --database-url exclude each other")
-        with get_embedded_server(POSTGRES_NAME) as url:
+        with get_embedded_server(EMBEDDED_SERVER_NAME) as url:
             run_async(migrate_all, url)
             measurement = run_async(_run_bench, url, None, load, True)
     elif database.url is None:

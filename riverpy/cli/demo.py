@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from riverpy.cli._options import DatabaseSettings
     from riverpy.events import Event
 
-POSTGRES_NAME = "demo"
+EMBEDDED_SERVER_NAME = "demo"
 """The name of the embedded server."""
 PRINTED_PROBLEMS_MAX = 10
-_WORD_BY_KIND = {
+_WORD_BY_EVENT_KIND = {
     EventKind.JOB_COMPLETED: "completed",
     EventKind.JOB_FAILED: "failed attempts",
     EventKind.JOB_SNOOZED: "snoozed",
@@ -120,7 +120,10 @@ def demo(
             f"there is no file to read below {files.directory}", param_hint="--dir"
         )
     with ExitStack() as stack:
-        url = database.url or start_embedded_server(stack, POSTGRES_NAME, f"riverpy {VERSION}").url
+        url = (
+            database.url
+            or start_embedded_server(stack, EMBEDDED_SERVER_NAME, f"riverpy {VERSION}").url
+        )
         result = run_async(_run_demo, url, database.schema, files, limit)
         for reason in result.read_errors[:PRINTED_PROBLEMS_MAX]:
             print_note(f"skipped {reason}")
@@ -132,7 +135,7 @@ def demo(
             shown_url = None if database.url is None else mask_passwords(database.url)
             _print_next_commands(result, shown_url)
         _print_problems(result)
-        if web or (web is None and not as_json and _should_serve_by_default()):
+        if web or (web is None and not as_json and _should_serve_dashboard()):
             _serve_dashboard(url, result.schema)
     sys.exit(0 if result.is_ok else EXIT_FAILURE)
 
@@ -149,7 +152,7 @@ async def _run_demo(url: str, schema: str | None, files: FileScan, limit: int | 
         progress.print_final_counts()
 
 
-def _should_serve_by_default() -> bool:
+def _should_serve_dashboard() -> bool:
     """Return whether the command runs on a terminal, with the packages of the dashboard."""
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty() and not os.environ.get("CI")
     return is_terminal and all(find_spec(name) for name in ("jinja2", "starlette", "uvicorn"))
@@ -195,7 +198,9 @@ class _ProgressPrinter:
 
     def _print_counts(self) -> None:
         self._last_print_at = time.monotonic()
-        text = ", ".join(f"{self._counts[kind]:,} {word}" for kind, word in _WORD_BY_KIND.items())
+        text = ", ".join(
+            f"{self._counts[kind]:,} {word}" for kind, word in _WORD_BY_EVENT_KIND.items()
+        )
         if self._is_terminal:
             click.echo(f"\r\x1b[K{text}", err=True, nl=False)
         else:
@@ -235,14 +240,16 @@ def _print_result_tables(result: DemoResult, *, unread_count: int) -> None:
 
 def _print_next_commands(result: DemoResult, url: str | None) -> None:
     riverpy = find_riverpy_command()
-    database = f'"$({riverpy} db start {POSTGRES_NAME})"' if url is None else shlex.quote(url)
+    database = (
+        f'"$({riverpy} db start {EMBEDDED_SERVER_NAME})"' if url is None else shlex.quote(url)
+    )
     options = f"--database-url {database} --schema {result.schema}"
     click.echo("\nLook at the jobs, which the next demo deletes:")
     click.echo(f"  {riverpy} web {options}")
     click.echo(f"  {riverpy} job list {options}")
     click.echo(f"  {riverpy} job list --state cancelled {options}")
     if url is None:
-        click.echo(f"  {riverpy} db psql {POSTGRES_NAME}")
+        click.echo(f"  {riverpy} db psql {EMBEDDED_SERVER_NAME}")
 
 
 def _print_problems(result: DemoResult) -> None:

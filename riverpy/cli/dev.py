@@ -103,7 +103,7 @@ def dev(
         raise CommandError("riverpy dev runs on Linux and macOS")
     _check_options(worker_options, reload=reload)
     if web or web_port is not None:
-        web_port = _check_port_of_dashboard(web_port)
+        web_port = _choose_dashboard_port(web_port)
     signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
     sources = SettingSources()
     stop = sources.find_value(_settings.SOFT_STOP, soft_stop).or_none() or SOFT_STOP_TIMEOUT_DEFAULT
@@ -118,7 +118,7 @@ def dev(
     if web_arguments is not None and database.schema is not None:
         web_arguments += ["--schema", database.schema]
     with ExitStack() as stack:
-        url = database.url or _start_embedded_server(stack)
+        url = database.url or _start_dev_server(stack)
         if database.url is not None:
             print_note(
                 f"riverpy dev: using {url_for_display(url)} from {database.url_source}, "
@@ -151,7 +151,7 @@ def _check_options(worker_options: tuple[str, ...], *, reload: bool) -> None:
         )
 
 
-def _check_port_of_dashboard(port: int | None) -> int:
+def _choose_dashboard_port(port: int | None) -> int:
     """Return the port of the dashboard. Raise CommandError if another process uses it."""
     expect_web_packages("riverpy dev --web")
     port = DASHBOARD_PORT_DEFAULT if port is None else port
@@ -159,7 +159,7 @@ def _check_port_of_dashboard(port: int | None) -> int:
     return port
 
 
-def _start_embedded_server(stack: ExitStack) -> str:
+def _start_dev_server(stack: ExitStack) -> str:
     server = start_embedded_server(stack, make_dev_server_name(Path.cwd()), "riverpy dev")
     server.pass_on()  # if this process is killed, the worker can still release its jobs
     return server.url

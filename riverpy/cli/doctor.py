@@ -30,7 +30,7 @@ from riverpy.cli._run import (
     text_to_one_line,
 )
 from riverpy.cli._target import load_client_target, open_client
-from riverpy.cli._types import DURATION, URL
+from riverpy.cli._types import DURATION_TYPE, URL_TYPE
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -49,26 +49,26 @@ _TEXT_WIDTH_MIN = 20
 @click.option(
     "--listen-url",
     metavar="URL",
-    type=URL,
+    type=URL_TYPE,
     help="URL on which clients listen, if it is not the database URL. It is tested too.",
 )
 @click.option(
     "--stuck-after",
-    type=DURATION,
+    type=DURATION_TYPE,
     default=format_duration(STUCK_JOB_AGE_DEFAULT),
     show_default=True,
     help="Report jobs that have run for longer.",
 )
 @click.option(
     "--max-lag",
-    type=DURATION,
+    type=DURATION_TYPE,
     default=format_duration(QUEUE_LAG_MAX_DEFAULT),
     show_default=True,
     help="Report queues with a job that has waited for longer.",
 )
 @click.option(
     "--max-lag-age",
-    type=DURATION,
+    type=DURATION_TYPE,
     default=format_duration(LEASE_LAG_AGE_MAX_DEFAULT),
     show_default=True,
     help="Report leases whose holder has not handled an item for longer.",
@@ -103,7 +103,7 @@ def doctor(
         stuck_after,
         max_lag,
         max_lag_age,
-        None if target is None else run_async(_describe_program, load_client_target(target)),
+        None if target is None else run_async(_make_worker_program, load_client_target(target)),
     )
     findings: list[Finding] = []
 
@@ -124,7 +124,7 @@ def doctor(
     raise click.exceptions.Exit(_EXIT_CODE_BY_LEVEL[level])
 
 
-async def _describe_program(target: ClientTarget) -> WorkerProgram:
+async def _make_worker_program(target: ClientTarget) -> WorkerProgram:
     async with open_client(target) as client:
         kinds, queues = frozenset(client.workers or ()), frozenset(client.queues)
         return WorkerProgram(target.import_path, kinds, queues)

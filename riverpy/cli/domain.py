@@ -26,7 +26,7 @@ from riverpy.cli._connected import open_connection, wait_for_statement
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, make_printable, print_json, print_table, print_text
 from riverpy.cli._run import CommandError, run_async
-from riverpy.cli._types import DOMAIN, QUEUE
+from riverpy.cli._types import DOMAIN_NAME_TYPE, QUEUE_NAME_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,8 +105,10 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
 
 
 @domain.command
-@click.argument("queue", type=QUEUE)
-@click.option("--to", metavar="DOMAIN", required=True, type=DOMAIN, help="Name of the new domain.")
+@click.argument("queue", type=QUEUE_NAME_TYPE)
+@click.option(
+    "--to", metavar="DOMAIN", required=True, type=DOMAIN_NAME_TYPE, help="Name of the new domain."
+)
 @json_option
 @database_options
 def move(database: DatabaseSettings, *, queue: str, to: str, as_json: bool) -> None:
@@ -136,13 +138,13 @@ def move(database: DatabaseSettings, *, queue: str, to: str, as_json: bool) -> N
 
 
 @domain.command
-@click.argument("queue", type=QUEUE)
+@click.argument("queue", type=QUEUE_NAME_TYPE)
 @click.option(
     "--domain",
     "to",
     metavar="DOMAIN",
     required=True,
-    type=DOMAIN,
+    type=DOMAIN_NAME_TYPE,
     help="Name of the new domain.",
 )
 @click.option(

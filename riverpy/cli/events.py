@@ -28,7 +28,7 @@ from riverpy.cli._connected import open_connection
 from riverpy.cli._options import database_options, kinds_option, queues_option, states_option
 from riverpy.cli._output import make_printable, print_note, redirect_stdout_to_devnull
 from riverpy.cli._run import CommandError, error_to_one_line, run_async
-from riverpy.cli._types import TEXT, IntegerType, ParsedType
+from riverpy.cli._types import TEXT_TYPE, IntegerType, ParsedType
 from riverpy.client import Client
 from riverpy.config import Config
 from riverpy.events import EventKind, FleetEventKind, LeaseEventKind
@@ -73,7 +73,7 @@ _CONNECTION_END_ERRORS = (anyio.IncompleteRead, anyio.BrokenResourceError)
 @click.option(
     "--lease",
     "leases",
-    type=TEXT,
+    type=TEXT_TYPE,
     multiple=True,
     help="Show only events of this lease, singleton or leader domain. Can be repeated.",
 )

@@ -22,7 +22,7 @@ from riverpy.cli._connected import open_connection, wait_for_statement
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import make_printable, print_json, print_text
 from riverpy.cli._run import EXIT_NOT_READY, error_to_one_line, print_traceback_if_debug, run_async
-from riverpy.cli._types import DURATION, ParsedType
+from riverpy.cli._types import DURATION_TYPE, ParsedType
 from riverpy.errors import DatabaseError, SchemaMissingError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ Exit codes:
 )
 @click.option(
     "--max-lag",
-    type=DURATION,
+    type=DURATION_TYPE,
     help="How long a job may wait after it is due, and how long there may be no leader. Default: "
     "60s; with --url: not checked.",
 )

@@ -14,7 +14,14 @@ from riverpy.cli._job_output import job_to_json_object, print_job
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json
 from riverpy.cli._run import run_async
-from riverpy.cli._types import DURATION, NAME, TEXT, TIMESTAMP, IntegerType, ParsedType
+from riverpy.cli._types import (
+    DURATION_TYPE,
+    NONEMPTY_TEXT_TYPE,
+    TEXT_TYPE,
+    TIMESTAMP_TYPE,
+    IntegerType,
+    ParsedType,
+)
 from riverpy.client import Client
 from riverpy.config import Config
 from riverpy.insert_opts import MAX_ATTEMPTS_MAX, PRIORITY_MAX, InsertOpts, ReplaceOpts, UniqueOpts
@@ -48,13 +55,19 @@ def _parse_states(text: str) -> list[JobState]:
 
 
 @click.command
-@click.argument("kind", type=NAME)
-@click.argument("args", type=TEXT, default="{}", metavar="[ARGS-JSON|-]")
-@click.option("--queue", type=NAME, metavar="NAME", help="Queue of the job. Default: default.")
+@click.argument("kind", type=NONEMPTY_TEXT_TYPE)
+@click.argument("args", type=TEXT_TYPE, default="{}", metavar="[ARGS-JSON|-]")
 @click.option(
-    "--at", type=TIMESTAMP, help="Time from which the job may run, such as 2026-01-31T18:00:00Z."
+    "--queue", type=NONEMPTY_TEXT_TYPE, metavar="NAME", help="Queue of the job. Default: default."
 )
-@click.option("--in", "delay", type=DURATION, help="Delay until the job may run, such as 1h30m.")
+@click.option(
+    "--at",
+    type=TIMESTAMP_TYPE,
+    help="Time from which the job may run, such as 2026-01-31T18:00:00Z.",
+)
+@click.option(
+    "--in", "delay", type=DURATION_TYPE, help="Delay until the job may run, such as 1h30m."
+)
 @click.option(
     "--priority",
     type=IntegerType(1, PRIORITY_MAX),
@@ -68,7 +81,7 @@ def _parse_states(text: str) -> list[JobState]:
 )
 @click.option(
     "--metadata",
-    type=TEXT,
+    type=TEXT_TYPE,
     metavar="JSON",
     help="Metadata of the job, as a JSON object. Default: {}.",
 )
@@ -90,7 +103,7 @@ def _parse_states(text: str) -> list[JobState]:
 @click.option(
     "--unique-by-period",
     "by_period",
-    type=DURATION,
+    type=DURATION_TYPE,
     help="Make the job unique: compare the period, such as 1h.",
 )
 @click.option(
@@ -117,13 +130,13 @@ def _parse_states(text: str) -> list[JobState]:
 @click.option(
     "--replace-max-wait",
     "max_wait",
-    type=DURATION,
+    type=DURATION_TYPE,
     help="With --replace: the longest time from the creation of the job to its new time, such as "
     "1m.",
 )
 @click.option(
     "--expires-in",
-    type=DURATION,
+    type=DURATION_TYPE,
     help="Cancel the job if it has not started after this time, such as 10m.",
 )
 @json_option

@@ -21,7 +21,7 @@ from riverpy.cli._job_output import job_to_json_object, print_job, print_job_tab
 from riverpy.cli._options import database_options, json_option, limit_option
 from riverpy.cli._output import print_json, print_note
 from riverpy.cli._run import run_async, translate_to_command_errors
-from riverpy.cli._types import NAME, IntegerType
+from riverpy.cli._types import NONEMPTY_TEXT_TYPE, IntegerType
 from riverpy.client import Client
 from riverpy.config import Config
 from riverpy.job import JobState
@@ -108,7 +108,10 @@ def job() -> None:
 @click.option("--ascending", is_flag=True, help="The oldest first. Default: the newest first.")
 @limit_option
 @click.option(
-    "--after", type=NAME, metavar="CURSOR", help="Continue after the cursor of an earlier list."
+    "--after",
+    type=NONEMPTY_TEXT_TYPE,
+    metavar="CURSOR",
+    help="Continue after the cursor of an earlier list.",
 )
 @json_option
 @database_options

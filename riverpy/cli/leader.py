@@ -23,7 +23,7 @@ from riverpy.cli._connected import open_connection, wait_for_statement
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_table
 from riverpy.cli._run import EXIT_FAILURE, run_async
-from riverpy.cli._types import DOMAIN, DURATION
+from riverpy.cli._types import DOMAIN_NAME_TYPE, DURATION_TYPE
 from riverpy.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _domain_option = click.option(
     metavar="NAME",
     default=DEFAULT_DOMAIN,
     show_default=True,
-    type=DOMAIN,
+    type=DOMAIN_NAME_TYPE,
     help="Name of the leader domain.",
 )
 
@@ -124,7 +124,7 @@ def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
 @leader.command
 @click.option(
     "--wait",
-    type=DURATION,
+    type=DURATION_TYPE,
     default=format_duration(NEXT_LEADER_WAIT_DEFAULT),
     show_default=True,
     help="How long to wait for the next leader.",

@@ -33,7 +33,7 @@ from riverpy.cli._output import (
     print_text,
 )
 from riverpy.cli._run import EXIT_FAILURE, run_async
-from riverpy.cli._types import DURATION, LEASE
+from riverpy.cli._types import DURATION_TYPE, LEASE_NAME_TYPE
 from riverpy.errors import NotFoundError
 from riverpy.stats import LeaseLag
 
@@ -54,7 +54,7 @@ NEXT_HOLDER_WAIT = 2.0
 LEASE_READ_INTERVAL = 0.1
 """Seconds between two reads of the lease's row after the request to release it."""
 
-_name_argument = click.argument("name", metavar="NAME", type=LEASE)
+_name_argument = click.argument("name", metavar="NAME", type=LEASE_NAME_TYPE)
 
 
 class LeaseOutput(msgspec.Struct, frozen=True):
@@ -165,7 +165,7 @@ def show(database: DatabaseSettings, *, name: str, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option(
     "--wait",
-    type=DURATION,
+    type=DURATION_TYPE,
     default=format_duration(RELEASE_WAIT_DEFAULT),
     show_default=True,
     help="How long to wait until the holder's term has ended.",

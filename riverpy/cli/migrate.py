@@ -13,7 +13,7 @@ from riverpy._postgres.schema import MAIN_MIGRATION_LINE, list_migration_lines, 
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import print_json, print_note, print_table
 from riverpy.cli._run import EXIT_FAILURE, run_async
-from riverpy.cli._types import DURATION, IntegerType
+from riverpy.cli._types import DURATION_TYPE, IntegerType
 from riverpy.migrate import Direction, Migrator
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ def _add_migration_options(command: Callable[..., None]) -> Callable[..., None]:
         json_option,
         click.option(
             "--statement-timeout",
-            type=DURATION,
+            type=DURATION_TYPE,
             default="1m",
             show_default=True,
             help="How long one statement may run.",
         ),
         click.option(
             "--lock-timeout",
-            type=DURATION,
+            type=DURATION_TYPE,
             default="4s",
             show_default=True,
             help="How long a statement may wait for a lock of another transaction.",

@@ -14,7 +14,7 @@ from riverpy.cli._connected import open_connection
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_note, print_table
 from riverpy.cli._run import run_async
-from riverpy.cli._types import NAME, IntegerType
+from riverpy.cli._types import NONEMPTY_TEXT_TYPE, IntegerType
 from riverpy.schedules import CronSchedule, next_time, parse_schedule
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ ResultT = TypeVar("ResultT")
 NEXT_TIME_COUNT_DEFAULT = 5
 NEXT_TIME_COUNT_MAX = 1000
 
-_periodic_job_id_argument = click.argument("job_id", metavar="ID", type=NAME)
+_periodic_job_id_argument = click.argument("job_id", metavar="ID", type=NONEMPTY_TEXT_TYPE)
 
 
 @click.group

@@ -11,7 +11,7 @@ from riverpy.cli._connected import open_connection, wait_for_statement
 from riverpy.cli._options import database_options, json_option, limit_option
 from riverpy.cli._output import format_time, print_json, print_note, print_table
 from riverpy.cli._run import run_async
-from riverpy.cli._types import NAME
+from riverpy.cli._types import NONEMPTY_TEXT_TYPE
 from riverpy.client import Client
 from riverpy.config import Config
 from riverpy.errors import NotFoundError
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 _ALL_QUEUES = "*"
 
-_names_argument = click.argument("names", metavar="NAME...", type=NAME, nargs=-1, required=True)
+_names_argument = click.argument(
+    "names", metavar="NAME...", type=NONEMPTY_TEXT_TYPE, nargs=-1, required=True
+)
 
 
 @click.group

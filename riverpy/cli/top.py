@@ -20,7 +20,7 @@ from riverpy._tools.top.view import no_answer_line, render_frame, status_lines
 from riverpy.cli._options import database_options
 from riverpy.cli._output import redirect_stdout_to_devnull, should_use_color
 from riverpy.cli._run import error_to_one_line, run_async
-from riverpy.cli._types import DURATION
+from riverpy.cli._types import DURATION_TYPE
 from riverpy.errors import RiverError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ reads use at most a tenth of the time. During an outage the command shows the er
 @click.command(epilog=_EPILOG)
 @click.option(
     "--interval",
-    type=DURATION,
+    type=DURATION_TYPE,
     default="2s",
     show_default=True,
     help="Time between two reads, at least 100ms.",

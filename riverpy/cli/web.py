@@ -23,7 +23,7 @@ from riverpy.cli._options import DATABASE_HINT, database_options
 from riverpy.cli._output import print_note
 from riverpy.cli._run import EXIT_USAGE_ERROR, CommandError, run_async
 from riverpy.cli._target import load_client_target, open_client
-from riverpy.cli._types import NAME, IntegerType
+from riverpy.cli._types import NONEMPTY_TEXT_TYPE, IntegerType
 from riverpy.client import Client
 from riverpy.config import Config
 
@@ -59,7 +59,11 @@ password, and should be behind a proxy with TLS, which hides the password on its
 @click.command(epilog=_EPILOG)
 @click.argument("target", metavar="[MODULE:ATTR]", required=False)
 @click.option(
-    "--host", type=NAME, default="127.0.0.1", show_default=True, help="Address to listen on."
+    "--host",
+    type=NONEMPTY_TEXT_TYPE,
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on.",
 )
 @click.option(
     "--port",

@@ -61,13 +61,13 @@ from riverpy.cli._run import (
 )
 from riverpy.cli._settings import Setting, SettingsError, SettingSources, SettingValue
 from riverpy.cli._signals import (
-    StoppedBeforeStart,
+    StoppedBeforeStartError,
     StopPlan,
     StopSignalHandler,
     exit_process,
     raise_on_stop_signals,
 )
-from riverpy.cli._supervision import get_supervision
+from riverpy.cli._supervision import get_supervisor_connection
 from riverpy.cli._target import load_client_target, open_client
 from riverpy.cli._types import format_queues, parse_queues
 from riverpy.cli._worker_limits import WorkerLimits
@@ -186,17 +186,17 @@ def worker(
         ]
         print_table(("SETTING", "VALUE", "SOURCE"), rows)
         return
-    supervision = get_supervision()
+    supervisor = get_supervisor_connection()
     stream = configure_logging(
         settings[_settings.LOG].or_none() or "console",
         settings[_settings.LOG_LEVEL].or_none() or "info",
-        process_number=None if supervision is None else supervision.number,
+        process_number=None if supervisor is None else supervisor.number,
     )
     skip_main_module()
     process_count = settings[_settings.PROCESSES].or_none() or 1
     with raise_on_stop_signals():
         try:
-            if process_count > 1 and supervision is None:
+            if process_count > 1 and supervisor is None:
                 from riverpy.cli._processes import run_worker_processes
 
                 health = settings[_settings.HEALTH].or_none()
@@ -206,7 +206,7 @@ def worker(
             else:
                 loaded = load_client_target(target)
                 code = _WorkerProcess(settings, stream, drain=drain).run(loaded)
-        except StoppedBeforeStart:
+        except StoppedBeforeStartError:
             code = 0
     sys.exit(code)
 
@@ -229,13 +229,13 @@ class _WorkerProcess:
             settings[_settings.MAX_AGE],
             settings[_settings.MAX_RSS],
         )
-        self._supervision = get_supervision()
+        self._supervisor_connection = get_supervisor_connection()
         self._is_process_kept = bool(
             click.get_current_context().find_root().meta.get(IS_PROCESS_KEPT_KEY)
         )
         health_source = (
-            self._supervision.health_listener
-            if self._supervision is not None
+            self._supervisor_connection.health_listener
+            if self._supervisor_connection is not None
             else settings[_settings.HEALTH].or_none()
         )
         self._health_server = None if health_source is None else _make_health_server(health_source)
@@ -260,9 +260,9 @@ class _WorkerProcess:
         """Work until stopped, and return the exit code. After the run, threads and tasks of the
         user's code can delay the end of the process by at most `PROCESS_EXIT_TIMEOUT`."""
         self._log_stream.on_reader_ended = self._signal_handler.request_stop
-        if self._supervision is not None:
-            self._supervision.soft_stop = self._signal_handler.request_uncounted_stop
-            self._supervision.hard_stop = self._signal_handler.request_hard_stop
+        if self._supervisor_connection is not None:
+            self._supervisor_connection.soft_stop = self._signal_handler.request_uncounted_stop
+            self._supervisor_connection.hard_stop = self._signal_handler.request_hard_stop
         self._signal_handler.start()
         code = EXIT_FAILURE
         try:

@@ -17,7 +17,7 @@ from riverpy._postgres.schema import program_by_url
 from riverpy.cli import CommandGroup
 from riverpy.cli import main as riverpy_main
 from riverpy.cli._run import IS_PROCESS_KEPT_KEY, MAIN_MODULE_KEY
-from riverpy.cli._settings import DATABASE_URL, PROGRAM_VALUES_KEY, SCHEMA, SettingValue
+from riverpy.cli._settings import DATABASE_URL, PROGRAM_SETTINGS_KEY, SCHEMA, SettingValue
 from riverpy.django.database import make_database_url
 from riverpy.django.settings import read_settings
 
@@ -56,7 +56,7 @@ class _DjangoCommandGroup(CommandGroup):
         context = super().make_context(info_name, args, parent, **extra)
         context.meta[MAIN_MODULE_KEY] = __name__
         context.meta[IS_PROCESS_KEPT_KEY] = is_process_kept
-        context.meta[PROGRAM_VALUES_KEY] = _read_program_values()
+        context.meta[PROGRAM_SETTINGS_KEY] = _read_program_values()
         return context
 
 
