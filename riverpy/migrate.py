@@ -22,8 +22,8 @@ from riverpy._postgres.driver import (
 from riverpy._postgres.migration_step import (
     Direction,
     MigrationRunner,
-    make_migration_statement,
-    make_record_sql,
+    make_idempotent_migration_sql,
+    make_migration_record_sql,
     transaction_with_timeouts,
 )
 from riverpy._postgres.schema import (
@@ -231,7 +231,7 @@ class Migrator:
         async with self._acquire_connection() as connection:
             state = await self._read_schema_state(connection)
         if state.are_migrations_unrecorded():
-            raise MigrationError(state.make_unrecorded_message())
+            raise MigrationError(state.make_unrecorded_migrations_message())
         applied = state.applied_at_by_line.get(self._migration_line, {})
         return [
             MigrationStatus(
@@ -261,7 +261,7 @@ class Migrator:
         ]
         messages: list[str] = []
         if state.are_migrations_unrecorded():
-            messages.append(state.make_unrecorded_message())
+            messages.append(state.make_unrecorded_migrations_message())
         elif state.skipped_versions(self._migration_line) and missing:
             messages.append(state.make_skipped_versions_message(self._migration_line))
         elif missing:
@@ -272,7 +272,9 @@ class Migrator:
             )
         messages += [_invalid_index_message(state, index) for index in state.invalid_indexes]
         return ValidateResult(
-            not messages, missing, [*messages, *state.make_notices(self._migration_line)]
+            not messages,
+            missing,
+            [*messages, *state.make_unknown_version_notices(self._migration_line)],
         )
 
     @staticmethod
@@ -322,7 +324,7 @@ class Migrator:
         Args, Raises: as `sql`.
         """
         return [
-            make_migration_statement(line, migration.version, direction, sql, schema)
+            make_idempotent_migration_sql(line, migration.version, direction, sql, schema)
             for migration, sql in _list_recorded_migrations(line, versions, direction, schema)
         ]
 
@@ -340,8 +342,8 @@ class Migrator:
                 )
             state = await self._read_schema_state(connection)
             if state.are_migrations_unrecorded():
-                raise MigrationError(state.make_unrecorded_message())
-            notices = state.make_notices(self._migration_line)
+                raise MigrationError(state.make_unrecorded_migrations_message())
+            notices = state.make_unknown_version_notices(self._migration_line)
             if direction is Direction.DOWN:
                 plan = self._plan_down(state, target)
             else:
@@ -507,7 +509,7 @@ def _list_recorded_migrations(
     for version in sorted(versions or load_migrations(line), reverse=not up):
         migration = load_migrations(line)[version]
         body = migration.up_sql if up else migration.down_sql
-        sql = splice_schema(body + make_record_sql(line, version, direction), schema)
+        sql = splice_schema(body + make_migration_record_sql(line, version, direction), schema)
         found.append((migration, sql))
     return found
 

@@ -10,7 +10,7 @@ import msgspec
 
 from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.endpoint import Endpoint, NoInput, StatusAnswer
-from riverpy._postgres.job_search import list_kinds
+from riverpy._postgres.job_search import job_list_kinds
 from riverpy._postgres.transactions import read_server_time
 from riverpy._tools.top.statements import read_queue_names
 from riverpy._version import VERSION
@@ -110,7 +110,7 @@ async def complete_name(call: ApiCall, given: CompleteNameInput) -> NameList:
     schema, limit = call.site.client.config.schema, NAMES_SEARCHED_MAX
     async with open_read_transaction(call.site.client) as tx:
         if given.facet == "job_kind":
-            names = await list_kinds(tx, schema, after=given.after, limit=limit)
+            names = await job_list_kinds(tx, schema, after=given.after, limit=limit)
         else:
             names = sorted(await read_queue_names(tx, schema, limit=limit))
     part, left_out = given.match.casefold(), set(given.exclude)

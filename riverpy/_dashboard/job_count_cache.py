@@ -10,8 +10,8 @@ import anyio
 from riverpy._dashboard.database import open_read_transaction
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.job_counts import (
-    job_count_read,
-    job_count_read_queues,
+    job_count_read_queue_steps,
+    job_count_read_steps,
     job_count_table_exists,
 )
 
@@ -112,7 +112,7 @@ class JobCountCache:
         async def read(tx: Transaction) -> Sequence[StepCounts]:
             # Workers add the counts of a minute after its end, so the current minute is left out.
             is_by_minute = count_range.step_seconds == 60
-            steps = await job_count_read(
+            steps = await job_count_read_steps(
                 tx,
                 self._schema,
                 queue=queue,
@@ -128,7 +128,7 @@ class JobCountCache:
         and queues without attempts are left out. After an error, all are left out."""
 
         async def read(tx: Transaction) -> Sequence[QueueStepCounts]:
-            return await job_count_read_queues(
+            return await job_count_read_queue_steps(
                 tx,
                 self._schema,
                 queues=queues,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from riverpy._calls.job_page import PagePlan
     from riverpy._dashboard.site import DashboardOptions
     from riverpy._postgres.driver import Transaction
-    from riverpy._postgres.job_search import FoundPlace, SearchResult, SearchSource
+    from riverpy._postgres.job_search import FoundJob, SearchResult, SearchSource
     from riverpy.job_list import JobFilters, JobOrder
 
 SEARCHED_JOBS_MAX = 10_000
@@ -278,7 +278,7 @@ async def find_job_ids(
     for source in others:
         if note is not None:
             found, note = await _search_source(tx, schema, plan, source)
-    places = sorted(found.places, key=_get_sort_key, reverse=plan.descending)
+    places = sorted(found.found_jobs, key=_get_sort_key, reverse=plan.descending)
     cursor = None
     if len(places) >= limit:
         last = places[limit - 1]
@@ -335,6 +335,6 @@ def _choose_sources(search: JobSearch) -> list[SearchSource]:
     return [*sources, "queues" if "queues" in given else "waiting"]
 
 
-def _get_sort_key(place: FoundPlace) -> tuple[bool, int, int]:
+def _get_sort_key(place: FoundJob) -> tuple[bool, int, int]:
     time = None if place.time is None else decode_wire_timestamp(place.time)
     return time is None, time or 0, place.job_id

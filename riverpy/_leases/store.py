@@ -28,10 +28,10 @@ from riverpy._postgres.driver import (
 )
 from riverpy._postgres.leases import (
     lease_acquire,
-    lease_fence_sql,
     lease_fence_transaction,
     lease_release,
     lease_renew,
+    make_lease_fence_sql,
 )
 from riverpy._postgres.schema import LEASES_MIGRATION, expect_migration_version, read_schema_state
 from riverpy._postgres.transactions import expect_open_transaction, make_wrong_database_error
@@ -240,7 +240,7 @@ class LeaseTable(LeaseStore):
         )
 
     def fence_statement(self, name: str, epoch: int, *, timeout: timedelta) -> str:
-        return lease_fence_sql(
+        return make_lease_fence_sql(
             self._schema,
             name=self.lease_name_prefix + name,
             epoch=epoch,

@@ -14,7 +14,7 @@ from riverpy._postgres.job_maintenance import (
     JobFilter,
     job_delete_ended,
     job_list_ended,
-    job_states_to_clean,
+    job_list_states_to_clean,
 )
 from riverpy.job import JobState
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from riverpy._leading.queue_scope import QueueScope
     from riverpy._leading.term_context import TermContext
     from riverpy._lifecycle import StopScope
-    from riverpy._postgres.job_maintenance import EndedJob
+    from riverpy._postgres.job_maintenance import DeletableJob
     from riverpy.config import Config, JobRetention
 
 RUN_INTERVAL = 30.0
@@ -153,7 +153,7 @@ class JobCleaner(MaintenanceService):
         if not shortest:
             return set()
         async with self.read_connection("looking for jobs to delete") as connection:
-            return await job_states_to_clean(connection, self.schema, shortest)
+            return await job_list_states_to_clean(connection, self.schema, shortest)
 
     async def _delete_jobs_of_rule(self, rule: RetentionRule) -> None:
         """Read the jobs of a rule page by page, and delete them. If the rule has no `job_filter`,
@@ -183,7 +183,7 @@ class JobCleaner(MaintenanceService):
                     FINISHED_JOBS_DELETED, state=rule.state.value, count=self._deleted_job_count
                 )
 
-    async def _read_finished_jobs(self, rule: RetentionRule, limit: int) -> list[EndedJob]:
+    async def _read_finished_jobs(self, rule: RetentionRule, limit: int) -> list[DeletableJob]:
         self.context.fence.expect_held()
         async with self.context.long_statement_connection.acquire(
             "reading ended jobs", READ_STATEMENT_TIMEOUT

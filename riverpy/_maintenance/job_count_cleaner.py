@@ -8,8 +8,8 @@ from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batch_runner import BatchRunner
 from riverpy._postgres.job_counts import (
     PeriodChange,
-    job_count_change_periods,
-    job_count_list_periods,
+    job_count_apply_period_changes,
+    job_count_list_period_changes,
     job_count_table_exists,
 )
 
@@ -52,9 +52,11 @@ class JobCountCleaner(MaintenanceService):
     async def read_periods(self, after: PeriodChange | None, limit: int) -> list[PeriodChange]:
         """Return periods that have to be changed, after the given one."""
         async with self.read_connection("reading periods of counts") as connection:
-            return await job_count_list_periods(connection, self.schema, after=after, limit=limit)
+            return await job_count_list_period_changes(
+                connection, self.schema, after=after, limit=limit
+            )
 
     async def change_periods(self, periods: list[PeriodChange]) -> None:
         """Do what the actions of the periods say. What is done already is not repeated."""
         async with self.batch_runner.open_transaction() as connection:
-            await job_count_change_periods(connection, self.schema, periods=periods)
+            await job_count_apply_period_changes(connection, self.schema, changes=periods)

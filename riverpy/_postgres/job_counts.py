@@ -126,7 +126,7 @@ async def job_count_table_exists(connection: Transaction, schema: str | None) ->
     return await get_query(_SQL_FILE, "job_count_exists", None).fetchval(connection, schema=schema)
 
 
-async def job_count_list_periods(
+async def job_count_list_period_changes(
     connection: Transaction, schema: str | None, *, after: PeriodChange | None, limit: int
 ) -> list[PeriodChange]:
     """Return up to `limit` changes that the leader has to make, after the given one."""
@@ -142,37 +142,37 @@ async def job_count_list_periods(
     return [PeriodChange(*row) for row in rows]
 
 
-async def job_count_change_periods(
-    connection: Transaction, schema: str | None, *, periods: Sequence[PeriodChange]
+async def job_count_apply_period_changes(
+    connection: Transaction, schema: str | None, *, changes: Sequence[PeriodChange]
 ) -> None:
     """Apply the action of each change to its period. A repeated call changes nothing."""
-    seconds = [period.seconds for period in periods]
-    times = [period.started_at_text for period in periods]
+    seconds = [change.seconds for change in changes]
+    times = [change.started_at_text for change in changes]
     lock = get_query(_SQL_FILE, "job_count_lock_periods", schema)
     await lock.execute(connection, seconds=seconds, started_at=times)
-    deleted = [period for period in periods if period.action == "delete"]
+    deleted = [change for change in changes if change.action == "delete"]
     if deleted:
         await get_query(_SQL_FILE, "job_count_delete", schema).execute(
             connection,
-            seconds=[period.seconds for period in deleted],
-            started_at=[period.started_at_text for period in deleted],
+            seconds=[change.seconds for change in deleted],
+            started_at=[change.started_at_text for change in deleted],
         )
-    moved = [period.started_at_text for period in periods if period.action == "add to hour"]
+    moved = [change.started_at_text for change in changes if change.action == "add to hour"]
     if moved:
         await get_query(_SQL_FILE, "job_count_add_to_hours", schema).execute(
             connection, started_at=moved
         )
-    limited = [period for period in periods if period.action == "limit queues"]
+    limited = [change for change in changes if change.action == "limit queues"]
     if limited:
         await get_query(_SQL_FILE, "job_count_limit_queues", schema).execute(
             connection,
-            seconds=[period.seconds for period in limited],
-            started_at=[period.started_at_text for period in limited],
+            seconds=[change.seconds for change in limited],
+            started_at=[change.started_at_text for change in limited],
             queues_max=QUEUES_PER_PERIOD_MAX,
         )
 
 
-async def job_count_read(
+async def job_count_read_steps(
     connection: Transaction, schema: str | None, *, queue: str, step_seconds: int, steps: int
 ) -> list[StepCounts]:
     """Return the counts of a queue in the last `steps` steps, oldest first. The last one is the
@@ -183,7 +183,7 @@ async def job_count_read(
     return [StepCounts(row[0], row[1], *(value or 0 for value in tuple(row)[2:])) for row in rows]
 
 
-async def job_count_read_queues(
+async def job_count_read_queue_steps(
     connection: Transaction,
     schema: str | None,
     *,

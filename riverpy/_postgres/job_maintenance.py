@@ -47,7 +47,7 @@ class EndedJobCursor(NamedTuple):
     job_id: int
 
 
-class EndedJob(NamedTuple):
+class DeletableJob(NamedTuple):
     """A finished job that is old enough to be deleted."""
 
     cursor: EndedJobCursor
@@ -80,7 +80,7 @@ class JobRescue(NamedTuple):
     """Seconds until the job is due again, if it has attempts left."""
 
 
-async def job_states_to_clean(
+async def job_list_states_to_clean(
     connection: Transaction, schema: str | None, retentions: Mapping[str, timedelta]
 ) -> set[str]:
     """Return the states in which a job ended longer ago than the retention of its state."""
@@ -100,7 +100,7 @@ async def job_list_ended(
     job_filter: JobFilter,
     after_cursor: EndedJobCursor | None,
     limit: int,
-) -> list[EndedJob]:
+) -> list[DeletableJob]:
     """Starting after the cursor, read up to `limit` jobs that ended longer ago than the
     retention."""
     rows = await get_query(_SQL_FILE, "job_ended", schema).fetch(
@@ -112,7 +112,7 @@ async def job_list_ended(
         after_id=after_cursor and after_cursor.job_id,
         limit=limit,
     )
-    return [EndedJob(EndedJobCursor(row[1], row[0]), row[2]) for row in rows]
+    return [DeletableJob(EndedJobCursor(row[1], row[0]), row[2]) for row in rows]
 
 
 async def job_delete_ended(

@@ -21,11 +21,11 @@ kinds; those that ended last in the states; the first of the states in the order
 first of the states in each of the queues."""
 
 _SQL_FILE = "riverpy_dashboard"
-_WIDE_FILTERS = {"tags_all", "tags_any", "metadata", "args", "error"}
+_WIDE_COLUMN_FILTERS = {"tags_all", "tags_any", "metadata", "args", "error"}
 """The parts of a statement that read wide columns, which may be damaged."""
 
 
-class FoundPlace(NamedTuple):
+class FoundJob(NamedTuple):
     """A job that a search has found, with its place in the order of the list."""
 
     job_id: int
@@ -38,7 +38,7 @@ class FoundPlace(NamedTuple):
 class SearchResult(NamedTuple):
     """One page of a search."""
 
-    places: list[FoundPlace]
+    found_jobs: list[FoundJob]
     searched_count: int
     """The number of jobs that were searched."""
     damaged: dict[int, str]
@@ -60,26 +60,28 @@ async def job_search(
     values = page.parameter_values | {"candidates": candidates_max}
     try:
         async with connection.transaction():
-            return await _search(connection, schema, page, parts, values)
+            return await _fetch_search_page(connection, schema, page, parts, values)
     except PostgresError as error:
         if not is_unreadable_value_error(error):
             raise
         statement = get_query_with_parts(
             _SQL_FILE, "job_search_candidates", schema, frozenset(parts)
         )
-        rows = await statement.fetch(connection, **_pick(values, statement))
+        rows = await statement.fetch(connection, **_pick_parameter_values(values, statement))
         check = get_query(_SQL_FILE, "job_search_check_damage", schema)
         _, damaged = await read_jobs_in_parts(
             connection, [row[0] for row in rows], lambda part: check.fetch(connection, id=part)
         )
         if not damaged:
             raise
-    parts = {f"readable_{part}" if part in _WIDE_FILTERS else part for part in parts}
-    found = await _search(connection, schema, page, parts, {**values, "damaged": list(damaged)})
+    parts = {f"readable_{part}" if part in _WIDE_COLUMN_FILTERS else part for part in parts}
+    found = await _fetch_search_page(
+        connection, schema, page, parts, {**values, "damaged": list(damaged)}
+    )
     return found._replace(damaged=damaged)
 
 
-async def _search(
+async def _fetch_search_page(
     connection: Transaction,
     schema: str | None,
     page: PageStatement,
@@ -93,12 +95,12 @@ async def _search(
         states = cast("list[str]", values["states"])
         parts = parts.union(f"state_{state}" for state in states)
     statement = get_query_with_parts(_SQL_FILE, name, schema, frozenset(parts))
-    rows = await statement.fetch(connection, **_pick(values, statement))
-    places = [FoundPlace(*row[:4]) for row in rows if row[0] is not None]
-    return SearchResult(places, rows[0][4], {})
+    rows = await statement.fetch(connection, **_pick_parameter_values(values, statement))
+    found_jobs = [FoundJob(*row[:4]) for row in rows if row[0] is not None]
+    return SearchResult(found_jobs, rows[0][4], {})
 
 
-def _pick(values: Mapping[str, object], statement: Query) -> dict[str, Any]:
+def _pick_parameter_values(values: Mapping[str, object], statement: Query) -> dict[str, Any]:
     """Return the values of the parameters of a statement."""
     return {key: values[key] for key in statement.parameters}
 
@@ -124,7 +126,7 @@ async def job_count_last_errors(
     return [(row[0], row[1], row[2]) for part in parts for row in part]
 
 
-async def list_kinds(
+async def job_list_kinds(
     connection: Transaction, schema: str | None, *, after: str, limit: int
 ) -> list[str]:
     """Return the first `limit` kinds of stored jobs behind `after`, sorted by the server."""

@@ -224,7 +224,7 @@ async def job_store_results(
     return {row[0]: row[1] for row in rows}
 
 
-async def job_merge_metadata(
+async def job_merge_ended_metadata(
     connection: Transaction,
     schema: str | None,
     *,
@@ -284,7 +284,7 @@ async def job_store_progress(
     return {row[0] for row in rows}
 
 
-async def job_complete_running(
+async def job_complete_with_metadata(
     connection: Transaction, schema: str | None, claim_key: ClaimKey, *, updates: str | None
 ) -> Record | None:
     """Complete a running job, and merge an object, given as JSON text, into its metadata. Return

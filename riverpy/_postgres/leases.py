@@ -170,7 +170,7 @@ async def lease_fence_transaction(
     return row is not None
 
 
-def lease_fence_sql(
+def make_lease_fence_sql(
     schema: str | None,
     *,
     name: str,

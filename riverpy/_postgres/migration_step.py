@@ -122,13 +122,15 @@ class MigrationRunner:
     async def _record_migration(
         self, connection: Transaction, schema: str, direction: Direction, version: int
     ) -> None:
-        if block := _record_statement_name(self._migration_line, version, direction):
+        if block := _get_record_statement_name(self._migration_line, version, direction):
             values: dict[str, object] = {"line": self._migration_line, "version": version}
             statement = get_query(_SQL_FILE, block, schema)
             await connection.execute(statement.text, *map(values.get, statement.parameters))
 
 
-def _record_statement_name(migration_line: str, version: int, direction: Direction) -> str | None:
+def _get_record_statement_name(
+    migration_line: str, version: int, direction: Direction
+) -> str | None:
     """Return the name of the SQL statement that records the migration in `river_migration`, or None
     if the migration drops the table. Old versions of the table have no column `line`."""
     up = direction is Direction.UP
@@ -142,21 +144,21 @@ def _record_statement_name(migration_line: str, version: int, direction: Directi
     return f"{verb}_without_line" if up or version > 1 else None
 
 
-def make_record_sql(migration_line: str, version: int, direction: Direction) -> str:
+def make_migration_record_sql(migration_line: str, version: int, direction: Direction) -> str:
     """Return the statement that records the migration, as text for another migration tool."""
-    block = _record_statement_name(migration_line, version, direction)
+    block = _get_record_statement_name(migration_line, version, direction)
     if block is None:
         return ""
     text = load_statements(_SQL_FILE)[block].replace("@line", f"'{migration_line}'")
     return "\n" + text.replace("@version", str(version)) + ";\n"
 
 
-def make_schema_sql(schema: str) -> str:
+def make_create_schema_sql(schema: str) -> str:
     """Return the statement that creates the schema, if it does not exist."""
     return load_statements(_SQL_FILE)["schema_create"].replace("@name", quote_identifier(schema))
 
 
-def make_migration_statement(
+def make_idempotent_migration_sql(
     migration_line: str, version: int, direction: Direction, sql: str, schema: str | None
 ) -> str:
     """Return one statement that runs the SQL of a migration, unless it has run already."""

@@ -43,7 +43,7 @@ async def move_times_of_periodic_jobs(
     )
 
 
-async def find_next_periodic_run(
+async def get_time_until_next_periodic_run(
     connection: Transaction, schema: str | None, ids: Sequence[str]
 ) -> timedelta | None:
     """Return the time until the next slot of these periodic jobs; None: there is no slot."""

@@ -108,7 +108,7 @@ class Notifier:
         self._callbacks_by_topic: dict[str, list[Callable[[str], None]]] = {}
         self._on_listening_by_topic: dict[str, list[Callable[[], None]]] = {}
         """The functions to call after each start of LISTEN on a topic."""
-        self._unreported_starts: list[tuple[str, Callable[[], None]]] = []
+        self._pending_on_listening: list[tuple[str, Callable[[], None]]] = []
         """The topics of new subscribers, and their functions that were not called yet."""
         self._listened_topics: set[str] = set()
         """The topics on which the current connection listens."""
@@ -157,20 +157,20 @@ class Notifier:
         self._callbacks_by_topic.setdefault(topic, []).append(callback)
         if on_listening is not None:
             self._on_listening_by_topic.setdefault(topic, []).append(on_listening)
-            self._unreported_starts.append((topic, on_listening))
+            self._pending_on_listening.append((topic, on_listening))
         self._woken.set()
 
     def unsubscribe(
         self, topic: str, callback: Callable[[str], None], on_listening: Callable[[], None]
     ) -> None:
         """Undo a call of `subscribe`. The connection still listens on the topic, in case another
-        subscriber follows soon; see `forget_unused_topics`."""
+        subscriber follows soon; see `unlisten_unused_topics`."""
         self._callbacks_by_topic[topic].remove(callback)
         self._on_listening_by_topic[topic].remove(on_listening)
-        if (start := (topic, on_listening)) in self._unreported_starts:
-            self._unreported_starts.remove(start)
+        if (start := (topic, on_listening)) in self._pending_on_listening:
+            self._pending_on_listening.remove(start)
 
-    def forget_unused_topics(self) -> None:
+    def unlisten_unused_topics(self) -> None:
         """Stop listening on topics without subscribers."""
         for topic in [topic for topic, called in self._callbacks_by_topic.items() if not called]:
             del self._callbacks_by_topic[topic]
@@ -185,7 +185,7 @@ class Notifier:
                 await self._check_delivery(is_first=True)
                 self._set_running(is_running=True)
                 task_status.started()
-                self._report_listening()
+                self._call_on_listening()
                 while True:
                     was_proven = await self._watch_connection(scope)
                     await self._reconnect(scope, was_proven=was_proven)
@@ -248,10 +248,12 @@ class Notifier:
         except Exception:
             self._log.exception(NOTIFICATION_HANDLER_FAILED, topic=topic)
 
-    def _report_listening(self) -> None:
+    def _call_on_listening(self) -> None:
         """Call `on_listening` of each subscriber, because LISTEN has started on its topic."""
-        self._unreported_starts = [
-            (topic, _) for topic, _ in self._unreported_starts if topic not in self._listened_topics
+        self._pending_on_listening = [
+            (topic, _)
+            for topic, _ in self._pending_on_listening
+            if topic not in self._listened_topics
         ]
         for topic in self._listened_topics:
             for function in list(self._on_listening_by_topic.get(topic, ())):
@@ -276,7 +278,7 @@ class Notifier:
             return
         self._listened_topics.update(added)
         self._listened_topics.difference_update(removed)
-        starts, self._unreported_starts = self._unreported_starts, []
+        starts, self._pending_on_listening = self._pending_on_listening, []
         for topic, function in starts:
             self._call_subscriber(topic, function)
 
@@ -305,7 +307,7 @@ class Notifier:
             if not self._is_first_probe_sent:
                 interval = UNSENT_PROBE_RETRY_DELAY
             scope.expect_progress(within=interval + PROBE_TIMEOUT)
-            if await self._wait_for_loss(interval):
+            if await self._wait_for_connection_loss(interval):
                 return was_proven
             if not self._is_first_probe_sent:
                 await self._check_delivery(is_first=True)
@@ -317,7 +319,7 @@ class Notifier:
             ):
                 return was_proven
 
-    async def _wait_for_loss(self, seconds: float) -> bool:
+    async def _wait_for_connection_loss(self, seconds: float) -> bool:
         """Wait until the connection is lost, for at most `seconds`. Return whether it is lost.
         During this time, listen on added topics."""
         deadline = anyio.current_time() + seconds
@@ -349,13 +351,13 @@ class Notifier:
                     is_sent = await self._send_probe(self._connection, token)
                 else:
                     raise ConnectionError("there is no listening connection")
-                self._record_queue_fullness(not is_sent)
+                self._record_notification_queue_state(not is_sent)
                 if is_sent:
                     await arrived.wait()
                 if self._connection_lost.is_set():
                     raise ConnectionError("the listening connection is gone")
         except DATABASE_ERRORS as error:
-            self._record_queue_fullness(is_notification_queue_full(error))
+            self._record_notification_queue_state(is_notification_queue_full(error))
             if is_sent and is_first and not self._connection_lost.is_set():
                 self._log_delivery_failure()
             self.is_delivery_proven = False
@@ -374,7 +376,7 @@ class Notifier:
         statement = get_query("river_notification", "notify", None)
         return bool(await connection.fetch(statement.text, self._probe_channel, token))
 
-    def _record_queue_fullness(self, is_full: bool) -> None:
+    def _record_notification_queue_state(self, is_full: bool) -> None:
         self._is_notification_queue_full = is_full
         self._notification_queue_log.log_queue_state(is_full=is_full)
 
@@ -420,7 +422,7 @@ class Notifier:
         self._outage_tracker.record_success(self.name)
         await self._check_delivery(is_first=True)
         self._resync()
-        self._report_listening()
+        self._call_on_listening()
 
 
 class NotificationMessage(msgspec.Struct):

@@ -81,7 +81,7 @@ class PasswordSource:
         # the password, is not logged as its context.
         return _check_password(password, error_type)
 
-    def fetch_password_in_thread(self, timeout: float) -> str:
+    def fetch_password_blocking(self, timeout: float) -> str:
         """Do the same as `fetch_password`, but block until the function returns. The function runs
         in a thread, with an event loop of its own if it is async.
 
@@ -156,7 +156,7 @@ def _check_password(password: object, error_type: type[BaseException] | None) ->
     if not isinstance(password, str):
         kind = type(password).__name__
         raise PasswordError(f"the password function must return a str, got {kind}")
-    if problem := _password_problem(password):
+    if problem := _find_password_problem(password):
         raise PasswordError(f"the password function returned {problem}")
     return password
 
@@ -175,7 +175,7 @@ def _call_and_catch_error(
         return None, RuntimeError(type(error).__name__)
 
 
-def _password_problem(password: str) -> str | None:
+def _find_password_problem(password: str) -> str | None:
     if not password:
         return "an empty text"
     if "\0" in password:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 
-EVENT_TOPIC = "riverpy_event"
+RIVERPY_EVENT_TOPIC = "riverpy_event"
+"""The topic of riverpy's notifications about due jobs, periodic jobs and owners of queues."""
 PERIODIC_CHANGED_ACTION = "periodic_changed"
 PERIODIC_TABLE_MISSING_MESSAGE = (
     "the database lacks the table of periodic jobs: run `riverpy migrate up --line riverpy` on it"
@@ -70,7 +71,7 @@ async def periodic_table_exists(connection: Transaction, schema: str | None) -> 
 
 async def periodic_list(connection: Transaction, schema: str | None) -> list[PeriodicJobState]:
     """Return all periodic jobs, by id. Raise SchemaMissingError if their table is missing."""
-    rows = await _raise_if_table_missing(
+    rows = await _await_periodic_statement(
         get_query(_SQL_FILE, "periodic_list", schema).fetch(connection)
     )
     return [PeriodicJobState(**row) for row in rows]
@@ -86,7 +87,7 @@ async def periodic_get(
         SchemaMissingError: the table is missing.
     """
     statement = get_query(_SQL_FILE, "periodic_get", schema)
-    row = await _raise_if_table_missing(statement.fetchrow(connection, id=job_id))
+    row = await _await_periodic_statement(statement.fetchrow(connection, id=job_id))
     if row is None:
         raise await _make_not_found_error(connection, schema, job_id)
     return PeriodicJobState(**row)
@@ -196,7 +197,7 @@ async def _change_periodic_job(
     connection: Transaction, schema: str | None, statement_name: str, job_id: str
 ) -> None:
     statement = get_query(_SQL_FILE, statement_name, schema)
-    if not await _raise_if_table_missing(statement.fetch(connection, id=job_id)):
+    if not await _await_periodic_statement(statement.fetch(connection, id=job_id)):
         raise await _make_not_found_error(connection, schema, job_id)
     await get_query(_SQL_FILE, "periodic_notify", schema).execute(connection, id=job_id)
 
@@ -216,7 +217,7 @@ async def _make_not_found_error(
     return NotFoundError(f"there is no periodic job {job_id!r}: {hint}")
 
 
-async def _raise_if_table_missing(statement_result: Awaitable[ResultT]) -> ResultT:
+async def _await_periodic_statement(statement_result: Awaitable[ResultT]) -> ResultT:
     """Await a statement and return its result. Raise SchemaMissingError if the table is missing."""
     try:
         return await statement_result

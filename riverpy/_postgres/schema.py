@@ -213,7 +213,7 @@ class SchemaState:
         """Whether River's tables exist, but `river_migration` records no version."""
         return self.has_job_table and not self.applied_versions(MAIN_MIGRATION_LINE)
 
-    def make_notices(self, migration_line: str) -> list[str]:
+    def make_unknown_version_notices(self, migration_line: str) -> list[str]:
         """Return a sentence for each recorded version or line that this riverpy does not know."""
         known = max(load_migrations(migration_line))
         return [
@@ -237,7 +237,7 @@ class SchemaState:
             "Otherwise restore the tables from a backup, or move them away and migrate again"
         )
 
-    def make_unrecorded_message(self) -> str:
+    def make_unrecorded_migrations_message(self) -> str:
         """Return the error text if `are_migrations_unrecorded` is True."""
         newest = max(load_migrations(MAIN_MIGRATION_LINE))
         table = f"{quote_identifier(self.schema)}.river_migration"
@@ -319,7 +319,7 @@ async def check_schema(
             advice=security.remedy,
         )
     if state.are_migrations_unrecorded():
-        raise SchemaMissingError(state.make_unrecorded_message())
+        raise SchemaMissingError(state.make_unrecorded_migrations_message())
     if state.skipped_versions(MAIN_MIGRATION_LINE):
         raise SchemaMissingError(state.make_skipped_versions_message(MAIN_MIGRATION_LINE))
     if state.missing_needed_versions():
@@ -369,14 +369,14 @@ def warn_of_missing_features(state: SchemaState, schema: str | None, *, url: str
         )
 
 
-program_by_url: dict[str, str] = {}
+riverpy_program_by_url: dict[str, str] = {}
 """The program that runs the command `riverpy` for a database, such as `manage.py`, by the URL of
 the database. Its settings name the database and the schema."""
 
 
 def make_migrate_command(command: str, schema: str | None, url: str | None) -> str:
     """Return `command` with the options for the database and the schema, for a message."""
-    if url is not None and (program := program_by_url.get(url)):
+    if url is not None and (program := riverpy_program_by_url.get(url)):
         return f"{program} {command}"
     command += f" --database-url {quote(mask_passwords(url)) if url else 'URL'}"
     return command if schema is None else f"{command} --schema {schema}"

@@ -18,8 +18,8 @@ from riverpy._postgres.driver import (
     is_in_transaction,
 )
 from riverpy._postgres.sessions.adapter import (
-    ASYNC_ACCEPTED_TEXT,
-    BLOCKING_ACCEPTED_TEXT,
+    ASYNC_TX_TYPES_TEXT,
+    BLOCKING_TX_TYPES_TEXT,
     adapt_session,
     describe_wrong_type,
 )
@@ -85,7 +85,7 @@ def _adapt_if_needed(tx: object) -> Transaction | None:
 
 
 def _describe_accepted_types() -> str:
-    return BLOCKING_ACCEPTED_TEXT if is_without_loop() else ASYNC_ACCEPTED_TEXT
+    return BLOCKING_TX_TYPES_TEXT if is_without_loop() else ASYNC_TX_TYPES_TEXT
 
 
 def _expect_kind_for_client(connection: Transaction, tx: object) -> None:
@@ -97,11 +97,11 @@ def _expect_kind_for_client(connection: Transaction, tx: object) -> None:
     name = type(tx).__name__
     if is_blocking:
         raise TypeError(
-            f"tx must be {ASYNC_ACCEPTED_TEXT}, got {name}, which blocks the event loop: use "
+            f"tx must be {ASYNC_TX_TYPES_TEXT}, got {name}, which blocks the event loop: use "
             "riverpy.sync.Client for it"
         )
     raise TypeError(
-        f"tx must be {BLOCKING_ACCEPTED_TEXT}, got {name}, which is async: use riverpy.Client for "
+        f"tx must be {BLOCKING_TX_TYPES_TEXT}, got {name}, which is async: use riverpy.Client for "
         "it, or pass the blocking session that `AsyncSession.run_sync` gives to its function"
     )
 

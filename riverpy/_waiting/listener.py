@@ -126,7 +126,7 @@ class SharedListener:
         if before is not None:
             for subscriber in self._subscribers:
                 before.unsubscribe(*subscriber)
-            before.forget_unused_topics()
+            before.unlisten_unused_topics()
         self._subscribed_notifier = wanted
         if wanted is not None:
             for subscriber in self._subscribers:
@@ -171,7 +171,7 @@ class SharedListener:
         self._unused_timer = None
         notifier, self._subscribed_notifier = self._subscribed_notifier, None
         if notifier is not None:
-            notifier.forget_unused_topics()
+            notifier.unlisten_unused_topics()
         self._own_task.cancel()
         self._own_notifier = None
 

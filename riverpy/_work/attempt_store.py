@@ -141,7 +141,7 @@ class AttemptStore:
         expect_transaction(tx)  # None would open a transaction on the client's pool
         try:
             async with self._transaction(tx) as connection:
-                row = await jobs.job_complete_running(
+                row = await jobs.job_complete_with_metadata(
                     connection, self._schema, claim_key, updates=updates
                 )
                 if row is None:

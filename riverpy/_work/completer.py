@@ -544,7 +544,7 @@ class Completer:
     ) -> list[Attempt]:
         """Store the recorded metadata of attempts whose jobs another session has cancelled,
         completed or discarded. Returns the attempts whose rows are locked."""
-        rows = await jobs.job_merge_metadata(
+        rows = await jobs.job_merge_ended_metadata(
             connection,
             self._schema,
             claim_keys=[attempt.claim_key for attempt in attempts],

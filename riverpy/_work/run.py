@@ -37,7 +37,7 @@ from riverpy._postgres.job_maintenance import JOBS_DUE_ACTION
 from riverpy._postgres.lease_reports import LeaseReport
 from riverpy._postgres.leases import LEASE_TOPIC as LEASE_TOPIC
 from riverpy._postgres.notifier import Notifier, decode_notification
-from riverpy._postgres.periodic import EVENT_TOPIC, PERIODIC_CHANGED_ACTION
+from riverpy._postgres.periodic import PERIODIC_CHANGED_ACTION, RIVERPY_EVENT_TOPIC
 from riverpy._postgres.schema import (
     CLIENT_SLOTS_MIGRATION,
     CLIENT_STATE_MIGRATION,
@@ -236,7 +236,7 @@ class ClientRun:
         self._client.listener.use_run_notifier(notifier)
         notifier.subscribe("river_insert", self._receive_insert_notification)
         notifier.subscribe("river_control", self._receive_control_notification)
-        notifier.subscribe(EVENT_TOPIC, self._receive_riverpy_notification)
+        notifier.subscribe(RIVERPY_EVENT_TOPIC, self._receive_riverpy_notification)
         notifier.subscribe(LEASE_TOPIC, self._client.leases.handle_notification)
         self._fleet_publisher.subscribe_to(notifier)
         if self._election_manager is not None:

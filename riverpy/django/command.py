@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 from msgspec import UNSET
 
-from riverpy._postgres.schema import program_by_url
+from riverpy._postgres.schema import riverpy_program_by_url
 from riverpy.cli import CommandGroup
 from riverpy.cli import main as riverpy_main
 from riverpy.cli._run import IS_PROCESS_KEPT_KEY, MAIN_MODULE_KEY
@@ -132,7 +132,7 @@ def _read_program_values() -> dict[str, SettingValue[Any]]:
     }
     # Set this even without a schema: like inserts and checks, commands must ignore the environment.
     values[SCHEMA.name] = SettingValue(settings.schema or UNSET, "RIVERPY")
-    program_by_url[url] = "manage.py"
+    riverpy_program_by_url[url] = "manage.py"
     return values
 
 

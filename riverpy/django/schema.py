@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from riverpy._postgres.driver import DATABASE_ERRORS
-from riverpy._postgres.migration_step import Direction, make_record_sql, make_schema_sql
+from riverpy._postgres.migration_step import (
+    Direction,
+    make_create_schema_sql,
+    make_migration_record_sql,
+)
 from riverpy._postgres.schema import (
     MAIN_MIGRATION_LINE,
     SchemaState,
@@ -39,7 +43,7 @@ class RiverSchema(NamedTuple):
         """Return a sentence for each migration line that lacks versions, and for each other problem
         of the tables."""
         if self.state.are_migrations_unrecorded():
-            return [self.state.make_unrecorded_message()]
+            return [self.state.make_unrecorded_migrations_message()]
         found: list[str] = []
         for line in list_migration_lines():
             if self.state.skipped_versions(line):
@@ -100,16 +104,16 @@ def run_migration(editor: Any, line: str, version: int, direction: Direction) ->
         schema = _lock_schema(editor.connection, schema, may_create=is_first)
         state = read_schema(editor.connection, schema).state
         if state.are_migrations_unrecorded() and direction is Direction.UP:
-            raise MigrationError(state.make_unrecorded_message())
+            raise MigrationError(state.make_unrecorded_migrations_message())
         if (version in state.applied_versions(line)) is (direction is Direction.UP):
             return
         _check_migration_order(state, line, version, direction)
     elif is_first and schema is not None:
-        editor.execute(make_schema_sql(schema).strip(), params=None)
+        editor.execute(make_create_schema_sql(schema).strip(), params=None)
     body = migration.up_sql if direction is Direction.UP else migration.down_sql
     # Without parameters, Django passes the SQL to the driver unchanged, also with percent signs.
     editor.execute(splice_schema(body, schema), params=None)
-    if record := make_record_sql(line, version, direction):
+    if record := make_migration_record_sql(line, version, direction):
         editor.execute(splice_schema(record, schema).strip(), params=None)
 
 
@@ -132,7 +136,7 @@ def _lock_schema(connection: BaseDatabaseWrapper, schema: str | None, *, may_cre
         )
         # Only if it is missing: PostgreSQL refuses even IF NOT EXISTS to a role without the right.
         if is_missing:
-            await session.fetch(make_schema_sql(name))
+            await session.fetch(make_create_schema_sql(name))
 
     try:
         run_without_loop(lock())

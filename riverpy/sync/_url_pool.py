@@ -150,7 +150,7 @@ class UrlDatabase(BlockingDatabase):
         options = dict(self._options)
         if self._password is not None:
             timeout = options["connect_timeout"] * PASSWORD_TIMEOUT_FRACTION
-            options["password"] = self._password.fetch_password_in_thread(timeout)
+            options["password"] = self._password.fetch_password_blocking(timeout)
         try:
             connection = psycopg.Connection.connect(**options)
         except psycopg.Error as error:

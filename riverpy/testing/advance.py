@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, overload
 from weakref import WeakKeyDictionary
 
 from riverpy._postgres.moved_times import (
-    find_next_periodic_run,
+    get_time_until_next_periodic_run,
     move_times_of_jobs,
     move_times_of_periodic_jobs,
 )
@@ -157,7 +157,7 @@ class _Advance:
         if not self._has_periodic_table or not self._periodic_run.row_ids:
             return time_max
         async with self._open_transaction(isolation="autocommit") as connection:
-            time = await find_next_periodic_run(
+            time = await get_time_until_next_periodic_run(
                 connection, self._schema, self._periodic_run.row_ids
             )
         return time_max if time is None else max(time, timedelta(microseconds=1))

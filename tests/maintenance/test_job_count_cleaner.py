@@ -10,8 +10,8 @@ import pytest
 from riverpy._maintenance.job_count_cleaner import RUN_INTERVAL, JobCountCleaner
 from riverpy._postgres.job_counts import (
     QUEUES_PER_PERIOD_MAX,
-    job_count_read,
-    job_count_read_queues,
+    job_count_read_queue_steps,
+    job_count_read_steps,
 )
 from riverpy._postgres.sql_files import get_query
 from riverpy.errors import FencedOutError
@@ -129,7 +129,7 @@ async def test_reads(schema: Schema) -> None:
         (3600, 168, {3: (6, 5.0)}),
         (3600, 2, {}),
     ):
-        found = await job_count_read(
+        found = await job_count_read_steps(
             connection, schema.name, queue="aa", step_seconds=step, steps=steps
         )
         now = await schema.fetchval("SELECT extract(epoch FROM now())::bigint")
@@ -145,7 +145,7 @@ async def test_reads(schema: Schema) -> None:
         assert counted in (expected, {place + 1: one for place, one in expected.items()})
         assert found[0].counted_since is not None
         assert found[0].counted_since <= now - 3 * 3600
-    read = await job_count_read_queues(
+    read = await job_count_read_queue_steps(
         connection, schema.name, queues=["aa", "bb"], step_seconds=300, rows_max=10
     )
     assert [(one.queue, one.attempts, one.failed) for one in read] == [("aa", 2, 1)]

@@ -13,9 +13,9 @@ from riverpy._postgres.job_maintenance import (
     job_get_stuck,
     job_list_ended,
     job_list_running_of_clients,
+    job_list_states_to_clean,
     job_list_stuck_ids,
     job_schedule,
-    job_states_to_clean,
 )
 from riverpy._postgres.queues import queue_delete_unused
 from riverpy._postgres.sql_files import QueueFilter
@@ -41,7 +41,7 @@ async def test_ended_jobs(schema: Schema) -> None:
     ids = list(await states_of(schema))
     days = dict.fromkeys(("cancelled", "completed", "discarded"), DAY)
     async with schema.connected() as connection:
-        states = await job_states_to_clean(connection, schema.name, days)
+        states = await job_list_states_to_clean(connection, schema.name, days)
         found = await job_list_ended(
             connection,
             schema.name,

@@ -13,7 +13,7 @@ from riverpy._postgres.jobs import (
     AttemptResult,
     ClaimKey,
     job_complete,
-    job_merge_metadata,
+    job_merge_ended_metadata,
     job_release,
     job_store_results,
 )
@@ -58,7 +58,7 @@ async def _rescue(connection: Any, schema: str, key: ClaimKey) -> object:
 
 
 async def _merge(connection: Any, schema: str, key: ClaimKey) -> object:
-    return await job_merge_metadata(
+    return await job_merge_ended_metadata(
         connection, schema, claim_keys=[key], metadata_updates=['{"a": 1}']
     )
 

@@ -11,7 +11,7 @@ import pytest
 from riverpy import EventKind, Job, JobCancel, JobSnooze
 from riverpy._log_events import JOB_RESULT_REFUSED
 from riverpy._postgres.driver import use_raw_timestamps
-from riverpy._postgres.jobs import ClaimKey, job_merge_metadata
+from riverpy._postgres.jobs import ClaimKey, job_merge_ended_metadata
 from riverpy.job import JobColumn
 from tests.work.rig import Rig, Task, metadata_of
 
@@ -144,7 +144,7 @@ async def test_merge_waits_for_no_lock(schema: Schema) -> None:
         await use_raw_timestamps(connection)
         claim_keys = await connection.fetch("SELECT id, attempt, attempted_at FROM river_job")
         await other.execute("SELECT FROM river_job WHERE id = 1 FOR NO KEY UPDATE")
-        rows = await job_merge_metadata(
+        rows = await job_merge_ended_metadata(
             connection,
             schema.name,
             claim_keys=[ClaimKey(*one) for one in claim_keys],

@@ -13,11 +13,11 @@ from riverpy._without_loop import is_without_loop
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ASYNC_ACCEPTED_TEXT = (
+ASYNC_TX_TYPES_TEXT = (
     "an asyncpg connection, a psycopg AsyncConnection or AsyncCursor, or a SQLAlchemy "
     "AsyncSession, AsyncConnection or async_scoped_session"
 )
-BLOCKING_ACCEPTED_TEXT = (
+BLOCKING_TX_TYPES_TEXT = (
     "a psycopg Connection or Cursor, a SQLAlchemy Session, Connection or scoped_session, or a "
     "connection of Django or its alias"
 )

@@ -66,7 +66,7 @@ def _check_river_migrations(state: SchemaState, command: str) -> Finding:
     if state.are_migrations_unrecorded() or state.skipped_versions(MAIN_MIGRATION_LINE):
         is_unrecorded = state.are_migrations_unrecorded()
         message = (
-            state.make_unrecorded_message()
+            state.make_unrecorded_migrations_message()
             if is_unrecorded
             else state.make_skipped_versions_message(MAIN_MIGRATION_LINE)
         )
