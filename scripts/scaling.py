@@ -116,7 +116,7 @@ class ScalingServer:
     def server_cpu(self) -> float:
         """Return the CPU time of the server in seconds."""
         assert self.server is not None, "the server's processes cannot be read"
-        return self.server.cpu_seconds()
+        return self.server.read_cpu_seconds()
 
 
 Measurement = dict[str, Any]

@@ -28,7 +28,7 @@ from riverpy._dashboard.rendering import format_duration
 from riverpy._dashboard.sentence import Sentence, rank_health
 from riverpy._postgres.dashboard_reads import periodic_list_entries
 from riverpy._postgres.driver import DATABASE_ERRORS
-from riverpy._tools.domain_map import PRIVILEGE_MISSING, TABLE_MISSING
+from riverpy._tools.domain_map import PRIVILEGE_MISSING_SQLSTATE, TABLE_MISSING_SQLSTATE
 from riverpy._tools.text import format_count, format_job_ids, format_names
 
 if TYPE_CHECKING:
@@ -246,7 +246,10 @@ async def _read_paused_periodic_jobs(view: PageView) -> list[str]:
             async with tx.transaction():
                 entries = await periodic_list_entries(tx, schema, limit=PERIODIC_JOBS_READ_MAX)
         except DATABASE_ERRORS as error:
-            if getattr(error, "sqlstate", None) not in {PRIVILEGE_MISSING, TABLE_MISSING}:
+            if getattr(error, "sqlstate", None) not in {
+                PRIVILEGE_MISSING_SQLSTATE,
+                TABLE_MISSING_SQLSTATE,
+            }:
                 raise
             return []
     return [entry.id for entry in entries if entry.paused_at is not None]

@@ -18,7 +18,7 @@ from riverpy._dashboard.sentence import Sentence
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._tools.doctor.finding import Level
-from riverpy._tools.domain_map import TABLE_MISSING, read_domains_if_permitted
+from riverpy._tools.domain_map import TABLE_MISSING_SQLSTATE, read_domains_if_permitted
 from riverpy._tools.lease_map import describe_lag
 from riverpy._tools.text import format_count
 
@@ -110,7 +110,7 @@ async def _read_domains(tx: Transaction, schema: str | None) -> DomainMap | None
         async with tx.transaction():
             return await read_domains_if_permitted(tx, schema)
     except DATABASE_ERRORS as error:
-        if getattr(error, "sqlstate", None) not in {TABLE_MISSING, _COLUMN_MISSING}:
+        if getattr(error, "sqlstate", None) not in {TABLE_MISSING_SQLSTATE, _COLUMN_MISSING}:
             raise
         return None
 

@@ -20,7 +20,7 @@ from riverpy._postgres.dashboard_reads import client_list_running_jobs
 from riverpy._postgres.domains import domain_list_members
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.transactions import read_server_time
-from riverpy._tools.domain_map import PRIVILEGE_MISSING, TABLE_MISSING
+from riverpy._tools.domain_map import PRIVILEGE_MISSING_SQLSTATE, TABLE_MISSING_SQLSTATE
 from riverpy._tools.reads import read_clients
 from riverpy._tools.text import format_error
 from riverpy._tools.top.lease_status import READ_LEASES_MAX
@@ -140,7 +140,10 @@ async def _read_held_leases(tx: Transaction, schema: str | None, client_id: str)
                 tx, schema, name_prefix=USER_LEASE_NAME_PREFIX, limit=READ_LEASES_MAX
             )
     except DATABASE_ERRORS as error:
-        if getattr(error, "sqlstate", None) not in {PRIVILEGE_MISSING, TABLE_MISSING}:
+        if getattr(error, "sqlstate", None) not in {
+            PRIVILEGE_MISSING_SQLSTATE,
+            TABLE_MISSING_SQLSTATE,
+        }:
             raise
     held = [row for row in rows if row.is_held and row.holder == client_id]
     return [row.name.removeprefix(USER_LEASE_NAME_PREFIX) for row in held]

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 _ORPHANED_AFTER = timedelta(seconds=DOMAIN_ORPHANED_AFTER_SECONDS)
-PRIVILEGE_MISSING = "42501"
+PRIVILEGE_MISSING_SQLSTATE = "42501"
 """PostgreSQL's code for a missing privilege."""
-TABLE_MISSING = "42P01"
+TABLE_MISSING_SQLSTATE = "42P01"
 """PostgreSQL's code for a missing table."""
 
 
@@ -69,9 +69,9 @@ class DomainMap:
         return [row for row in self.queue_owners if row.domain == domain]
 
     def has_had_client(self, domain: str) -> bool:
-        """Return whether a client of a domain that owns queues has ever been seen. If an operator
-        claims a queue for an unknown domain, riverpy stores a heartbeat time that is so old that
-        the queue is orphaned at once."""
+        """Return whether a domain that owns queues has ever had a client. If an operator claims a
+        queue for a domain without clients, riverpy stores an old heartbeat time, so that the queue
+        is orphaned at once."""
         owned = self.owned_queues(domain)
         last_seen_at = max(row.last_seen_at for row in owned)
         return all(row.claimed_at - row.last_seen_at != _ORPHANED_AFTER for row in owned) or any(
@@ -125,6 +125,6 @@ async def read_domains_if_permitted(
         async with connection.transaction():
             return await read_domains(connection, schema)
     except DATABASE_ERRORS as error:
-        if getattr(error, "sqlstate", None) != PRIVILEGE_MISSING:
+        if getattr(error, "sqlstate", None) != PRIVILEGE_MISSING_SQLSTATE:
             raise
         return None

@@ -32,7 +32,7 @@ class LeaseMap:
     """The clients that stand by for a lease, by the name of the lease in the table, in the order of
     their starts."""
     clients_by_id: Mapping[str, ReportingClient]
-    unknown_client_ids: frozenset[str]
+    client_ids_without_report: frozenset[str]
     """The live clients whose report is missing or incomplete. These clients may stand by for any
     lease."""
 
@@ -42,7 +42,7 @@ class LeaseMap:
         found = self.clients_by_lease.get(name, ())
         return [client for client in found if client.client_id != holder]
 
-    def standbys(self, name: str, *, holder: str | None) -> list[str]:
+    def standby_client_ids(self, name: str, *, holder: str | None) -> list[str]:
         """Return the ids of the clients that stand by for a lease."""
         return [client.client_id for client in self.standby_clients(name, holder=holder)]
 
@@ -79,7 +79,7 @@ def find_lease_reports(
     if lease_map is None:
         return LeaseReports(None, None)
     return LeaseReports(
-        lease_map.standbys(name, holder=holder),
+        lease_map.standby_client_ids(name, holder=holder),
         lease_map.find_lag(name, holder=holder, epoch=epoch),
     )
 

@@ -36,7 +36,7 @@ class SkippedRow(msgspec.Struct, frozen=True):
     3339."""
 
 
-class SkippedRows(msgspec.Struct, frozen=True):
+class SkippedRowsReport(msgspec.Struct, frozen=True):
     """The rows that a client skips for a while."""
 
     row_count: int = msgspec.field(name="count")
@@ -67,7 +67,7 @@ class ClientRow(NamedTuple):
     riverpy does not report slots."""
     stuck_job_ids: list[int]
     """The ids of the jobs that still run after their cancellation."""
-    skipped_rows: SkippedRows | None
+    skipped_rows: SkippedRowsReport | None
 
     @property
     def is_alive(self) -> bool:
@@ -75,7 +75,7 @@ class ClientRow(NamedTuple):
         return abs(self.heartbeat_age) <= self.dead_after
 
 
-class DefaultLeader(NamedTuple):
+class DefaultDomainLeader(NamedTuple):
     """The current or the last leader of `default`."""
 
     leader_row: LeaderRow
@@ -98,27 +98,29 @@ async def read_clients(
             *row[:-3],
             queue_slots=msgspec.json.decode(row["slots"] or "null", type=list[int] | None),
             stuck_job_ids=msgspec.json.decode(row["stuck"] or "[]", type=list[int]),
-            skipped_rows=msgspec.json.decode(row["set_aside"] or "null", type=SkippedRows | None),
+            skipped_rows=msgspec.json.decode(
+                row["set_aside"] or "null", type=SkippedRowsReport | None
+            ),
         )
         for row in rows
     ]
 
 
-async def read_leader(
+async def read_default_domain_leader(
     connection: Transaction, schema: str | None, *, has_client_table: bool
-) -> DefaultLeader | None:
+) -> DefaultDomainLeader | None:
     """Return the current or last leader; None: there was no leader, or the last leader resigned.
     `has_client_table` means that the table of clients exists."""
     row = await leader_get(connection, schema)
     if row is None:
         return None
     if not has_client_table:
-        return DefaultLeader(row, None)
+        return DefaultDomainLeader(row, None)
     known = await client_filter_registered(connection, schema, client_ids=[row.leader_id])
-    return DefaultLeader(row, row.leader_id in known)
+    return DefaultDomainLeader(row, row.leader_id in known)
 
 
-async def run_job_statement(
+async def run_job_statement_despite_damage(
     connection: Transaction,
     schema: str | None,
     job_states: Sequence[str],

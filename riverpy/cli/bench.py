@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import click
 
-from riverpy._tools.bench.run import PICKUP_COUNT, PICKUP_INTERVAL, BenchLoad, BenchRun, Measurement
+from riverpy._tools.bench.run import (
+    PICKUP_INSERT_INTERVAL,
+    PICKUP_JOB_COUNT,
+    BenchLoad,
+    BenchResult,
+    BenchRun,
+)
 from riverpy.cli._embedded import get_embedded_server
 from riverpy.cli._logging import configure_logging
 from riverpy.cli._options import DatabaseSettings, database_options, json_option
@@ -24,7 +30,8 @@ Measurements, in this order:
   CPU        time of this process while it works, and of the server if it is on this machine
   occupancy  with --sleep-ms: the share of the slots' time that jobs use, without start and end
   memory     of this process, after the work
-  pickup     {PICKUP_COUNT} single inserts, one each {PICKUP_INTERVAL * 1e3:g} ms, while the worker
+  pickup     {PICKUP_JOB_COUNT} single inserts, one each {PICKUP_INSERT_INTERVAL * 1e3:g} ms, \
+while the worker
              is idle: from the call that inserts to the first line of the job
 
 The jobs stay in the table. Exit codes: 0 measured, 1 failed or refused, 2 wrong usage, 130 after
@@ -100,14 +107,14 @@ def bench(
         _print_measurement(measurement)
 
 
-async def _run_bench(url: str, schema: str | None, load: BenchLoad, force: bool) -> Measurement:
+async def _run_bench(url: str, schema: str | None, load: BenchLoad, force: bool) -> BenchResult:
     measured = BenchRun(url, schema, load)
     if deleted := await measured.require_empty_job_table(delete_jobs=force):
         print_note(f"deleted {deleted:,} jobs from the table")
     return await measured.measure()
 
 
-def _print_measurement(result: Measurement) -> None:
+def _print_measurement(result: BenchResult) -> None:
     click.echo(
         f"riverpy {result.riverpy_version}, PostgreSQL {result.postgres_version}, "
         f"{result.jobs:,} jobs, {result.slots:,} slots\n"

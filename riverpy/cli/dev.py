@@ -15,7 +15,7 @@ import click
 
 from riverpy._dsn import url_for_display
 from riverpy._duration import format_duration
-from riverpy._tools.dev.supervisor import WorkerSupervisor
+from riverpy._tools.dev.supervisor import DevSupervisor
 from riverpy._tools.health.http import Address
 from riverpy.cli import _settings
 from riverpy.cli._dashboard_server import (
@@ -127,7 +127,7 @@ def dev(
         run_async(_migrate_all_lines, url, database.schema)
         if reload:
             print_note(f"riverpy dev: restarts when code below {Path.cwd()} changes")
-        supervisor = WorkerSupervisor(
+        supervisor = DevSupervisor(
             [*arguments, *worker_options],
             web_arguments,
             {**os.environ, _settings.DATABASE_URL.environment_variable: url},

@@ -195,7 +195,7 @@ def _find_standbys(
         return None
     leader = domain_map.current_leader(domain_name)
     holder = None if leader is None else leader.holder
-    return lease_map.standbys(leader_lease_name(domain_name), holder=holder)
+    return lease_map.standby_client_ids(leader_lease_name(domain_name), holder=holder)
 
 
 def _standby_cell(domain_map: DomainMap, lease_map: LeaseMap | None, domain_name: str) -> str:
@@ -205,7 +205,7 @@ def _standby_cell(domain_map: DomainMap, lease_map: LeaseMap | None, domain_name
         return "?"
     more = len(standbys) - SHOWN_STANDBYS_MAX
     shown = [*standbys[:SHOWN_STANDBYS_MAX], *([f"{more:,} more"] if more > 0 else [])]
-    unknown = lease_map.unknown_client_ids - set(standbys)
+    unknown = lease_map.client_ids_without_report - set(standbys)
     members = domain_map.live_clients(domain_name)
     if any(member.client_id in unknown and member.is_candidate for member in members):
         shown.append("?")

@@ -15,7 +15,7 @@ from riverpy._postgres.driver import DATABASE_ERRORS, InsufficientPrivilegeError
 from riverpy._postgres.queues import queue_get_lags, queue_list_with_waiting_jobs
 from riverpy._postgres.schema import CLIENTS_MIGRATION, DOMAINS_MIGRATION, make_migrate_command
 from riverpy._tools.doctor.server import expect_primary
-from riverpy._tools.domain_map import TABLE_MISSING, read_domains
+from riverpy._tools.domain_map import TABLE_MISSING_SQLSTATE, read_domains
 from riverpy._tools.health.http_client import NO_HEALTH_SERVER_ERROR, http_get, parse_address
 from riverpy._tools.health.probes import CheckResult, ProbeResult, check_leaders
 from riverpy.cli._connected import open_connection, wait_for_statement
@@ -113,7 +113,7 @@ async def _probe_database(database: DatabaseSettings, max_lag: timedelta) -> Pro
         failed, reason = "database", error_to_one_line(error)
         if isinstance(error, SchemaMissingError):
             failed = "schema"
-        elif getattr(error, "sqlstate", None) == TABLE_MISSING:
+        elif getattr(error, "sqlstate", None) == TABLE_MISSING_SQLSTATE:
             failed = "schema"
             place = f'schema "{database.schema}"' if database.schema else "the default schema"
             command = make_migrate_command("riverpy doctor", database.schema, url)

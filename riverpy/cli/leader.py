@@ -85,7 +85,9 @@ def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
     """
     found, candidates, lease_map = run_async(_read_leader_and_candidates, database, domain)
     leader_id = None if found is None or found.expired else found.leader_id
-    standbys = lease_map and lease_map.standbys(leader_lease_name(domain), holder=leader_id)
+    standbys = lease_map and lease_map.standby_client_ids(
+        leader_lease_name(domain), holder=leader_id
+    )
     if as_json:
         # `candidates` is None if the database has no table of clients. `standbys` is None if this
         # table has no column for standbys.
@@ -107,7 +109,9 @@ def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
     elif not candidates:
         click.echo("no client of riverpy takes part in leader election")
     else:
-        unknown = lease_map.unknown_client_ids if lease_map else {one[0] for one in candidates}
+        unknown = (
+            lease_map.client_ids_without_report if lease_map else {one[0] for one in candidates}
+        )
         states = dict.fromkeys(unknown, "?")
         states |= dict.fromkeys(standbys or (), "yes")
         if leader_id is not None:

@@ -368,7 +368,7 @@ def _print_standbys(lease: LeaseOutput, lease_map: LeaseMap | None) -> None:
 def _unknown_clients(lease_map: LeaseMap | None) -> list[str] | None:
     """Return the ids of running clients that do not report whether they are standbys. None: not
     known."""
-    return None if lease_map is None else sorted(lease_map.unknown_client_ids)
+    return None if lease_map is None else sorted(lease_map.client_ids_without_report)
 
 
 def _describe_state(lease: LeaseOutput) -> str:

@@ -15,7 +15,7 @@ import pytest
 from riverpy._postgres.sql_files import get_query
 from riverpy._tools.bench import run as _bench_run
 from riverpy._tools.bench.process_cost import ServerProcesses, read_process_memory_mib
-from riverpy._tools.bench.run import BENCH_QUEUE, BenchLoad, BenchRun, compute_occupancy
+from riverpy._tools.bench.run import BENCH_QUEUE, BenchLoad, BenchRun, compute_slot_occupancy
 from riverpy._tools.errors import ToolError
 from riverpy.errors import SchemaMissingError
 from riverpy.migrate import Migrator
@@ -26,7 +26,7 @@ from tests.cli.worker_process import RIVERPY, environment
 if TYPE_CHECKING:
     import asyncpg
 
-    from riverpy._tools.bench.run import Measurement
+    from riverpy._tools.bench.run import BenchResult
     from tests._database import Schema
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process: few pickups, and the garbage collector as it is."""
-    monkeypatch.setattr(_bench_run, "PICKUP_COUNT", 5)
+    monkeypatch.setattr(_bench_run, "PICKUP_JOB_COUNT", 5)
     monkeypatch.setattr(_bench_run, "reduce_garbage_collection", lambda: None)
 
 
@@ -51,7 +51,7 @@ def bench(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-async def measure(schema: Schema, *, jobs: int = 300, slots: int = 20, **load: Any) -> Measurement:
+async def measure(schema: Schema, *, jobs: int = 300, slots: int = 20, **load: Any) -> BenchResult:
     """A measurement in this process, on an empty table."""
     measured = BenchRun(
         schema.url, schema.name, BenchLoad(job_count=jobs, max_workers=slots, **load)
@@ -108,9 +108,9 @@ async def test_occupancy(schema: Schema) -> None:
     """The share counts only the time in which all slots have work. There is no share without
     sleeps, or with too few jobs."""
     begun, ended = [0.0, 0.0, 10.0, 14.0, 18.0, 20.0], [10.0, 12.0, 18.0, 20.0, 30.0, 30.0]
-    assert compute_occupancy(begun, ended, 2) == 0.5  # from 12 to 14 only the third job runs
-    assert compute_occupancy([0.0, 0.0, 12.0, 12.0], [10.0, 12.0, 20.0, 20.0], 2) is None
-    assert compute_occupancy([0.0, 0.0], [1.0, 2.0], 2) is None
+    assert compute_slot_occupancy(begun, ended, 2) == 0.5  # from 12 to 14 only the third job runs
+    assert compute_slot_occupancy([0.0, 0.0, 12.0, 12.0], [10.0, 12.0, 20.0, 20.0], 2) is None
+    assert compute_slot_occupancy([0.0, 0.0], [1.0, 2.0], 2) is None
     assert (await measure(schema, jobs=50, slots=20)).occupancy is None
 
 
@@ -203,9 +203,9 @@ async def test_server_processes(conn: asyncpg.Connection[Any]) -> None:
     if is_local and processes is not None:
         grew = False
         while not grew:  # the CPU time of a process that ends is lost
-            before = processes.cpu_seconds()
+            before = processes.read_cpu_seconds()
             await conn.fetchval("SELECT count(*) FROM generate_series(1, 3000000)")
-            grew = processes.cpu_seconds() > before
+            grew = processes.read_cpu_seconds() > before
     assert ServerProcesses.find_by_backend(os.getpid()) is None
     assert ServerProcesses.find_by_backend(2**22 + 1) is None
 

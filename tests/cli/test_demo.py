@@ -18,7 +18,7 @@ import pytest
 
 from riverpy._tools.demo import run as _demo_run
 from riverpy._tools.demo.files import FileScan
-from riverpy._tools.demo.jobs import CompressFileArgs, CountFilesArgs, DemoWorker
+from riverpy._tools.demo.jobs import CompressFileArgs, CountFilesArgs, DemoJobFunctions
 from riverpy._tools.demo.run import DemoRun
 from riverpy._tools.errors import ToolError
 from riverpy.errors import JobCancel
@@ -332,15 +332,15 @@ async def test_unreadable(files: Path, database_url: str, monkeypatch: pytest.Mo
     assert FileScan(files, None).problems == ["/a/b: Permission denied"]
 
 
-def _wrong_digest(self: DemoWorker, path: Path) -> dict[str, object]:
+def _wrong_digest(self: DemoJobFunctions, path: Path) -> dict[str, object]:
     return {"bytes_in": path.stat().st_size, "bytes_out": 1, "sha256": "0" * 64}
 
 
-def _no_output(self: DemoWorker, job: Job[CompressFileArgs]) -> None:
+def _no_output(self: DemoJobFunctions, job: Job[CompressFileArgs]) -> None:
     pass
 
 
-def _gives_up(self: DemoWorker, job: Job[CompressFileArgs]) -> None:
+def _gives_up(self: DemoJobFunctions, job: Job[CompressFileArgs]) -> None:
     raise JobCancel("no wish to")
 
 
@@ -351,9 +351,9 @@ def _not_unique(self: CountFilesArgs) -> InsertOpts:
 @pytest.mark.parametrize(
     ("owner", "name", "broken", "problem"),
     [
-        (DemoWorker, "_compress_and_hash", _wrong_digest, [False, False, False, True]),
-        (DemoWorker, "compress_file", _no_output, [False, False, True, False]),
-        (DemoWorker, "compress_file", _gives_up, [True, False, False, False]),
+        (DemoJobFunctions, "_compress_and_hash", _wrong_digest, [False, False, False, True]),
+        (DemoJobFunctions, "compress_file", _no_output, [False, False, True, False]),
+        (DemoJobFunctions, "compress_file", _gives_up, [True, False, False, False]),
         (CountFilesArgs, "insert_opts", _not_unique, [True, True, False, False]),
     ],
 )

@@ -24,8 +24,8 @@ class SteppedPostgres(EmbeddedPostgres):
         self.clock = WallClock(directory)
 
     @property
-    def _environment(self) -> dict[str, str]:
-        return super()._environment | self.clock.environment
+    def _program_environment(self) -> dict[str, str]:
+        return super()._program_environment | self.clock.environment
 
 
 class SteppedServer(Server):

@@ -51,7 +51,7 @@ async def until_standby(schema: Schema, name: str) -> LeaseMap:
     async with asyncio.timeout(30):
         while True:
             found = await read_map(schema)
-            if found.standbys(name, holder="one") == ["two"]:
+            if found.standby_client_ids(name, holder="one") == ["two"]:
                 return found
             await asyncio.sleep(0.02)
 
@@ -78,8 +78,8 @@ async def test_standbys_of_a_singleton(schema: Schema) -> None:
         await next_heartbeat(one)
         async with running(two):
             found = await until_standby(schema, "s:a")
-            assert found.standbys("s:a", holder="two") == []
-            assert not found.unknown_client_ids
+            assert found.standby_client_ids("s:a", holder="two") == []
+            assert not found.client_ids_without_report
 
             async def wait_for_lease() -> None:
                 async with one.lease("b"):
@@ -98,7 +98,7 @@ async def test_standbys_of_a_singleton(schema: Schema) -> None:
             await until(lambda: one.stats().singletons["a"].standby)
             await next_heartbeat(two)
             await next_heartbeat(one)
-            assert (await read_map(schema)).standbys("s:a", holder="two") == ["one"]
+            assert (await read_map(schema)).standby_client_ids("s:a", holder="two") == ["one"]
             assert not two.stats().singletons["a"].standby
             await schema.execute("UPDATE riverpy_client SET state = 'stopping'")
             assert not (await read_map(schema)).clients_by_lease
@@ -117,7 +117,7 @@ async def test_standbys_of_leaders(schema: Schema) -> None:
         await until(lambda: one.is_leader)
         async with running(two):
             found = await until_standby(schema, "d:mail")
-    assert found.standbys("@schema", holder="one") == ["two"]
+    assert found.standby_client_ids("@schema", holder="one") == ["two"]
 
 
 async def test_standby_of_an_engine() -> None:
@@ -168,7 +168,7 @@ async def test_one_statement(schema: Schema) -> None:
     stored = await schema.fetchval("SELECT leases FROM riverpy_client")
     assert json.loads(stored)["standby"] == ["s:a", "s:b"]
     found = await read_map(schema)
-    assert found.standbys("s:b", holder="x") == ["me"]
+    assert found.standby_client_ids("s:b", holder="x") == ["me"]
     known = found.find_lag("s:c", holder="me", epoch=7)
     assert known is not None
     assert (known.count, known.age) == (3, 1.5)
@@ -177,7 +177,7 @@ async def test_one_statement(schema: Schema) -> None:
     assert found.find_lag("s:c", holder="x", epoch=7) is None  # a later holder
     for text in ("NULL", "'[]'", """'{"standby": 1}'""", """'{"standby": [], "left_out": 1}'"""):
         await schema.execute(f"UPDATE riverpy_client SET leases = {text}")
-        assert (await read_map(schema)).unknown_client_ids == {"me"}
+        assert (await read_map(schema)).client_ids_without_report == {"me"}
 
 
 def test_limit_of_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ async def test_removed_column(schema: Schema) -> None:
         assert await schema.fetchval("SELECT heartbeat_at FROM riverpy_client") > before
     async with running(client):
         await next_heartbeat(client)
-        assert (await read_map(schema)).unknown_client_ids == {"one"}
+        assert (await read_map(schema)).client_ids_without_report == {"one"}
     await migrator.up()
 
 

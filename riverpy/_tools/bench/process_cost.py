@@ -57,7 +57,7 @@ class ServerProcesses:
             return None
         return cls(parent_pid) if names == {"postgres\n"} else None
 
-    def cpu_seconds(self) -> float:
+    def read_cpu_seconds(self) -> float:
         """Return the processor time of all processes of the server, in seconds. Processes that have
         ended count too.
 

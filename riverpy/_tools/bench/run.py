@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 BENCH_QUEUE = "riverpy_bench"
 """The queue of the benchmark. No other worker may work it."""
 JOBS_PER_COPY = 10_000
-PICKUP_COUNT = 200
+PICKUP_JOB_COUNT = 200
 """The number of jobs inserted one by one while the worker is idle."""
-PICKUP_INTERVAL = 0.02
+PICKUP_INSERT_INTERVAL = 0.02
 """Seconds between two inserts of pickup jobs."""
 STALL_TIMEOUT = 30.0
 """If no job ends for this many seconds, the measurement fails."""
 STATEMENT_TIMEOUT = 60.0
 
 
-class Measurement(msgspec.Struct, frozen=True):
-    """The results of one run. The unit of each value is in its name."""
+class BenchResult(msgspec.Struct, frozen=True):
+    """The result of one run of the benchmark. The name of each value has its unit."""
 
     jobs: int
     slots: int
@@ -89,7 +89,9 @@ class _SleepArgs(msgspec.Struct, frozen=True):
     seconds: float
 
 
-def compute_occupancy(starts: Sequence[float], ends: Sequence[float], slots: int) -> float | None:
+def compute_slot_occupancy(
+    starts: Sequence[float], ends: Sequence[float], slots: int
+) -> float | None:
     """Return the fraction of the slots that run jobs, from 0 to 1, while there is work for all
     slots.
 
@@ -169,7 +171,7 @@ class BenchRun:
 
     async def _record_pickup_time(self, job: Job[_PickupArgs]) -> None:
         self._pickup_time_by_number[job.args.job_number] = time.perf_counter()
-        if len(self._pickup_time_by_number) == PICKUP_COUNT:
+        if len(self._pickup_time_by_number) == PICKUP_JOB_COUNT:
             self._all_pickups_recorded.set()
 
     async def require_empty_job_table(self, *, delete_jobs: bool) -> int:
@@ -177,24 +179,24 @@ class BenchRun:
         the number of deleted jobs."""
         async with self._open_connection() as connection:
             await check_schema(connection, self._schema, url=self._url)
-            ((count,),) = await self._fetch(connection, "bench_job_count")
+            ((count,),) = await self._fetch_rows(connection, "bench_job_count")
             if count and not delete_jobs:
                 raise ToolError(
                     f"river_job has {count:,} jobs: use --force to delete all of them "
                     "(TRUNCATE), or another database or schema"
                 )
             if count:
-                await self._fetch(connection, "bench_truncate")
+                await self._fetch_rows(connection, "bench_truncate")
         return count
 
-    async def measure(self) -> Measurement:
+    async def measure(self) -> BenchResult:
         """Insert jobs, work them, and return the results."""
         async with self._open_connection() as connection:
-            ((pid, is_local, postgres),) = await self._fetch(connection, "bench_server")
+            ((pid, is_local, postgres),) = await self._fetch_rows(connection, "bench_server")
             self._server = ServerProcesses.find_by_backend(pid) if is_local else None
             async with self._client:
                 insert_seconds = await self._measure_insert_seconds()
-                await self._fetch(connection, "bench_settle")
+                await self._fetch_rows(connection, "bench_settle")
                 reduce_garbage_collection()
                 work_seconds, client_cpu, server_cpu = await self._measure_work_time_and_cpu()
                 rss = read_process_memory_mib()
@@ -203,8 +205,8 @@ class BenchRun:
                     await self._measure_pickup_seconds(), n=100, method="inclusive"
                 )
         jobs, slots = self._load.job_count, self._load.max_workers
-        share = compute_occupancy(self._job_start_times, self._job_end_times, slots)
-        return Measurement(
+        share = compute_slot_occupancy(self._job_start_times, self._job_end_times, slots)
+        return BenchResult(
             jobs=jobs,
             slots=slots,
             insert_per_s=round(jobs / insert_seconds, 1),
@@ -227,7 +229,9 @@ class BenchRun:
         finally:
             await close_connection(connection)
 
-    async def _fetch(self, connection: Connection, sql_name: str, **values: object) -> list[Record]:
+    async def _fetch_rows(
+        self, connection: Connection, sql_name: str, **values: object
+    ) -> list[Record]:
         with anyio.fail_after(STATEMENT_TIMEOUT):
             return await get_query("bench", sql_name, self._schema).fetch(connection, **values)
 
@@ -272,7 +276,7 @@ class BenchRun:
 
     def _read_time_and_cpu(self) -> tuple[float, float, float]:
         """Return the time, and the processor times of this process and of the server."""
-        server_cpu = self._server.cpu_seconds() if self._server else 0.0
+        server_cpu = self._server.read_cpu_seconds() if self._server else 0.0
         return time.perf_counter(), time.process_time(), server_cpu
 
     async def _wait_until_all_jobs_worked(self) -> None:
@@ -296,7 +300,7 @@ class BenchRun:
                         return
 
     async def _check_all_jobs_completed(self, connection: Connection) -> None:
-        ((completed,),) = await self._fetch(connection, "bench_completed", queue=BENCH_QUEUE)
+        ((completed,),) = await self._fetch_rows(connection, "bench_completed", queue=BENCH_QUEUE)
         if completed != self._load.job_count:
             raise ToolError(
                 f"{completed:,} of {self._load.job_count:,} jobs were completed at their first "
@@ -312,8 +316,8 @@ class BenchRun:
         inserted_at: list[float] = []
         async with self._client.working():
             began = time.perf_counter()
-            for number in range(PICKUP_COUNT):
-                due = began + number * PICKUP_INTERVAL
+            for number in range(PICKUP_JOB_COUNT):
+                due = began + number * PICKUP_INSERT_INTERVAL
                 await anyio.sleep(max(0.0, due - time.perf_counter()))
                 inserted_at.append(time.perf_counter())
                 await self._client.insert(_PickupArgs(number), self._insert_opts)

@@ -65,9 +65,9 @@ class RunUntilCancelledArgs(msgspec.Struct, frozen=True):
     kind: ClassVar[str] = "run_until_cancelled"
 
 
-def make_example_args(directory: str) -> list[JobArgs]:
-    """Return the args of jobs that do not compress a file. The most important jobs are first,
-    because `--jobs` limits the number."""
+def make_feature_job_args(directory: str) -> list[JobArgs]:
+    """Return the args of the jobs that each show one feature, such as a retry or a snooze. The most
+    important jobs are first, because `--jobs` limits the number."""
     return [
         FailOnceArgs(1),
         CountFilesArgs(directory, "*"),
@@ -81,8 +81,8 @@ def make_example_args(directory: str) -> list[JobArgs]:
     ]
 
 
-class DemoWorker:
-    """The code of the jobs.
+class DemoJobFunctions:
+    """The functions that work the jobs of all kinds.
 
     Args:
         cancel_job: a function that cancels the job with this id.

@@ -16,7 +16,12 @@ import msgspec
 
 from riverpy._postgres.driver import DATABASE_ERRORS, close_connection, connect
 from riverpy._postgres.sql_files import get_query
-from riverpy._tools.demo.jobs import CompressFileArgs, CountFilesArgs, DemoWorker, make_example_args
+from riverpy._tools.demo.jobs import (
+    CompressFileArgs,
+    CountFilesArgs,
+    DemoJobFunctions,
+    make_feature_job_args,
+)
 from riverpy._tools.errors import ToolError
 from riverpy.client import Client
 from riverpy.config import Config, QueueConfig
@@ -98,13 +103,13 @@ class DemoRun:
         self._url = url
         self._should_create_schema = schema is None
         self.schema = schema or f"riverpy_demo_{secrets.token_hex(4)}"
-        others = make_example_args(str(files.directory))[: None if limit is None else limit - 1]
+        others = make_feature_job_args(str(files.directory))[: None if limit is None else limit - 1]
         self._job_args: list[JobArgs] = [*others, *map(CompressFileArgs, files.paths)][:limit]
         self._on_event = on_event
-        self._job_worker = DemoWorker(lambda job_id: self._client.job_cancel(job_id))
+        self._job_functions = DemoJobFunctions(lambda job_id: self._client.job_cancel(job_id))
         self._client = Client(
             url,
-            workers=self._job_worker.workers,
+            workers=self._job_functions.workers,
             queues={"default": QueueConfig(max_workers=MAX_WORKERS)},
             config=Config(schema=self.schema, max_attempts=2),
         )
@@ -130,32 +135,36 @@ class DemoRun:
             return DemoResult(
                 schema=self.schema,
                 duration=await self._insert_and_work_jobs(connection),
-                summary_rows=await self._fetch(connection, "demo_summary"),
-                read_errors=[row[0] for row in await self._fetch(connection, "demo_unreadable")],
+                summary_rows=await self._fetch_rows(connection, "demo_summary"),
+                read_errors=[
+                    row[0] for row in await self._fetch_rows(connection, "demo_unreadable")
+                ],
                 problems_by_check=await self._find_problems_by_check(connection),
             )
         finally:
             await close_connection(connection)
 
     async def _prepare_schema(self, connection: Connection) -> None:
-        ((is_locked,),) = await self._fetch(connection, "demo_lock", name=self.schema)
+        ((is_locked,),) = await self._fetch_rows(connection, "demo_lock", name=self.schema)
         if not is_locked:
             raise ToolError(f"another demo uses schema {self.schema!r}")
         if self._should_create_schema:
-            for (command,) in await self._fetch(connection, "demo_drop_ended"):
+            for (command,) in await self._fetch_rows(connection, "demo_drop_ended"):
                 with suppress(*DATABASE_ERRORS):  # if the schema is in use, the next run drops it
                     await connection.execute(command)
-            ((command,),) = await self._fetch(connection, "demo_create", name=self.schema)
+            ((command,),) = await self._fetch_rows(connection, "demo_create", name=self.schema)
             await connection.execute(command)
         await migrate_all(connection, schema=self.schema)
-        ((jobs, _, _),) = await self._fetch(connection, "demo_count")
+        ((jobs, _, _),) = await self._fetch_rows(connection, "demo_count")
         if jobs:
             raise ToolError(
                 f"schema {self.schema!r} has {jobs:,} jobs. The demo needs a schema without jobs: "
                 "leave out --schema, then it creates one"
             )
 
-    async def _fetch(self, connection: Connection, sql_name: str, **values: object) -> list[Record]:
+    async def _fetch_rows(
+        self, connection: Connection, sql_name: str, **values: object
+    ) -> list[Record]:
         with anyio.fail_after(STATEMENT_TIMEOUT):
             return await get_query("demo", sql_name, self.schema).fetch(connection, **values)
 
@@ -169,7 +178,7 @@ class DemoRun:
                     await self._insert_jobs()
                     await self._wait_until_all_jobs_ended(connection)
                 finally:
-                    self._job_worker.stop_blocking_jobs()
+                    self._job_functions.stop_blocking_jobs()
                     tasks.cancel_scope.cancel()
             return timedelta(seconds=time.monotonic() - began)
 
@@ -191,7 +200,7 @@ class DemoRun:
     async def _wait_until_all_jobs_ended(self, connection: Connection) -> None:
         moved_at, left_before = time.monotonic(), -1
         while True:
-            ((_, left, running),) = await self._fetch(connection, "demo_count")
+            ((_, left, running),) = await self._fetch_rows(connection, "demo_count")
             if not left:
                 return
             if running or left != left_before:
@@ -206,7 +215,7 @@ class DemoRun:
     async def _find_problems_by_check(self, connection: Connection) -> dict[str, list[str]]:
         """Check the rows of the jobs, and compare the digests of some files with digests that the
         server computes."""
-        sample = await self._fetch(connection, "demo_sample")
+        sample = await self._fetch_rows(connection, "demo_sample")
         contents = await anyio.to_thread.run_sync(_read_unchanged_files, sample, self._started_at)
         checks: dict[str, list[str]] = {
             "every job is in the expected state after the expected attempts": [],
@@ -215,7 +224,7 @@ class DemoRun:
             f"the digests of {len(contents)} files are those that PostgreSQL computes": [],
         }
         found = list(checks.values())
-        for number, problem in await self._fetch(
+        for number, problem in await self._fetch_rows(
             connection,
             "demo_problems",
             ids=self._job_ids,

@@ -27,16 +27,16 @@ DASHBOARD_STOP_TIMEOUT = 10.0
 _SETTINGS_FILES = ("/pyproject.toml", "/riverpy.toml")
 _IGNORED_DIRECTORIES = ("site-packages", "venv")
 """The names of directories in which changes are ignored, in addition to watchfiles' own names."""
-_QUIET_PERIOD_MS = 100
+_CHANGE_QUIET_PERIOD_MS = 100
 """watchfiles reports changes when no file has changed for this time, in milliseconds."""
-_REPORT_DELAY_MAX_MS = 1_000
+_CHANGE_REPORT_DELAY_MAX_MS = 1_000
 """The longest time until watchfiles reports a change, in milliseconds."""
 
 
 class CommandProcess:
-    """A `riverpy worker` or `riverpy web` in its own session, so that the terminal sends Ctrl-C
-    only to the supervisor. `name` says what it is in notes. The other arguments are those of
-    WorkerSupervisor."""
+    """A process that runs `riverpy worker` or `riverpy web`. It is in a session of its own, so that
+    the terminal sends Ctrl-C only to the supervisor. Notes to the user call the process `name`. The
+    other arguments are those of DevSupervisor."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class CommandProcess:
         os.close(reader)
 
     async def wait_until_ended(self) -> None:
-        """Wait for the end of the process. Then kill the processes that jobs started and did not
-        end."""
+        """Wait until the process ends. Then kill the processes that its jobs started and that still
+        run."""
         try:
             await anyio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
         finally:
@@ -103,7 +103,7 @@ class CommandProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
-class WorkerSupervisor:
+class DevSupervisor:
     """Runs a worker until a signal arrives, with the dashboard beside it.
 
     Args:
@@ -138,7 +138,7 @@ class WorkerSupervisor:
             await tasks.start(self._handle_stop_signals)
             if self._directory is not None:
                 tasks.start_soon(self._watch_file_changes, self._directory)
-            async with self._running_dashboard():
+            async with self._run_dashboard():
                 while not self._stop_requested.is_set():
                     self._files_changed = anyio.Event()
                     code = await self._run_worker()
@@ -148,8 +148,8 @@ class WorkerSupervisor:
         return code
 
     @asynccontextmanager
-    async def _running_dashboard(self) -> AsyncGenerator[None]:
-        """Run the dashboard during the block. It needs none of the code that changes."""
+    async def _run_dashboard(self) -> AsyncGenerator[None]:
+        """Run the dashboard during the `async with` block. A changed file does not restart it."""
         if self._web_arguments is None:
             yield
             return
@@ -161,7 +161,7 @@ class WorkerSupervisor:
             self._print_note,
         )
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._wait_for_dashboard, dashboard)
+            tasks.start_soon(self._report_dashboard_end, dashboard)
             try:
                 yield
             finally:
@@ -170,7 +170,7 @@ class WorkerSupervisor:
                     if not dashboard.ended_event.is_set():
                         await dashboard.stop(self._hard_stop_requested)
 
-    async def _wait_for_dashboard(self, dashboard: CommandProcess) -> None:
+    async def _report_dashboard_end(self, dashboard: CommandProcess) -> None:
         await dashboard.wait_until_ended()
         if not self._stop_requested.is_set():
             self._print_note(
@@ -217,11 +217,14 @@ class WorkerSupervisor:
         is_ours = PythonFilter(extra_extensions=_SETTINGS_FILES)
         is_ours.ignore_dirs = (*PythonFilter.ignore_dirs, *_IGNORED_DIRECTORIES)
         async for changes in awatch(
-            directory, watch_filter=is_ours, debounce=_REPORT_DELAY_MAX_MS, step=_QUIET_PERIOD_MS
+            directory,
+            watch_filter=is_ours,
+            debounce=_CHANGE_REPORT_DELAY_MAX_MS,
+            step=_CHANGE_QUIET_PERIOD_MS,
         ):
             if not self._stop_requested.is_set():
                 self._print_note(
-                    f"riverpy dev: {_describe_changes(changes, directory)} changed, restarting"
+                    f"riverpy dev: {_describe_file_changes(changes, directory)} changed, restarting"
                 )
                 self._files_changed.set()
 
@@ -237,6 +240,6 @@ async def wait_for_any_event(*events: anyio.Event) -> None:
             tasks.start_soon(wait_for, event)
 
 
-def _describe_changes(changes: set[tuple[Change, str]], directory: Path) -> str:
+def _describe_file_changes(changes: set[tuple[Change, str]], directory: Path) -> str:
     names = sorted({os.path.relpath(path, directory) for _, path in changes})
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")

@@ -17,20 +17,20 @@ import signal
 import sys
 import threading
 
-_parent_ended = threading.Event()
+_parent_ended_event = threading.Event()
 
 
 def _stop_when_parent_ends(pipe_fd: int, kill_timeout: float) -> None:
     os.read(pipe_fd, 1)  # this returns when the parent ends, because the parent writes nothing
-    _parent_ended.set()
+    _parent_ended_event.set()
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait(kill_timeout)
     os.killpg(0, signal.SIGKILL)
 
 
-def _kill_own_group_if_parent_ended() -> None:
+def _kill_own_process_group_if_parent_ended() -> None:
     """Kill the process group of this worker, if the parent has ended and cannot kill it."""
-    if _parent_ended.is_set():
+    if _parent_ended_event.is_set():
         os.killpg(0, signal.SIGKILL)
 
 
@@ -38,7 +38,7 @@ if __name__ == "__main__":
     parent_pipe, kill_timeout = int(sys.argv[1]), float(sys.argv[2])
     os.set_inheritable(parent_pipe, False)
     atexit.register(
-        _kill_own_group_if_parent_ended
+        _kill_own_process_group_if_parent_ended
     )  # atexit calls this function last, because it is registered first
     threading.Thread(
         target=_stop_when_parent_ends, args=(parent_pipe, kill_timeout), daemon=True

@@ -24,7 +24,7 @@ from riverpy._tools.doctor import (
 from riverpy._tools.doctor.finding import Finding, fail, limit_problems, set_check_name, warn
 from riverpy._tools.doctor.session import DoctorSession, SessionLostError
 from riverpy._tools.doctor.snapshot import DatabaseSnapshot
-from riverpy._tools.domain_map import PRIVILEGE_MISSING, TABLE_MISSING
+from riverpy._tools.domain_map import PRIVILEGE_MISSING_SQLSTATE, TABLE_MISSING_SQLSTATE
 from riverpy.errors import ConfigError, RiverError
 
 if TYPE_CHECKING:
@@ -94,7 +94,10 @@ class CheckRunner:
     ) -> None:
         self._request, self._report_finding, self._on_error = request, report_finding, on_error
         self._session = DoctorSession(request.url, request.password)
-        self._skipped_checks: dict[str, dict[str, str]] = {PRIVILEGE_MISSING: {}, TABLE_MISSING: {}}
+        self._skipped_checks: dict[str, dict[str, str]] = {
+            PRIVILEGE_MISSING_SQLSTATE: {},
+            TABLE_MISSING_SQLSTATE: {},
+        }
         """For each error code of the server: the checks that could not run, each with its error
         text."""
 
@@ -185,8 +188,12 @@ class CheckRunner:
             "River's tables"
         )
         for code, reason, fix in (
-            (PRIVILEGE_MISSING, "the role may not run these checks", role_fix),
-            (TABLE_MISSING, "these checks need a table that is missing", _MISSING_TABLE_FIX),
+            (PRIVILEGE_MISSING_SQLSTATE, "the role may not run these checks", role_fix),
+            (
+                TABLE_MISSING_SQLSTATE,
+                "these checks need a table that is missing",
+                _MISSING_TABLE_FIX,
+            ),
         ):
             if checks := self._skipped_checks[code]:
                 errors = "; ".join(dict.fromkeys(checks.values()))

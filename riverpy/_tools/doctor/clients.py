@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
     from riverpy._tools.domain_map import DomainMap
-    from riverpy._tools.reads import ClientRow, DefaultLeader
+    from riverpy._tools.reads import ClientRow, DefaultDomainLeader
 
 JOB_RELEASE_TIMEOUT = 60.0
 """When a client has sent no heartbeat for `dead_after`, a leader releases its jobs within this many
@@ -100,7 +100,7 @@ def _late_heartbeat_finding(client: ClientRow) -> Finding:
 
 
 def _can_jobs_be_released(
-    clients: Sequence[ClientRow], leader: DefaultLeader | None, domains: DomainMap | None
+    clients: Sequence[ClientRow], leader: DefaultDomainLeader | None, domains: DomainMap | None
 ) -> bool:
     """Whether there is a leader, or a client that can become leader. With several domains, this
     function cannot know it, and returns True."""

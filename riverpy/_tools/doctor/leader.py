@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.domains import DomainMember
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
-    from riverpy._tools.reads import ClientRow, DefaultLeader
+    from riverpy._tools.reads import ClientRow, DefaultDomainLeader
 
 ELECTION_TIMEOUT = 20.0
 """If there is no leader, a client becomes leader within this many seconds after its start."""
@@ -58,7 +58,9 @@ async def check_leader(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 async def _missing_leader_finding(
-    snapshot: DatabaseSnapshot, leader: DefaultLeader | None, clients: Sequence[ClientRow] | None
+    snapshot: DatabaseSnapshot,
+    leader: DefaultDomainLeader | None,
+    clients: Sequence[ClientRow] | None,
 ) -> Finding:
     domains = await snapshot.domains()
     others = set[str]() if domains is None else domains.non_default_client_ids

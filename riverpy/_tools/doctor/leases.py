@@ -96,7 +96,7 @@ def _held_leases_finding(held_leases: Sequence[_Lease], lease_map: LeaseMap | No
     if lease_map is not None:
         data["standbys"] = {lease.name: lease.standbys for lease in held_leases}
         data["lags"] = {lease.name: lease.lag for lease in held_leases if lease.lag is not None}
-        data["clients_without_report"] = sorted(lease_map.unknown_client_ids)
+        data["clients_without_report"] = sorted(lease_map.client_ids_without_report)
     return ok(text, **data)
 
 
@@ -112,7 +112,7 @@ def _describe_lease(lease: _Lease) -> str:
 
 
 def _expired_lease_findings(leases: Sequence[_Lease], lease_map: LeaseMap | None) -> list[Finding]:
-    is_known = lease_map is not None and not lease_map.unknown_client_ids
+    is_known = lease_map is not None and not lease_map.client_ids_without_report
     found: list[_Lease] = []
     for lease in leases:
         is_alone = is_known and not lease.standbys

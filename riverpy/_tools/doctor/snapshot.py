@@ -24,7 +24,11 @@ from riverpy._tools.doctor.statements import (
 )
 from riverpy._tools.domain_map import DomainMap, read_domains_if_permitted
 from riverpy._tools.lease_map import LeaseMap, read_lease_map
-from riverpy._tools.reads import read_clients, read_leader, run_job_statement
+from riverpy._tools.reads import (
+    read_clients,
+    read_default_domain_leader,
+    run_job_statement_despite_damage,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -39,7 +43,7 @@ if TYPE_CHECKING:
         RunningJobGroup,
         ServerRow,
     )
-    from riverpy._tools.reads import ClientRow, DefaultLeader
+    from riverpy._tools.reads import ClientRow, DefaultDomainLeader
 
 ResultT = TypeVar("ResultT")
 
@@ -171,11 +175,13 @@ class DatabaseSnapshot:
         return await self.session.read(read_lease_map, self.schema)
 
     @_read_once
-    async def last_leader(self) -> DefaultLeader | None:
+    async def last_leader(self) -> DefaultDomainLeader | None:
         """Return the current or last leader; None: there was no leader, or the last leader
         resigned."""
         has_clients = self.has_migration(CLIENTS_MIGRATION)
-        return await self.session.read(read_leader, self.schema, has_client_table=has_clients)
+        return await self.session.read(
+            read_default_domain_leader, self.schema, has_client_table=has_clients
+        )
 
     @_read_once
     async def backlogs(self) -> list[BacklogRow]:
@@ -199,7 +205,7 @@ class DatabaseSnapshot:
     async def kinds(self, backlogs: Sequence[BacklogRow]) -> list[KindRow]:
         """Return the kinds of the first `compute_sample_size` jobs of each backlog."""
         return await self.session.read(
-            run_job_statement,
+            run_job_statement_despite_damage,
             self.schema,
             WAITING_JOB_STATES,
             self.damaged_job_errors,
@@ -213,7 +219,7 @@ class DatabaseSnapshot:
         """Return the running jobs in groups, the longest-running first. A job counts as stuck if
         its client reports it as stuck."""
         return await self.session.read(
-            run_job_statement,
+            run_job_statement_despite_damage,
             self.schema,
             ["running"],
             self.damaged_job_errors,

@@ -27,7 +27,7 @@ class ServerAccount(NamedTuple):
     user_id: int | None
     group_id: int | None
 
-    def run(
+    def run_program(
         self,
         command: Sequence[str | Path],
         *,
@@ -59,7 +59,9 @@ class ServerAccount(NamedTuple):
         if self.user_id is None:
             return True
         try:
-            return self.run([program, "--version"], timeout=10, environment={}).returncode == 0
+            return (
+                self.run_program([program, "--version"], timeout=10, environment={}).returncode == 0
+            )
         except PermissionError:
             return False
 

@@ -51,7 +51,7 @@ def find_installation() -> PostgresInstallation:
     newest PostgreSQL."""
     if chosen := os.environ.get(BINARIES_ENV_VARIABLE):
         directory = Path(chosen).expanduser().absolute()
-        if version := _read_version(directory):
+        if version := _read_usable_version(directory):
             return PostgresInstallation(BINARIES_ENV_VARIABLE, directory, version)
         raise DatabaseError(
             f"{BINARIES_ENV_VARIABLE}={chosen} holds no working postgres and initdb of "
@@ -60,9 +60,13 @@ def find_installation() -> PostgresInstallation:
     for source, (package, programs) in _PROGRAM_DIRECTORY_BY_PACKAGE.items():
         spec = importlib.util.find_spec(package)
         directory = Path(spec.origin).parent / programs if spec and spec.origin else None
-        if directory and (version := _read_version(directory)):
+        if directory and (version := _read_usable_version(directory)):
             return PostgresInstallation(source, directory, version)
-    system = [(version, path) for path in _find_program_dirs() if (version := _read_version(path))]
+    system = [
+        (version, path)
+        for path in _find_system_program_directories()
+        if (version := _read_usable_version(path))
+    ]
     if system:
         version, path = max(system)
         return PostgresInstallation("system", path, version)
@@ -73,14 +77,14 @@ def find_installation() -> PostgresInstallation:
     )
 
 
-def _find_program_dirs() -> set[Path]:
+def _find_system_program_directories() -> set[Path]:
     found = {path for pattern in _SYSTEM_DIRECTORY_PATTERNS for path in Path("/").glob(pattern)}
     if postgres := shutil.which("postgres"):
         found.add(Path(postgres).resolve().parent)
     return found
 
 
-def _read_version(directory: Path) -> tuple[int, int] | None:
+def _read_usable_version(directory: Path) -> tuple[int, int] | None:
     """Return the version of the programs in a directory; None: there are none, or they are too old
     or do not run."""
     if not (directory / "initdb").is_file():
@@ -125,11 +129,11 @@ def make_installation_runnable(
     build = hashlib.sha256(postgres.read_bytes()).hexdigest()[:12]
     copy = base_directory / f"postgres-{'.'.join(map(str, installation.version))}-{build}"
     if not copy.exists():
-        _copy_tree(tree, copy)
+        _copy_installation(tree, copy)
     return installation._replace(program_directory=copy / tree.parent.name / tree.name / "bin")
 
 
-def _copy_tree(tree: Path, destination: Path) -> None:
+def _copy_installation(tree: Path, destination: Path) -> None:
     """Copy an installation and its package's libraries to a temporary directory, then rename this
     directory."""
     package = tree.parent

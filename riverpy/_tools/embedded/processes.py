@@ -195,7 +195,7 @@ class _ServerSupervisor:
         lock_file(self._server_directory / "supervisor.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
         if find_postmaster_pid(self._data_directory) is None:
             self._start_server()
-        if not wait_until(self._has_start_ended, SERVER_START_TIMEOUT):
+        if not wait_until(self._check_start_and_retry, SERVER_START_TIMEOUT):
             report_start_result(f"the server was not ready after {SERVER_START_TIMEOUT:.0f} s")
         elif self._has_server_ended():
             report_start_result("the server ended at once")
@@ -227,10 +227,9 @@ class _ServerSupervisor:
             self._log_path.replace(self._log_path.with_suffix(".log.old"))
         return os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def _has_start_ended(self) -> bool:
-        """Return whether the start has ended, because the server is ready or has failed. If
-        backends of an earlier server made the start fail, start the server again and return
-        False."""
+    def _check_start_and_retry(self) -> bool:
+        """Return whether the start has ended: the server is ready or has failed. If backends of an
+        earlier server made the start fail, start the server again and return False."""
         if not self._has_server_ended():
             return is_server_ready(self._data_directory)
         if _OLD_BACKENDS_LOG_TEXT not in self._log_path.read_bytes()[self._log_size_at_start :]:

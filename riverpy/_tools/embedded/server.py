@@ -277,7 +277,7 @@ class EmbeddedPostgres:
         return make_installation_runnable(self._account, self._installation, self._base_directory)
 
     @property
-    def _environment(self) -> dict[str, str]:
+    def _program_environment(self) -> dict[str, str]:
         """The environment of the programs. It lacks PGPORT, PGDATA, LD_LIBRARY_PATH and other
         variables that change the behaviour of PostgreSQL."""
         return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": _LOCALE, "TZ": "UTC"}
@@ -298,8 +298,11 @@ class EmbeddedPostgres:
             *("-D", making, "--username=postgres", "--encoding=UTF8", f"--locale={_LOCALE}"),
             *("--auth=trust", "--no-sync"),
         ]
-        made = self._account.run(
-            command, timeout=INITDB_TIMEOUT, environment=self._environment, pass_fds=[lock_fd]
+        made = self._account.run_program(
+            command,
+            timeout=INITDB_TIMEOUT,
+            environment=self._program_environment,
+            pass_fds=[lock_fd],
         )
         if made.returncode:
             reason = " ".join(made.stderr.split())
@@ -315,12 +318,14 @@ class EmbeddedPostgres:
         If there is a server but no supervisor, a new supervisor takes over the server.
         """
 
-        def has_server_started() -> bool:
+        def ensure_supervisor_and_check_server() -> bool:
             if processes.is_unlocked(self.directory / "supervisor.lock"):
                 self._start_detached_process("supervise", json.dumps(self._make_server_spec()))
             return self.is_running
 
-        if not processes.wait_until(has_server_started, processes.SERVER_START_TIMEOUT):
+        if not processes.wait_until(
+            ensure_supervisor_and_check_server, processes.SERVER_START_TIMEOUT
+        ):
             limit = f"{processes.SERVER_START_TIMEOUT:.0f} s"
             raise DatabaseError(f"PostgreSQL did not answer within {limit}: see {self.log_path}")
 
@@ -344,7 +349,7 @@ class EmbeddedPostgres:
                 "-D",
                 str(self._data_directory),
             ],
-            "environment": self._environment,
+            "environment": self._program_environment,
             "user_id": self._account.user_id,
             "group_id": self._account.group_id,
         }

@@ -9,7 +9,7 @@ import msgspec
 
 from riverpy._names import USER_LEASE_NAME_PREFIX
 from riverpy._postgres.driver import DATABASE_ERRORS
-from riverpy._tools.domain_map import PRIVILEGE_MISSING
+from riverpy._tools.domain_map import PRIVILEGE_MISSING_SQLSTATE
 from riverpy._tools.lease_map import LeaseMap, find_lease_reports, read_lease_map
 from riverpy._tools.top.statements import read_leases
 from riverpy.stats import LeaseLag
@@ -71,7 +71,7 @@ async def read_lease_statuses(
             )
             lease_map = await read_lease_map(connection, schema) if has_reports and rows else None
     except DATABASE_ERRORS as error:
-        if getattr(error, "sqlstate", None) != PRIVILEGE_MISSING:
+        if getattr(error, "sqlstate", None) != PRIVILEGE_MISSING_SQLSTATE:
             raise
         return ShownLeases([], 0, is_partial=False)
     found = sorted((_make_status(row, lease_map) for row in rows), key=_sort_key)

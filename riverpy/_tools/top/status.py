@@ -24,7 +24,11 @@ from riverpy._postgres.schema import (
 )
 from riverpy._tools.doctor.server import expect_primary
 from riverpy._tools.domain_map import read_domains_if_permitted
-from riverpy._tools.reads import read_clients, read_leader, run_job_statement
+from riverpy._tools.reads import (
+    read_clients,
+    read_default_domain_leader,
+    run_job_statement_despite_damage,
+)
 from riverpy._tools.top.lease_status import LeaseStatus, ShownLeases, read_lease_statuses
 from riverpy._tools.top.statements import (
     EndedJobsRow,
@@ -316,7 +320,7 @@ class StatusStatements:
         schema = self._schema
         errors = await find_damaged_jobs(connection, schema, list(self._damaged_job_errors))
         self._damaged_job_errors = errors
-        ended = await run_job_statement(
+        ended = await run_job_statement_despite_damage(
             connection,
             schema,
             sorted(FINAL_STATES),
@@ -325,7 +329,7 @@ class StatusStatements:
             window=RATE_WINDOW,
             count_limit=ENDED_JOBS_MAX,
         )
-        rows = await run_job_statement(
+        rows = await run_job_statement_despite_damage(
             connection,
             schema,
             ("available", "running", "retryable"),
@@ -337,7 +341,7 @@ class StatusStatements:
             count_limit=count_limit,
             read_limit=get_read_limit(len(queue_names)),
         )
-        running = await run_job_statement(
+        running = await run_job_statement_despite_damage(
             connection,
             schema,
             ("running",),
@@ -369,7 +373,7 @@ class StatusStatements:
         )
 
     async def _read_leader_status(self, connection: Transaction) -> LeaderStatus | None:
-        leader = await read_leader(
+        leader = await read_default_domain_leader(
             connection, self._schema, has_client_table=self._has_client_table
         )
         if leader is None:
