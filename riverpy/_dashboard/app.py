@@ -53,7 +53,12 @@ from riverpy._dashboard.headers import SecurityHeadersMiddleware
 from riverpy._dashboard.litestar_paths import LitestarPathMiddleware
 from riverpy._dashboard.live import RegionKey
 from riverpy._dashboard.messages import delete_flash_message, read_flash_message, set_flash_message
-from riverpy._dashboard.page import STATUS_VALUE, Frame, PageView, make_page_values
+from riverpy._dashboard.page import (
+    RESPONSE_STATUS_KEY,
+    PageFrame,
+    PageView,
+    make_common_template_values,
+)
 from riverpy._dashboard.rendering import load_static_files
 from riverpy._dashboard.site import DashboardOptions, Site
 from riverpy._log import get_logger
@@ -154,7 +159,7 @@ class _DashboardApp:
         response = self._render(
             request, view, page, page.template, {**values, "live_path": live_path}
         )
-        response.status_code = cast("int", values.get(STATUS_VALUE, 200))
+        response.status_code = cast("int", values.get(RESPONSE_STATUS_KEY, 200))
         if page.findings_age_max is not None:
             run_checks = self._site.doctor.run_checks_if_older
             response.background = BackgroundTask(run_checks, page.findings_age_max)
@@ -172,9 +177,9 @@ class _DashboardApp:
         content = self._site.templates.render(
             template,
             {
-                **make_page_values(view, PAGES, page),
+                **make_common_template_values(view, PAGES, page),
                 **values,
-                "frame": Frame(token, message),
+                "frame": PageFrame(token, message),
                 "user": view.access.user,
                 "here": _get_path_and_query(request, view.root_path),
             },
@@ -213,7 +218,7 @@ class _DashboardApp:
         return response
 
     async def _render_live_block(self, page: Page, view: PageView) -> bytes:
-        values = {**make_page_values(view, PAGES, page), **await page.load(view)}
+        values = {**make_common_template_values(view, PAGES, page), **await page.load(view)}
         return self._site.templates.render_live_block(page.template, values)
 
     async def _handle_change_form(self, change: ChangeRoute, request: Request) -> Response:

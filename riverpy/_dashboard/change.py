@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from riverpy._dashboard.paths import is_own_path
+from riverpy._dashboard.paths import is_same_site_path
 from riverpy._log import get_logger
 from riverpy._log_events import DASHBOARD_MADE_A_CHANGE
 
@@ -67,7 +67,7 @@ class ChangeRoute(NamedTuple):
     def get_back_path(self, fields: QueryParams) -> str:
         """Return the path to return to. It never leads to another site."""
         path = fields.get(BACK_PATH_FIELD, "")
-        return path if is_own_path(path) else self.default_back_path
+        return path if is_same_site_path(path) else self.default_back_path
 
 
 def log_change(access: Access, action: str, target: str) -> None:

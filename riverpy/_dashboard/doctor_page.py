@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from riverpy._dashboard.health_summary import HEALTH_BY_LEVEL, summarize
+from riverpy._dashboard.health_summary import HEALTH_BY_LEVEL, make_health_summary
 from riverpy._dashboard.page import Page
 from riverpy._dashboard.sentence import Sentence
 from riverpy._tools.doctor.finding import Level
@@ -32,7 +32,7 @@ async def load_doctor_page(view: PageView) -> Mapping[str, object]:
         "report": report,
         "is_running": doctor.is_running,
         "pause": None if report is None else report.get_pause_until_next_run(FINDINGS_AGE_MAX),
-        "summary": summarize(_describe_findings(findings), "The checks found no problem"),
+        "summary": make_health_summary(_describe_findings(findings), "The checks found no problem"),
         "problems": [one for one in findings if one.level is not Level.OK],
         "passed": [one for one in findings if one.level is Level.OK],
         "health_by_level": HEALTH_BY_LEVEL,

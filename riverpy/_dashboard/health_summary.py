@@ -1,5 +1,5 @@
-"""Summary: sentences under a headline, and those about leaders, leases and doctor's checks that
-several pages show."""
+"""HealthSummary: sentences under a headline, and sentences about leaders, leases and the checks of
+doctor, which several pages show."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from riverpy._tools.top.status import DomainStatus, FleetStatus, LeaderStatus, WorkerStatus
 
 HEALTH_BY_LEVEL: dict[Level, Health] = {Level.OK: "ok", Level.WARN: "look", Level.FAIL: "act"}
-_HEADLINES: dict[Health, str] = {
+_HEADLINE_BY_HEALTH: dict[Health, str] = {
     "look": "Something needs a look",
     "act": "Something needs action now",
 }
 
 
-class Summary(NamedTuple):
+class HealthSummary(NamedTuple):
     """Sentences under a headline, the most urgent ones first."""
 
     health: Health
@@ -33,17 +33,21 @@ class Summary(NamedTuple):
     sentences: Sequence[Sentence]
 
 
-def summarize(sentences: Iterable[Sentence], all_well: str = "All is well") -> Summary:
+def make_health_summary(
+    sentences: Iterable[Sentence], all_well: str = "All is well"
+) -> HealthSummary:
     """Return the sentences, at least one, under the headline of the most urgent one. `all_well` is
     the headline if nothing is wrong."""
     ordered = sort_sentences(list(sentences))
     health = ordered[0].health
-    return Summary(health, all_well if health == "ok" else _HEADLINES[health], ordered)
+    return HealthSummary(
+        health, all_well if health == "ok" else _HEADLINE_BY_HEALTH[health], ordered
+    )
 
 
 def is_silent(worker: WorkerStatus) -> bool:
-    """Return whether a registered worker sends no heartbeat for so long that a worker without
-    contact to the database takes no jobs. It counts as dead later, after its `dead_after`."""
+    """Return whether the last heartbeat of a registered worker is so old that the worker claims no
+    jobs if it has lost the database. It counts as dead later, after its `dead_after`."""
     if worker.state == "silent":
         return True
     if worker.silent_for is None or worker.dead_after is None:
@@ -54,17 +58,17 @@ def is_silent(worker: WorkerStatus) -> bool:
 def describe_leaders(status: FleetStatus) -> Iterator[Sentence]:
     """Yield a sentence about the leader of `default`, and one about each domain without leader."""
     yield _describe_default_leader(status)
-    yield from (_describe_domain(one) for one in status.domains if not has_leader(one.leader))
+    yield from (_describe_domain(one) for one in status.domains if not has_valid_lease(one.leader))
 
 
-def has_leader(leader: LeaderStatus | None) -> bool:
+def has_valid_lease(leader: LeaderStatus | None) -> bool:
     """Return whether a leader has a lease that has not expired."""
     return leader is not None and leader.expires_in >= 0
 
 
 def _describe_default_leader(status: FleetStatus) -> Sentence:
     leader = status.leader
-    if leader is None or not has_leader(leader):
+    if leader is None or not has_valid_lease(leader):
         if status.candidates == 0:
             health: Health = "look" if status.domains else "act"
             return Sentence(
@@ -90,7 +94,7 @@ def _describe_domain(domain: DomainStatus) -> Sentence:
     return Sentence(health, f"The domain {domain.name} has no leader. {remedy}")
 
 
-def describe_leases(status: FleetStatus) -> Iterator[Sentence]:
+def describe_unheld_leases(status: FleetStatus) -> Iterator[Sentence]:
     """Yield a sentence about the leases of user code that have no holder, if there are any."""
     expired = [lease for lease in status.leases if lease.state == "expired"]
     if expired:
@@ -100,7 +104,7 @@ def describe_leases(status: FleetStatus) -> Iterator[Sentence]:
         yield Sentence(health, f"The leases {names} have no holder. {remedy}")
 
 
-def describe_failures(report: DoctorReport) -> Iterator[Sentence]:
+def describe_failed_checks(report: DoctorReport) -> Iterator[Sentence]:
     """Yield one sentence about the failures that the checks of doctor found, if there are any."""
     failures = [one for one in report.findings if one.level is Level.FAIL]
     if failures:

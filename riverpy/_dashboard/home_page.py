@@ -8,11 +8,11 @@ from urllib.parse import urlencode
 from riverpy._dashboard.cancelling_jobs import describe_ignored_cancellation, read_stuck_jobs
 from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.health_summary import (
-    describe_failures,
+    describe_failed_checks,
     describe_leaders,
-    describe_leases,
+    describe_unheld_leases,
     is_silent,
-    summarize,
+    make_health_summary,
 )
 from riverpy._dashboard.page import Page
 from riverpy._dashboard.paths import make_periodic_job_path, make_queue_path, make_worker_path
@@ -21,7 +21,7 @@ from riverpy._dashboard.queue_health import (
     LONG_WAIT_SECONDS,
     describe_waiting_jobs,
     find_wait_reason,
-    read_all_queues,
+    read_queue_facts,
 )
 from riverpy._dashboard.rendering import format_count as format_number
 from riverpy._dashboard.rendering import format_duration
@@ -51,18 +51,18 @@ PERIODIC_JOBS_READ_MAX = 1_000
 """The maximum number of periodic jobs that are read, to find those that are paused."""
 
 
-async def load_home(view: PageView) -> Mapping[str, object]:
+async def load_home_page(view: PageView) -> Mapping[str, object]:
     """Read the status, and describe it."""
     status = await view.site.statuses.read()
-    queues = sorted(status.queues, key=_get_urgency)
+    queues = sorted(status.queues, key=_get_queue_sort_key)
     shown = queues[:QUEUES_SHOWN_MAX]
-    facts = await read_all_queues(view.site.client, status)
+    facts = await read_queue_facts(view.site.client, status)
     stuck_jobs = await read_stuck_jobs(view.site, status)
     paused = await _read_paused_periodic_jobs(view)
     recent = await view.site.job_counts.read_queues([queue.name for queue in shown])
     return {
         "status": status,
-        "summary": summarize(
+        "summary": make_health_summary(
             [
                 *_describe_status(status, facts, stuck_jobs),
                 *_describe_paused_periodic_jobs(paused),
@@ -76,7 +76,7 @@ async def load_home(view: PageView) -> Mapping[str, object]:
     }
 
 
-PAGE = Page("home", "/", "home.html", load_home, "Home", findings_age_max=FINDINGS_AGE_MAX)
+PAGE = Page("home", "/", "home.html", load_home_page, "Home", findings_age_max=FINDINGS_AGE_MAX)
 
 
 def _describe_status(
@@ -87,21 +87,21 @@ def _describe_status(
     return [
         *describe_leaders(status),
         *_describe_workers(status),
-        *_describe_failures(status),
+        *_describe_failed_attempts(status),
         *_describe_waits(facts),
         *_describe_paused_queues(facts),
         *_describe_late_jobs(status),
         *_describe_stuck_jobs(status, stuck_jobs),
-        *describe_leases(status),
+        *describe_unheld_leases(status),
     ]
 
 
 def _describe_checks(view: PageView) -> Iterable[Sentence]:
     report = view.site.doctor.last
-    return () if report is None else describe_failures(report)
+    return () if report is None else describe_failed_checks(report)
 
 
-def _get_urgency(queue: QueueStatus) -> tuple[bool, float, str]:
+def _get_queue_sort_key(queue: QueueStatus) -> tuple[bool, float, str]:
     """Return the sort key of a queue: first the queues without workers, then the longest waits."""
     waits = queue.due_for or 0.0
     return not (waits and queue.workers == 0), -waits, queue.name
@@ -148,7 +148,7 @@ def _describe_silent_workers(silent: Sequence[WorkerStatus]) -> Sentence:
     )
 
 
-def _describe_failures(status: FleetStatus) -> Iterator[Sentence]:
+def _describe_failed_attempts(status: FleetStatus) -> Iterator[Sentence]:
     failing = [queue for queue in status.queues if queue.failed_per_s]
     over = format_duration(status.rates_over)
     if failing:
@@ -189,8 +189,8 @@ def _describe_waits(facts: Sequence[QueueFacts]) -> Iterator[Sentence]:
             f"No due job waits longer than {LONG_WAIT_SECONDS:.0f} seconds in a queue that is not "
             "paused.",
         )
-    behind.sort(key=_get_reason_urgency)
-    named = [(one, reason) for one, reason in behind if not _is_only_kinds(one)]
+    behind.sort(key=_get_wait_sort_key)
+    named = [(one, reason) for one, reason in behind if not _is_explained_by_missing_kinds(one)]
     for one, reason in named[:QUEUES_NAMED_MAX]:
         waits = describe_waiting_jobs(one, f" in {one.status.name}")
         yield Sentence(
@@ -204,14 +204,14 @@ def _describe_waits(facts: Sequence[QueueFacts]) -> Iterator[Sentence]:
         yield Sentence("look", f"Jobs wait too long in {more}.", "/queues", "Queues")
 
 
-def _get_reason_urgency(found: tuple[QueueFacts, WaitReason]) -> tuple[int, float, str]:
+def _get_wait_sort_key(found: tuple[QueueFacts, WaitReason]) -> tuple[int, float, str]:
     facts, reason = found
     return -rank_health(reason.health), -(facts.status.due_for or 0.0), facts.status.name
 
 
-def _is_only_kinds(facts: QueueFacts) -> bool:
-    """Return whether another sentence names all kinds that no worker of the queue can run."""
-    if facts.live_workers == 0 or not facts.kinds_without_worker:
+def _is_explained_by_missing_kinds(facts: QueueFacts) -> bool:
+    """Return whether the page has already named each kind that no worker of the queue can run."""
+    if facts.live_worker_count == 0 or not facts.kinds_without_worker:
         return False
     known = {kind.kind for kind in facts.fleet.kinds_without_worker}
     return known.issuperset(facts.kinds_without_worker)

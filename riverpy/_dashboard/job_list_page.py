@@ -20,7 +20,7 @@ from riverpy._dashboard.job_search import (
     find_jobs,
     read_search,
 )
-from riverpy._dashboard.page import STATUS_VALUE, Page
+from riverpy._dashboard.page import RESPONSE_STATUS_KEY, Page
 from riverpy._dashboard.rendering import format_count
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.transactions import read_server_time
@@ -65,7 +65,12 @@ async def load_jobs(view: PageView) -> Mapping[str, object]:
         search.expect_visible(view.site.options)
         return {**form, "wrong": None, "texts": search.texts, **await _load_list(view, search)}
     except SearchError as error:
-        return {**form, "wrong": error, "texts": error.texts, STATUS_VALUE: error.status_code}
+        return {
+            **form,
+            "wrong": error,
+            "texts": error.texts,
+            RESPONSE_STATUS_KEY: error.status_code,
+        }
 
 
 async def _load_list(view: PageView, search: JobSearch) -> Mapping[str, object]:

@@ -9,9 +9,9 @@ from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.health_summary import (
     HEALTH_BY_LEVEL,
     describe_leaders,
-    describe_leases,
-    has_leader,
-    summarize,
+    describe_unheld_leases,
+    has_valid_lease,
+    make_health_summary,
 )
 from riverpy._dashboard.page import Page
 from riverpy._dashboard.sentence import Sentence
@@ -87,7 +87,9 @@ async def load_leaders(view: PageView) -> Mapping[str, object]:
     return {
         "now": status.at,
         "status": status,
-        "summary": summarize(_describe(status, problems), "All is well with leaders and leases"),
+        "summary": make_health_summary(
+            _describe(status, problems), "All is well with leaders and leases"
+        ),
         "leaders": leaders,
         "has_schema_lease": any(one.domain == SCHEMA_LEASE_NAME for one in leaders),
         "are_domains_known": domains is not None,
@@ -117,7 +119,7 @@ async def _read_domains(tx: Transaction, schema: str | None) -> DomainMap | None
 
 def _describe(status: FleetStatus, problems: Sequence[Finding]) -> Iterator[Sentence]:
     yield from describe_leaders(status)
-    yield from describe_leases(status)
+    yield from describe_unheld_leases(status)
     held = sum(one.state == "held" for one in status.leases) + status.leases_left_out
     if held:
         verb = "has a holder" if held == 1 else "have holders"
@@ -168,7 +170,7 @@ def _make_leader(
     candidates: Sequence[str] | None,
     queues: Sequence[str] | None,
 ) -> LeaderOfDomain:
-    if leader is None or not has_leader(leader):
+    if leader is None or not has_valid_lease(leader):
         return LeaderOfDomain(domain, None, None, None, None, False, candidates, queues)
     return LeaderOfDomain(
         domain,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from riverpy._dashboard.paths import is_own_path
+from riverpy._dashboard.paths import is_same_site_path
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -61,7 +61,7 @@ def read_flash_message(request: Request) -> FlashMessage | None:
         message = msgspec.json.decode(encoded, type=FlashMessage)
     except (ValueError, msgspec.MsgspecError):
         return None
-    return message if is_own_path(message.link or "/") else None
+    return message if is_same_site_path(message.link or "/") else None
 
 
 def delete_flash_message(request: Request, response: Response) -> None:

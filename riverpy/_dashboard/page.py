@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from riverpy._dashboard.site import Site
 
 
-STATUS_VALUE = "response_status"
+RESPONSE_STATUS_KEY = "response_status"
 """The key of the value of `load` with the HTTP status of the page. Without it, it is 200."""
 
 
@@ -50,14 +50,14 @@ class Page(NamedTuple):
     shows no findings."""
 
 
-class Frame(NamedTuple):
+class PageFrame(NamedTuple):
     """The parts of a page that belong to one user: the CSRF token and the message."""
 
     token: str
     message: FlashMessage | None
 
 
-def make_page_values(
+def make_common_template_values(
     view: PageView, pages: tuple[Page, ...], current: Page | None
 ) -> dict[str, object]:
     """Return the values that all templates need, also those of a live block."""

@@ -13,7 +13,7 @@ QUOTED_NAME_LENGTH_MAX = 200
 """The maximum number of characters of a name that an error page shows."""
 
 
-def is_own_path(path: str) -> bool:
+def is_same_site_path(path: str) -> bool:
     """Return whether a path, below the dashboard's own path, never leads to another site."""
     return path.startswith("/") and not path.startswith("//") and "\\" not in path
 

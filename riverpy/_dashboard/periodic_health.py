@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from riverpy._dashboard.health_summary import has_leader
+from riverpy._dashboard.health_summary import has_valid_lease
 from riverpy._dashboard.rendering import format_duration, format_utc
 from riverpy._dashboard.sentence import Sentence
 from riverpy._names import DEFAULT_DOMAIN
@@ -36,7 +36,7 @@ def find_domain_leader(domain: str, fleet: FleetStatus) -> LeaderStatus | None:
     leader = fleet.leader
     if domain != DEFAULT_DOMAIN:
         leader = next((one.leader for one in fleet.domains if one.name == domain), None)
-    return leader if has_leader(leader) else None
+    return leader if has_valid_lease(leader) else None
 
 
 def explain_periodic_job(entry: PeriodicJobEntry, fleet: FleetStatus, now: datetime) -> Sentence:

@@ -41,7 +41,7 @@ class ListedPeriodicJob(NamedTuple):
     """Why there is no last run. Empty: there is one."""
 
 
-async def load_periodic_jobs(view: PageView) -> Mapping[str, object]:
+async def load_periodic_list_page(view: PageView) -> Mapping[str, object]:
     """Read all periodic jobs."""
     client = view.site.client
     schema = client.config.schema
@@ -68,16 +68,16 @@ async def load_periodic_jobs(view: PageView) -> Mapping[str, object]:
         "missing": None,
         "now": now,
         "leader_sentences": sort_sentences(list(describe_leaders(fleet))),
-        "periodic_jobs": sorted(found, key=_get_urgency),
+        "periodic_jobs": sorted(found, key=_get_sort_key),
         "are_left_out": len(entries) > PERIODIC_JOBS_SHOWN_MAX,
         "searched_jobs_max": SEARCHED_JOBS_MAX,
     }
 
 
-PAGE = Page("periodic", "/periodic", "periodic.html", load_periodic_jobs, "Periodic")
+PAGE = Page("periodic", "/periodic", "periodic.html", load_periodic_list_page, "Periodic")
 
 
-def _get_urgency(one: ListedPeriodicJob) -> tuple[int, bool, float, str]:
+def _get_sort_key(one: ListedPeriodicJob) -> tuple[int, bool, float, str]:
     """Return the sort key of a periodic job: the worst state first, then the one that runs next."""
     next_run_at = one.entry.next_run_at
     timestamp = 0.0 if next_run_at is None else next_run_at.timestamp()

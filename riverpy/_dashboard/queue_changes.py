@@ -11,7 +11,7 @@ from riverpy._dashboard.database import acquire_connection, open_read_transactio
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.messages import FlashMessage
 from riverpy._dashboard.paths import quote_name
-from riverpy._dashboard.queue_health import add_queue
+from riverpy._dashboard.queue_health import add_queue_to_status
 from riverpy._dashboard.rendering import format_count as format_number
 from riverpy._dashboard.rendering import format_time, show_value
 from riverpy._log import get_logger
@@ -100,7 +100,7 @@ async def _make_delete_question(form: QueueChangeForm, site: Site) -> Confirmati
     """Count the jobs that would be deleted, and ask."""
     fleet = await site.statuses.read()
     async with open_read_transaction(site.client) as tx:
-        fleet = await add_queue(tx, site.client.config.schema, fleet, form.name)
+        fleet = await add_queue_to_status(tx, site.client.config.schema, fleet, form.name)
     queue = next(one for one in fleet.queues if one.name == form.name)
     counts = {state: getattr(queue, state) for state in _DELETED_STATES_BY_ACTION[form.action]}
     if not any(counts.values()):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from riverpy._dashboard.database import open_read_transaction
-from riverpy._dashboard.health_summary import has_leader, is_silent
+from riverpy._dashboard.health_summary import has_valid_lease, is_silent
 from riverpy._dashboard.rendering import format_count as format_number
 from riverpy._dashboard.rendering import format_duration
 from riverpy._dashboard.sentence import Sentence, sort_sentences
@@ -57,7 +57,7 @@ SAMPLED_JOBS_TOTAL_MAX = 4_000
 """The maximum number of waiting jobs whose kinds are read in all queues."""
 SAMPLED_QUEUES_MAX = 20
 """The maximum number of queues whose waiting jobs are read, to find kinds without a worker."""
-MISSING_KINDS_MAX = 100
+KINDS_WITHOUT_WORKER_MAX = 100
 """The maximum number of kinds without a worker that are read, in all queues."""
 
 
@@ -86,14 +86,14 @@ class QueueFacts(NamedTuple):
     read_at: datetime
 
     @property
-    def paused_for(self) -> float | None:
+    def paused_seconds(self) -> float | None:
         """Seconds since the queue was paused. None: it is not paused."""
         if self.row is None or self.row.paused_at is None:
             return None
         return (self.read_at - self.row.paused_at).total_seconds()
 
     @property
-    def live_workers(self) -> int | None:
+    def live_worker_count(self) -> int | None:
         """The number of workers of the queue that send heartbeats. None: not known."""
         if self.status.workers is None:
             return None
@@ -112,14 +112,14 @@ class QueueFacts(NamedTuple):
         return (self.read_at - self.row.updated_at).total_seconds() < USED_WITHIN_SECONDS
 
 
-async def read_all_queues(client: Client, fleet: FleetStatus) -> list[QueueFacts]:
+async def read_queue_facts(client: Client, fleet: FleetStatus) -> list[QueueFacts]:
     """Return what is known about each queue of a status."""
     schema = client.config.schema
     async with open_read_transaction(client) as tx:
         now = await read_server_time(tx)
         rows = {row.name: row for row in await queue_list(tx, schema, QUEUES_MAX)}
         missing = await read_kinds_without_worker(tx, schema, fleet, _choose_slow_queues(fleet))
-    return gather_facts(fleet, rows, missing, now)
+    return gather_queue_facts(fleet, rows, missing, now)
 
 
 def _choose_slow_queues(fleet: FleetStatus) -> list[str]:
@@ -133,15 +133,15 @@ def _choose_slow_queues(fleet: FleetStatus) -> list[str]:
     return [queue.name for queue in slow[:SAMPLED_QUEUES_MAX]]
 
 
-async def add_queue(
+async def add_queue_to_status(
     tx: Transaction,
     schema: str | None,
     fleet: FleetStatus,
     name: str,
     clients: Sequence[ClientRow] = (),
 ) -> FleetStatus:
-    """Return a status that has a queue, also if there are so many queues that the status left it
-    out. `clients` are the clients that work the queue."""
+    """Return the status with this queue. If the status left the queue out, because there are too
+    many, read its counts. `clients` are the clients that work the queue."""
     if any(queue.name == name for queue in fleet.queues):
         return fleet
     ended = await read_ended_jobs(
@@ -171,11 +171,11 @@ async def read_kinds_without_worker(
         return {}
     jobs_max = min(SAMPLED_JOBS_MAX, SAMPLED_JOBS_TOTAL_MAX // len(names))
     return await queue_list_kinds_without_worker(
-        tx, schema, queues=names, jobs_max=jobs_max, kinds_max=MISSING_KINDS_MAX
+        tx, schema, queues=names, jobs_max=jobs_max, kinds_max=KINDS_WITHOUT_WORKER_MAX
     )
 
 
-def gather_facts(
+def gather_queue_facts(
     fleet: FleetStatus,
     rows: Mapping[str, Queue],
     kinds_without_worker: Mapping[str, Sequence[str]],
@@ -213,7 +213,7 @@ def _explain_waits(facts: QueueFacts) -> Sentence:
     """Return the sentence about the jobs that are due."""
     waits = describe_waiting_jobs(facts)
     if facts.status.paused:
-        since = facts.paused_for
+        since = facts.paused_seconds
         paused = "is paused" if since is None else f"has been paused for {format_duration(since)}"
         effect = f"{waits}." if waits else "No job waits."
         return Sentence("look", f"The queue {paused}, so no worker takes jobs of it. {effect}")
@@ -242,7 +242,7 @@ def describe_waiting_jobs(facts: QueueFacts, where: str = "") -> str:
 
 def find_wait_reason(facts: QueueFacts) -> WaitReason:
     """Return why the due jobs of a queue wait that is not paused."""
-    if facts.live_workers == 0:
+    if facts.live_worker_count == 0:
         return _explain_missing_workers(facts)
     if kinds := facts.kinds_without_worker:
         noun = "kind" if len(kinds) == 1 else "kinds"
@@ -265,7 +265,7 @@ def _explain_missing_workers(facts: QueueFacts) -> WaitReason:
     if facts.was_used_lately:
         is_new = (facts.status.due_for or 0) <= LONG_WAIT_SECONDS
         return WaitReason(
-            "ok" if is_new and _has_other_clients(facts.fleet) else "look",
+            "ok" if is_new and _has_non_riverpy_clients(facts.fleet) else "look",
             "No riverpy worker works this queue. A client in another language may work it.",
         )
     is_failure = (facts.status.due_for or 0) >= UNWORKED_SECONDS_MAX
@@ -276,7 +276,7 @@ def _explain_missing_workers(facts: QueueFacts) -> WaitReason:
     )
 
 
-def _has_other_clients(fleet: FleetStatus) -> bool:
+def _has_non_riverpy_clients(fleet: FleetStatus) -> bool:
     """Return whether clients in another language are known to run."""
     is_leader_foreign = fleet.leader is not None and bool(fleet.leader.foreign)
     return is_leader_foreign or any(one.state == "unregistered" for one in fleet.workers)
@@ -313,7 +313,7 @@ def _explain_late_jobs(facts: QueueFacts) -> Iterator[Sentence]:
     )
     domain = facts.domain
     leader = facts.fleet.leader if domain is None else domain.leader
-    if leader is None or not has_leader(leader):
+    if leader is None or not has_valid_lease(leader):
         where = "" if domain is None else f" of the domain {domain.name}"
         yield Sentence(
             "act",
@@ -326,7 +326,7 @@ def _explain_late_jobs(facts: QueueFacts) -> Iterator[Sentence]:
 
 def _explain_silent_workers(facts: QueueFacts) -> Iterator[Sentence]:
     """Yield the sentence about silent workers, beside workers that are alive."""
-    if facts.silent_workers and facts.live_workers:
+    if facts.silent_workers and facts.live_worker_count:
         number = format_count(len(facts.silent_workers), "worker")
         verb = "sends" if len(facts.silent_workers) == 1 else "send"
         names = format_names(one.client_id for one in facts.silent_workers)

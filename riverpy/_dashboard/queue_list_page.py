@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from riverpy._dashboard.page import Page
-from riverpy._dashboard.queue_health import explain_queue, read_all_queues
+from riverpy._dashboard.queue_health import explain_queue, read_queue_facts
 from riverpy._dashboard.sentence import rank_health
 from riverpy._tools.top.status import QUEUES_MAX
 
@@ -20,16 +20,16 @@ QUEUES_SHOWN_MAX = 200
 """The maximum number of queues in the table. Those with the worst state come first."""
 
 
-async def load_queues(view: PageView) -> Mapping[str, object]:
+async def load_queue_list_page(view: PageView) -> Mapping[str, object]:
     """Read all queues. With the parameter `find`, show only those with this text in the name."""
     fleet = await view.site.statuses.read()
     text = view.query.get("find", "").strip()
     found = [
         (facts, explain_queue(facts))
-        for facts in await read_all_queues(view.site.client, fleet)
+        for facts in await read_queue_facts(view.site.client, fleet)
         if text in facts.status.name
     ]
-    found.sort(key=_get_urgency)
+    found.sort(key=_get_sort_key)
     return {
         "fleet": fleet,
         "find": text,
@@ -41,10 +41,10 @@ async def load_queues(view: PageView) -> Mapping[str, object]:
     }
 
 
-PAGE = Page("queues", "/queues", "queues.html", load_queues, "Queues")
+PAGE = Page("queues", "/queues", "queues.html", load_queue_list_page, "Queues")
 
 
-def _get_urgency(found: tuple[QueueFacts, Sequence[Sentence]]) -> tuple[int, float, str]:
+def _get_sort_key(found: tuple[QueueFacts, Sequence[Sentence]]) -> tuple[int, float, str]:
     """Return the sort key of a queue: the worst state first, then the longest wait. Queues that are
     not behind are in the order of their names, so that rows do not move under the pointer."""
     facts, sentences = found

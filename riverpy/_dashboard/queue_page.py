@@ -14,9 +14,9 @@ from riverpy._dashboard.paths import quote_name
 from riverpy._dashboard.plots import load_plots
 from riverpy._dashboard.queue_health import (
     SAMPLED_JOBS_MAX,
-    add_queue,
+    add_queue_to_status,
     explain_queue,
-    gather_facts,
+    gather_queue_facts,
     read_kinds_without_worker,
 )
 from riverpy._postgres.dashboard_reads import queue_sample_kinds
@@ -49,7 +49,7 @@ class QueueWorker(NamedTuple):
     heartbeat_at: datetime
 
 
-class QueueRows(NamedTuple):
+class QueuePageData(NamedTuple):
     """What the page of a queue reads from the database, beside the shared status."""
 
     row: Queue | None
@@ -58,7 +58,7 @@ class QueueRows(NamedTuple):
     sample: KindSample
 
 
-async def load_queue(view: PageView) -> Mapping[str, object]:
+async def load_queue_page(view: PageView) -> Mapping[str, object]:
     """Read the queue that the parameter `name` names."""
     name = view.query.get("name", "")
     if not name or "\0" in name:
@@ -68,12 +68,14 @@ async def load_queue(view: PageView) -> Mapping[str, object]:
     async with open_read_transaction(site.client) as tx:
         now = await read_server_time(tx)
         schema = site.client.config.schema
-        rows = await _read_rows(tx, schema, name, fleet)
-        fleet = await add_queue(tx, schema, fleet, name, rows.clients)
+        data = await _read_page_data(tx, schema, name, fleet)
+        fleet = await add_queue_to_status(tx, schema, fleet, name, data.clients)
         missing = await read_kinds_without_worker(tx, schema, fleet, [name])
-    known = {name: rows.row} if rows.row is not None else {}
-    facts = next(one for one in gather_facts(fleet, known, missing, now) if one.status.name == name)
-    if not (rows.row or rows.clients or _has_jobs(facts.status)):
+    known = {name: data.row} if data.row is not None else {}
+    facts = next(
+        one for one in gather_queue_facts(fleet, known, missing, now) if one.status.name == name
+    )
+    if not (data.row or data.clients or _has_jobs(facts.status)):
         raise _make_not_found_error(name)
     return {
         "name": name,
@@ -84,16 +86,16 @@ async def load_queue(view: PageView) -> Mapping[str, object]:
         "queue": facts.status,
         "sentences": explain_queue(facts),
         "plots": await load_plots(view, fleet, PAGE.path, queue=name),
-        "sample": rows.sample,
-        "has_whole_sample": rows.sample.sampled_jobs < SAMPLED_JOBS_MAX,
-        "workers": _list_workers(rows.clients, name, now)[:WORKERS_SHOWN_MAX],
-        "workers_left_out": max(len(rows.clients) - WORKERS_SHOWN_MAX, 0),
-        "metadata_json": msgspec.json.encode(rows.row.metadata if rows.row else {}).decode(),
+        "sample": data.sample,
+        "has_whole_sample": data.sample.sampled_jobs < SAMPLED_JOBS_MAX,
+        "workers": _list_workers(data.clients, name, now)[:WORKERS_SHOWN_MAX],
+        "workers_left_out": max(len(data.clients) - WORKERS_SHOWN_MAX, 0),
+        "metadata_json": msgspec.json.encode(data.row.metadata if data.row else {}).decode(),
         "others": [one for one in fleet.workers if one.state == "unregistered"],
     }
 
 
-PAGE = Page("queue", "/queue", "queue.html", load_queue)
+PAGE = Page("queue", "/queue", "queue.html", load_queue_page)
 
 
 def _make_not_found_error(name: str) -> PageError:
@@ -105,13 +107,13 @@ def _make_not_found_error(name: str) -> PageError:
     )
 
 
-async def _read_rows(
+async def _read_page_data(
     tx: Transaction, schema: str | None, name: str, fleet: FleetStatus
-) -> QueueRows:
+) -> QueuePageData:
     clients: list[ClientRow] = []
     if fleet.candidates is not None:  # the table of clients exists
         clients = await read_clients(tx, schema, limit=CLIENTS_MAX)
-    return QueueRows(
+    return QueuePageData(
         await queue_get(tx, schema, name),
         [client for client in clients if name in client.queues],
         await queue_sample_kinds(

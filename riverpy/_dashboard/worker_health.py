@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from riverpy._dashboard.health_summary import has_leader, is_silent
+from riverpy._dashboard.health_summary import has_valid_lease, is_silent
 from riverpy._dashboard.rendering import format_duration
 from riverpy._dashboard.sentence import Sentence, sort_sentences
 from riverpy._maintenance.client_cleaner import DEAD_CLIENT_RETENTION
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 def explain_worker(worker: WorkerStatus, fleet: FleetStatus) -> list[Sentence]:
     """Return what a worker does, and what is wrong with it. The worst comes first."""
-    return sort_sentences([_explain_state(worker, fleet), *_explain_troubles(worker)])
+    return sort_sentences([_explain_state(worker, fleet), *_explain_problems(worker)])
 
 
-def show_worker_state(worker: WorkerStatus) -> str:
+def format_worker_state(worker: WorkerStatus) -> str:
     """Return the state of a worker in a word or two."""
     return "no heartbeat" if is_silent(worker) and worker.state != "silent" else worker.state
 
@@ -39,8 +39,8 @@ def describe_leadership(worker: WorkerStatus, led_domains: Sequence[str]) -> str
 
 
 def describe_slots(workers: Sequence[WorkerStatus]) -> str:
-    """Return how many slots the workers have that take jobs, and how many are free. Empty: no slots
-    are known."""
+    """Return the number of slots of the live workers, and how many are free, in sentences. Empty:
+    no worker reports its slots."""
     live = [one for one in workers if one.state == "alive" and not is_silent(one)]
     counted = [(one.slots, one.running) for one in live if one.slots is not None]
     if not counted:
@@ -90,7 +90,7 @@ def _explain_silence(worker: WorkerStatus, fleet: FleetStatus) -> Sentence:
             f"heartbeat for {minutes} minutes.",
         )
     jobs = format_count(worker.running, "job")
-    if not has_leader(fleet.leader):
+    if not has_valid_lease(fleet.leader):
         return Sentence(
             "act", f"{text} {jobs} of it cannot be released, because there is no leader."
         )
@@ -108,7 +108,7 @@ def _describe_use(worker: WorkerStatus) -> str:
     return f"It runs {jobs} in {slots}{longest}."
 
 
-def _explain_troubles(worker: WorkerStatus) -> Iterator[Sentence]:
+def _explain_problems(worker: WorkerStatus) -> Iterator[Sentence]:
     if worker.stuck and worker.state != "silent":
         jobs = format_count(worker.stuck, "job")
         verb, uses = ("runs", "uses a slot") if worker.stuck == 1 else ("run", "use slots")
@@ -134,5 +134,5 @@ def find_led_domains(client_id: str, fleet: FleetStatus) -> list[str]:
     return [
         domain
         for domain, leader in leaders.items()
-        if leader is not None and has_leader(leader) and leader.leader_id == client_id
+        if leader is not None and has_valid_lease(leader) and leader.leader_id == client_id
     ]

@@ -13,7 +13,7 @@ from riverpy._dashboard.worker_health import (
     describe_slots,
     explain_worker,
     find_led_domains,
-    show_worker_state,
+    format_worker_state,
 )
 from riverpy._postgres.domains import domain_list_members
 from riverpy._tools.top.status import CLIENTS_MAX
@@ -47,15 +47,15 @@ class ListedWorker(NamedTuple):
     """None: the worker is not registered."""
 
 
-async def load_workers(view: PageView) -> Mapping[str, object]:
+async def load_worker_list_page(view: PageView) -> Mapping[str, object]:
     """Read all workers."""
     fleet = await view.site.statuses.read()
-    domains = await _read_domains(view, fleet)
+    domains = await _read_domain_by_client(view, fleet)
     found = [
         ListedWorker(
             worker,
             explain_worker(worker, fleet),
-            show_worker_state(worker),
+            format_worker_state(worker),
             describe_leadership(worker, led := find_led_domains(worker.client_id, fleet)),
             bool(led),
             domains.get(worker.client_id),
@@ -78,10 +78,10 @@ async def load_workers(view: PageView) -> Mapping[str, object]:
     }
 
 
-PAGE = Page("workers", "/workers", "workers.html", load_workers, "Workers")
+PAGE = Page("workers", "/workers", "workers.html", load_worker_list_page, "Workers")
 
 
-async def _read_domains(view: PageView, fleet: FleetStatus) -> dict[str, str]:
+async def _read_domain_by_client(view: PageView, fleet: FleetStatus) -> dict[str, str]:
     """Return the domains of the workers that are alive. Empty: all are in `default`."""
     if not fleet.domains:
         return {}

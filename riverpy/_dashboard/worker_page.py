@@ -13,7 +13,7 @@ from riverpy._dashboard.worker_health import (
     describe_leadership,
     explain_worker,
     find_led_domains,
-    show_worker_state,
+    format_worker_state,
 )
 from riverpy._names import DEFAULT_DOMAIN, USER_LEASE_NAME_PREFIX
 from riverpy._postgres.dashboard_reads import client_list_running_jobs
@@ -43,7 +43,7 @@ LEASES_SHOWN_MAX = 50
 STUCK_JOBS_SHOWN_MAX = 20
 
 
-class WorkerRows(NamedTuple):
+class WorkerPageData(NamedTuple):
     """What the page of a worker reads from the database, beside the shared status."""
 
     now: datetime
@@ -56,43 +56,43 @@ class WorkerRows(NamedTuple):
     """None: not known."""
 
 
-async def load_worker(view: PageView) -> Mapping[str, object]:
+async def load_worker_page(view: PageView) -> Mapping[str, object]:
     """Read the worker that the parameter `id` names. Without it: the jobs whose client is not
     known."""
     client_id = view.query.get("id", "")
     if "\0" in client_id:
         raise _make_not_found_error(client_id)
     fleet = await view.site.statuses.read()
-    rows = await _read_rows(view, client_id, fleet)
+    data = await _read_page_data(view, client_id, fleet)
     worker = next((one for one in fleet.workers if one.client_id == client_id), None)
     if worker is None:
-        if not rows.jobs.jobs:
+        if not data.jobs.jobs:
             raise _make_not_found_error(client_id)
-        worker = WorkerStatus(client_id, "unregistered", rows.jobs.job_count)
-    client = rows.client
+        worker = WorkerStatus(client_id, "unregistered", data.jobs.job_count)
+    client = data.client
     return {
         "client_id": client_id,
-        "now": rows.now,
+        "now": data.now,
         "fleet": fleet,
         "worker": worker,
         "sentences": explain_worker(worker, fleet),
         "client": client,
-        "heartbeat_at": None if client is None else _find_heartbeat(client, rows.now),
-        "queues": [] if client is None else _list_queues(client),
-        "running": rows.jobs,
+        "heartbeat_at": None if client is None else _find_heartbeat(client, data.now),
+        "queues": [] if client is None else _list_queue_slots(client),
+        "running": data.jobs,
         "stuck_ids": client.stuck_job_ids if client is not None and client.is_alive else [],
         "stuck_shown_max": STUCK_JOBS_SHOWN_MAX,
         "skipped": None if client is None else client.skipped_rows,
         "format_error": format_error,
-        "leases": rows.leases[:LEASES_SHOWN_MAX],
-        "leases_left_out": max(len(rows.leases) - LEASES_SHOWN_MAX, 0),
-        "domain": rows.domain,
-        "state": show_worker_state(worker),
+        "leases": data.leases[:LEASES_SHOWN_MAX],
+        "leases_left_out": max(len(data.leases) - LEASES_SHOWN_MAX, 0),
+        "domain": data.domain,
+        "state": format_worker_state(worker),
         "leadership": describe_leadership(worker, find_led_domains(client_id, fleet)),
     }
 
 
-PAGE = Page("worker", "/worker", "worker.html", load_worker)
+PAGE = Page("worker", "/worker", "worker.html", load_worker_page)
 
 
 def _make_not_found_error(client_id: str) -> PageError:
@@ -103,7 +103,7 @@ def _make_not_found_error(client_id: str) -> PageError:
     )
 
 
-async def _read_rows(view: PageView, client_id: str, fleet: FleetStatus) -> WorkerRows:
+async def _read_page_data(view: PageView, client_id: str, fleet: FleetStatus) -> WorkerPageData:
     schema = view.site.client.config.schema
     async with open_read_transaction(view.site.client) as tx:
         clients: Sequence[ClientRow] = ()
@@ -121,7 +121,7 @@ async def _read_rows(view: PageView, client_id: str, fleet: FleetStatus) -> Work
         if fleet.domains:
             members = {one.client_id: one for one in await domain_list_members(tx, schema)}
             domain = members[client_id].domain if client_id in members else None
-        return WorkerRows(
+        return WorkerPageData(
             await read_server_time(tx),
             next((one for one in clients if one.client_id == client_id), None),
             jobs,
@@ -153,7 +153,7 @@ def _find_heartbeat(client: ClientRow, now: datetime) -> datetime:
     return now - timedelta(seconds=client.heartbeat_age)
 
 
-def _list_queues(client: ClientRow) -> list[tuple[str, int | None]]:
+def _list_queue_slots(client: ClientRow) -> list[tuple[str, int | None]]:
     """Return the queues of a client, each with its slots; None: not known."""
     slots = dict(zip(client.queues, client.queue_slots or (), strict=False))
     return [(name, slots.get(name)) for name in client.queues]
