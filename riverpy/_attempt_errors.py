@@ -52,13 +52,13 @@ def parse_error_entry(entry_text: str) -> AttemptError:
     try:
         members = msgspec.json.decode(entry_text, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):
-        return AttemptError(GO_ZERO_TIME, 0, _decode_json_text(entry_text))
+        return AttemptError(GO_ZERO_TIME, 0, _json_value_to_text(entry_text))
     texts = {key.lower(): bytes(raw).decode() for key, raw in members.items()}
     return AttemptError(
-        _parse_time(_decode_json_text(texts.get("at", ""))),
-        _parse_integer(_decode_json_text(texts.get("attempt", ""))),
-        _decode_json_text(texts.get("error", "")),
-        _decode_json_text(texts.get("trace", "")),
+        _parse_time(_json_value_to_text(texts.get("at", ""))),
+        _parse_integer(_json_value_to_text(texts.get("attempt", ""))),
+        _json_value_to_text(texts.get("error", "")),
+        _json_value_to_text(texts.get("trace", "")),
     )
 
 
@@ -69,7 +69,7 @@ def format_json_time(moment: datetime) -> str:
     return (text.rstrip("0") if "." in text else text) + "Z"
 
 
-def _decode_json_text(json_text: str) -> str:
+def _json_value_to_text(json_text: str) -> str:
     """Return the text of a JSON value: the content of a string, an empty text for null, otherwise
     the JSON text."""
     if json_text == "null":

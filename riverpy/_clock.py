@@ -39,7 +39,7 @@ class ConfiguredClock(Clock):
         self._get_time = get_time
 
     def now(self) -> datetime:
-        """Return the time of the function, in UTC.
+        """Return the time that the user's function returns, in UTC.
 
         Raises:
             ConfigError: the function returned no time with a time zone.

@@ -46,11 +46,11 @@ _USER_BEFORE_PASSWORD_PATTERNS = (
 )
 """Patterns for a user and a colon in front of a password: in a URL, in a mistyped URL, and outside
 a URL."""
-_SPACED_PASSWORD_PATTERN = re.compile(r"(?P<user>://[\w.%+~-]*+):(?!\*\*\*@)[^/?#\n]{1,200}(?=@)")
-_PASSWORD_PARAMETER_PATTERN = re.compile(
-    r"(?i)(?<=[?&])((?:ssl)?(?:pass(?:w(?:or)?d)?|pwd))=[^&#\s]*"
+_PASSWORD_WITH_SPACES_PATTERN = re.compile(
+    r"(?P<user>://[\w.%+~-]*+):(?!\*\*\*@)[^/?#\n]{1,200}(?=@)"
 )
-_PASSWORD_KEYWORD_PATTERN = re.compile(r"(?i)\b((?:ssl)?password\s*+=\s*+)('[^']*'|\S+)")
+_QUERY_PASSWORD_PATTERN = re.compile(r"(?i)(?<=[?&])((?:ssl)?(?:pass(?:w(?:or)?d)?|pwd))=[^&#\s]*")
+_CONNINFO_PASSWORD_PATTERN = re.compile(r"(?i)\b((?:ssl)?password\s*+=\s*+)('[^']*'|\S+)")
 _URL_START_PATTERN = re.compile(r"(?i)\bpostgres(?:ql)?://")
 _URL_QUERY_PATTERN = re.compile("[^'\"`]*")
 _WORD_PATTERN = re.compile(r"\S+")
@@ -112,14 +112,14 @@ _IGNORABLE_PARAMETER_VALUES: Mapping[str, frozenset[str] | None] = {
 }
 """Parameters that asyncpg does not support, with the values that can be ignored. None: all
 values."""
-_CHANNEL_BINDING_MESSAGE = (
+_CHANNEL_BINDING_REMEDY = (
     "asyncpg does not support channel binding, which protects from another server in the middle: "
     "use sslmode=verify-full&sslrootcert=system instead, which verifies the server's certificate "
     "(sslrootcert=FILE with your own certificate authority)"
 )
 _SCHEMA_PARAMETER_REMEDY = "remove it, and set the schema with Config(schema=…) or --schema"
 _REFUSED_PARAMETER_REMEDIES: Mapping[str, str] = {
-    "channel_binding": _CHANNEL_BINDING_MESSAGE,
+    "channel_binding": _CHANNEL_BINDING_REMEDY,
     "currentSchema": _SCHEMA_PARAMETER_REMEDY,
     "gssdelegation": "asyncpg cannot delegate credentials: remove it",
     "gssencmode": "asyncpg cannot encrypt with GSSAPI: use sslmode=require or "
@@ -150,7 +150,7 @@ _REFUSED_PARAMETER_REMEDIES: Mapping[str, str] = {
 }
 """Parameters that asyncpg does not support, with the remedy for values that cannot be ignored. If
 riverpy ignored such a value, the connection would be less secure or have another target."""
-_UNSUPPORTED_PG_VARIABLES: Mapping[str, str] = {
+_PARAMETER_BY_UNSUPPORTED_VARIABLE: Mapping[str, str] = {
     "PGCHANNELBINDING": "channel_binding",
     "PGGSSDELEGATION": "gssdelegation",
     "PGGSSENCMODE": "gssencmode",
@@ -186,13 +186,13 @@ def mask_passwords(text: str) -> str:
     if "@" in text:
         text = _WORD_PATTERN.sub(lambda word: _mask_password_before_at(word[0]), text)
         if "://" in text:
-            text = _SPACED_PASSWORD_PATTERN.sub(r"\g<user>:***", text)
+            text = _PASSWORD_WITH_SPACES_PATTERN.sub(r"\g<user>:***", text)
     if "=" not in text:  # true for most log lines
         return text
-    text = _PASSWORD_PARAMETER_PATTERN.sub(r"\1=***", text)
+    text = _QUERY_PASSWORD_PATTERN.sub(r"\1=***", text)
     if "://" in text:
         text = _WORD_PATTERN.sub(lambda word: _mask_url_queries(word[0]), text)
-    return _PASSWORD_KEYWORD_PATTERN.sub(r"\1***", text)
+    return _CONNINFO_PASSWORD_PATTERN.sub(r"\1***", text)
 
 
 def _mask_password_before_at(word: str) -> str:
@@ -237,14 +237,14 @@ def validate_url(url: str) -> None:
             "a database URL must start with postgres:// or postgresql://"
             + (f", got one that starts with {scheme[0]}" if scheme else "")
         )
-    if reason := _syntax_problem(url):
+    if reason := _find_syntax_problem(url):
         raise ConfigError(f"the database URL is not valid (it is not shown): {reason}")
     query = parse_qsl(urlsplit(url).query, keep_blank_values=True)
-    if reason := _refused_parameter_problem(query):
+    if reason := _find_refused_parameter_problem(query):
         raise ConfigError(f"the database URL cannot be used (it is not shown): {reason}")
 
 
-def _syntax_problem(url: str) -> str | None:
+def _find_syntax_problem(url: str) -> str | None:
     try:
         parts = urlsplit(url)
         query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
@@ -257,16 +257,16 @@ def _syntax_problem(url: str) -> str | None:
         return "write a space as %20, and remove control characters"
     if parts.path.startswith("//") or ":" in parts.path:
         return "the name of the database must be one word after one /"
-    return _host_problem(hosts) or _invalid_value_problem(dict(query))
+    return _find_host_problem(hosts) or _find_invalid_value_problem(dict(query))
 
 
-def _refused_parameter_problem(parameters: Sequence[tuple[str, str]]) -> str | None:
+def _find_refused_parameter_problem(parameters: Sequence[tuple[str, str]]) -> str | None:
     """Return why a parameter is refused, or None. The text does not contain the parameter's
     value."""
     values = dict(parameters)
     sslmode = values.get("sslmode")
     for name, value in parameters:
-        if reason := _unsupported_parameter_problem(name, value, sslmode):
+        if reason := _find_unsupported_parameter_problem(name, value, sslmode):
             return f"its parameter {name} {reason}"
     encoding = values.get("client_encoding", _CLIENT_ENCODING)
     if encoding.lower().replace("-", "") != _CLIENT_ENCODING:
@@ -276,7 +276,7 @@ def _refused_parameter_problem(parameters: Sequence[tuple[str, str]]) -> str | N
     return None
 
 
-def _unsupported_parameter_problem(name: str, value: str, sslmode: str | None) -> str | None:
+def _find_unsupported_parameter_problem(name: str, value: str, sslmode: str | None) -> str | None:
     """Return why a parameter that asyncpg does not support cannot be ignored. Otherwise return
     None."""
     ignored = _IGNORABLE_PARAMETER_VALUES.get(name, frozenset())
@@ -291,19 +291,19 @@ def _unsupported_parameter_problem(name: str, value: str, sslmode: str | None) -
     return f"is not supported: {_REFUSED_PARAMETER_REMEDIES[name]}"
 
 
-def _host_problem(hosts: str) -> str | None:
+def _find_host_problem(hosts: str) -> str | None:
     for host in hosts.split(",") if hosts else ():
         match = re.fullmatch(r"(?:\[[0-9a-fA-F:.%]+\]|[^\[\]:]*)(?::(?P<port>.*))?", host)
         if match is None:
             return "a host must be a name or an address; write an IPv6 address in [ ]"
-        if match["port"] and (reason := _port_problem(match["port"])):
+        if match["port"] and (reason := _find_port_problem(match["port"])):
             return reason
     return None
 
 
-def _invalid_value_problem(parameters: Mapping[str, str]) -> str | None:
+def _find_invalid_value_problem(parameters: Mapping[str, str]) -> str | None:
     for port in filter(None, parameters.get("port", "").split(",")):
-        if reason := _port_problem(port):
+        if reason := _find_port_problem(port):
             return reason
     if (limit := parameters.get("connect_timeout")) and not _SECONDS_PATTERN.fullmatch(limit):
         return "its connect_timeout must be a number of seconds"
@@ -318,7 +318,7 @@ def _is_unknown_session_attrs(target_session_attrs: str | None) -> bool:
     ) and target_session_attrs not in _TARGET_SESSION_ATTRS_VALUES.split(", ")
 
 
-def _port_problem(port: str) -> str | None:
+def _find_port_problem(port: str) -> str | None:
     if not re.fullmatch("[0-9]+", port):
         return "its port must be a number (in a password, write / ? # and @ as %2F %3F %23 and %40)"
     if not 1 <= int(port[:9]) <= _PORT_MAX:
@@ -372,7 +372,7 @@ def server_from_url(url: str, environ: Mapping[str, str] = os.environ) -> Server
     hosts = unquote(netloc) or find_setting("host", variable="PGHOST")
     ports = (find_setting("port", variable="PGPORT") or _PORT_DEFAULT).split(",")
     for port in ports:
-        if reason := _port_problem(port):
+        if reason := _find_port_problem(port):
             raise ConfigError(f"PGPORT, or the port of the service, is not valid: {reason}")
     user = (
         unquote(login.partition(":")[0])
@@ -433,7 +433,7 @@ def _service_file_path(environ: Mapping[str, str]) -> Path:
     return Path.home() / ".pg_service.conf"
 
 
-def environment_url(environ: Mapping[str, str] = os.environ) -> str:
+def make_pg_variables_url(environ: Mapping[str, str] = os.environ) -> str:
     """Return a URL for the `PG*` variables. The URL contains the service of PGSERVICE, because
     asyncpg reads this variable too late."""
     service = environ.get("PGSERVICE")
@@ -441,8 +441,8 @@ def environment_url(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def url_for_display(url: str) -> str:
-    """Return the URL without its password. For a URL from `environment_url`, return the server
-    instead."""
+    """Return the URL without its password. For a URL from `make_pg_variables_url`, return the
+    server instead."""
     if url.partition("?service=")[0] == _EMPTY_URL:
         return str(server_from_url(url))
     return mask_passwords(url)
@@ -490,7 +490,7 @@ def adapt_url_for_asyncpg(url: str, environ: Mapping[str, str] = os.environ) -> 
     )
 
 
-def ignored_pg_variables(url: str, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+def find_ignored_pg_variables(url: str, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Return the variables of libpq that are set but have no effect.
 
     Raises:
@@ -504,11 +504,11 @@ def ignored_pg_variables(url: str, environ: Mapping[str, str] = os.environ) -> t
         raise ConfigError(f"PGTARGETSESSIONATTRS must be one of {_TARGET_SESSION_ATTRS_VALUES}")
     sslmode = query.get("sslmode") or environ.get("PGSSLMODE")
     ignored = [variable for variable in _IGNORED_PG_VARIABLES if environ.get(variable)]
-    for variable, parameter in _UNSUPPORTED_PG_VARIABLES.items():
+    for variable, parameter in _PARAMETER_BY_UNSUPPORTED_VARIABLE.items():
         value = environ.get(variable)
         if not value or parameter in query:
             continue
-        reason = _unsupported_parameter_problem(parameter, value, sslmode)
+        reason = _find_unsupported_parameter_problem(parameter, value, sslmode)
         is_about_network = parameter != "requirepeer"
         if reason and not (is_about_network and server_from_url(url, environ).is_local):
             raise ConfigError(f"the variable {variable} {reason}")

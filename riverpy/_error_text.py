@@ -26,7 +26,7 @@ _RIGHTS_BY_OBJECT_TYPE = {
 }
 
 
-def error_text(error: BaseException) -> str:
+def format_error_with_type(error: BaseException) -> str:
     """Return the type and the message, such as `KeyError: 'user_id'`. For a group, return the
     distinct texts of its errors, such as `ValueError: no such order; TimeoutError`."""
     found = list(islice(flatten_exception_group(error), ERRORS_IN_GROUP_TEXT_MAX + 1))

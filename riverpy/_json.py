@@ -86,8 +86,8 @@ class _EncodingError(Exception):
 
 
 def encode(value: object, *, path: str = "$", as_args: bool = False) -> str:
-    """Encode `value` as JSON text. `path` is the name of the value in errors. `as_args`: whether a
-    pydantic model must be valid as the input of its class, and so has no computed fields.
+    """Encode `value` as JSON text. `path` is the name of the value in errors. If `as_args` is True,
+    computed fields of a pydantic model are left out, so that its class can decode the text.
 
     Raises:
         ArgsError: a part of `value` has no JSON form, or PostgreSQL cannot store it. The `path` of
@@ -95,7 +95,7 @@ def encode(value: object, *, path: str = "$", as_args: bool = False) -> str:
     """
     try:
         if as_args and is_model_class(type(value)):
-            return _encode_model(value, 0, as_args=True)
+            return _encode_pydantic_model(value, 0, as_args=True)
         return _encode_value(value, 0)
     except _EncodingError as error:
         raise error.make_args_error(path) from None
@@ -103,7 +103,7 @@ def encode(value: object, *, path: str = "$", as_args: bool = False) -> str:
         raise _make_depth_error().make_args_error(path) from None
 
 
-def encode_string(value: str) -> str:
+def encode_unchecked_string(value: str) -> str:
     """Encode a string, with quotes. The caller must check for NUL and lone surrogates."""
     return _apply_go_escapes(encode_basestring(value))
 
@@ -135,10 +135,10 @@ def _find_encoder(cls: type[object]) -> _Encoder:
         if issubclass(cls, base):
             return encoder
     if is_model_class(cls):
-        return _encode_model
+        return _encode_pydantic_model
     if issubclass(cls, msgspec.Struct):
-        return _encode_array if cls.__struct_config__.array_like else _struct_encoder(cls)
-    return _dataclass_encoder(cls) if is_dataclass(cls) else _refuse_type
+        return _encode_array if cls.__struct_config__.array_like else _make_struct_encoder(cls)
+    return _make_dataclass_encoder(cls) if is_dataclass(cls) else _refuse_type
 
 
 def _refuse_type(value: object, _depth: int) -> NoReturn:
@@ -271,7 +271,7 @@ def _encode_key(key: object) -> str:
     )
 
 
-def _encode_model(value: object, depth: int, *, as_args: bool = False) -> str:
+def _encode_pydantic_model(value: object, depth: int, *, as_args: bool = False) -> str:
     """Encode a model of pydantic. Its fields keep their order. The keys of objects inside it are
     sorted, because pydantic's values do not show which of them are dicts."""
     try:
@@ -317,7 +317,7 @@ class _Field(NamedTuple):
         return value == self.default and not (value == 0 and _encode_value(value, 0) == "-0")
 
 
-def _object_encoder(declared: list[_Field], tag: Iterable[str] = ()) -> _Encoder:
+def _make_object_encoder(declared: list[_Field], tag: Iterable[str] = ()) -> _Encoder:
     """Return a function that encodes the declared fields of an object, in their order."""
 
     def encode_object(value: object, depth: int) -> str:
@@ -331,18 +331,18 @@ def _object_encoder(declared: list[_Field], tag: Iterable[str] = ()) -> _Encoder
     return encode_object
 
 
-def _struct_encoder(cls: type[msgspec.Struct]) -> _Encoder:
+def _make_struct_encoder(cls: type[msgspec.Struct]) -> _Encoder:
     config, names = cls.__struct_config__, cls.__struct_encode_fields__
     defaults = list(map(_resolve_default, cls.__struct_defaults__)) if config.omit_defaults else []
     defaults = [msgspec.NODEFAULT] * (len(names) - len(defaults)) + defaults
     declared = [
-        _Field(attribute, name, f"{encode_string(name)}:", default)
+        _Field(attribute, name, f"{encode_unchecked_string(name)}:", default)
         for attribute, name, default in zip(cls.__struct_fields__, names, defaults, strict=True)
     ]
     if config.tag is None:
-        return _object_encoder(declared)
-    tag = f"{encode_string(config.tag_field or 'type')}:{_encode_value(config.tag, 0)}"
-    return _object_encoder(declared, [tag])
+        return _make_object_encoder(declared)
+    tag = f"{encode_unchecked_string(config.tag_field or 'type')}:{_encode_value(config.tag, 0)}"
+    return _make_object_encoder(declared, [tag])
 
 
 def _resolve_default(default: object) -> object:
@@ -354,9 +354,11 @@ def _resolve_default(default: object) -> object:
     return default
 
 
-def _dataclass_encoder(cls: type[DataclassInstance]) -> _Encoder:
+def _make_dataclass_encoder(cls: type[DataclassInstance]) -> _Encoder:
     names = [field.name for field in fields(cls)]
-    return _object_encoder([_Field(name, name, f"{encode_string(name)}:") for name in names])
+    return _make_object_encoder(
+        [_Field(name, name, f"{encode_unchecked_string(name)}:") for name in names]
+    )
 
 
 _ENCODER_BY_TYPE: tuple[tuple[Any, _Encoder], ...] = (
@@ -422,7 +424,7 @@ def _check_is_json(text: str) -> None:
             text,
             parse_int=_check_number_range,
             parse_float=_check_number_range,
-            parse_constant=_refuse_constant,
+            parse_constant=_refuse_nan_or_infinity,
         )
     except json.JSONDecodeError as error:
         raise _EncodingError(f"the text is not JSON: {error}") from None
@@ -438,7 +440,7 @@ def _check_number_range(text: str) -> str:
     return text
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def _refuse_nan_or_infinity(name: str) -> NoReturn:
     raise _EncodingError(f"{name} has no JSON form")
 
 

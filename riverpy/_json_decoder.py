@@ -32,10 +32,10 @@ def make_decoder(cls: type[T]) -> Callable[[str], T]:
     if is_model_class(cls):
         return make_model_decoder(cls)
     try:
-        decode = msgspec.json.Decoder(cls, dec_hook=_decode_model).decode
+        decode = msgspec.json.Decoder(cls, dec_hook=_decode_pydantic_model).decode
         info = inspect.type_info(cls)
     except TypeError as error:
-        raise TypeError(f"{_unsupported_field_path(cls)}{error}") from None
+        raise TypeError(f"{_find_unsupported_field_path(cls)}{error}") from None
     types = list(_iterate_types(info, "$", set()))
     for path, inner in types:
         if isinstance(inner, inspect.CustomType) and is_model_class(inner.cls):
@@ -54,13 +54,13 @@ def make_decoder(cls: type[T]) -> Callable[[str], T]:
             cls,
             builtin_types=(timedelta,),
             str_keys=True,
-            dec_hook=_decode_model,
+            dec_hook=_decode_pydantic_model,
         )
 
     return decode_durations
 
 
-def _decode_model(cls: type[Any], value: object) -> object:
+def _decode_pydantic_model(cls: type[Any], value: object) -> object:
     """Decode a pydantic model inside a Struct or dataclass."""
     if not is_model_class(cls):
         return value  # msgspec then checks the type of the value
@@ -68,11 +68,12 @@ def _decode_model(cls: type[Any], value: object) -> object:
 
 
 def _is_json_value_type(cls: type) -> bool:
-    """Whether a JSON decoder itself returns instances of this class, such as `str` or `dict`."""
+    """Whether decoding JSON without a given type can return an instance of this class, such as
+    `str` or `dict`."""
     return any(issubclass(plain, cls) for plain in _JSON_VALUE_TYPES)
 
 
-def _unsupported_field_path(cls: type[Any]) -> str:
+def _find_unsupported_field_path(cls: type[Any]) -> str:
     """Return the path of the first field that msgspec does not support, in the form "$.name: ".
     Return "" if msgspec supports all fields."""
     names: Sequence[str] = getattr(cls, "__struct_fields__", ())

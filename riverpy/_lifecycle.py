@@ -70,7 +70,7 @@ class StopScope:
         than `SERVICE_PROGRESS_DELAY_MAX`, the service counts as stuck."""
         self.progress_deadline = time.monotonic() + within + SERVICE_PROGRESS_DELAY_MAX
 
-    def expect_no_progress(self) -> None:
+    def clear_progress_deadline(self) -> None:
         """Expect no further call: the service waits for an event that may never happen."""
         self.progress_deadline = math.inf
 
@@ -241,12 +241,14 @@ def convert_base_exceptions(code_name: str, *, is_awaited: bool = False) -> Gene
     except Exception:
         raise
     except BaseException as error:
-        if is_awaited and (isinstance(error, GeneratorExit) or is_cancellation(error)):
+        if is_awaited and (
+            isinstance(error, GeneratorExit) or is_cancellation_of_current_task(error)
+        ):
             raise
         raise RuntimeError(f"{code_name} raised {type(error).__name__}") from error
 
 
-def is_cancellation(error: BaseException) -> bool:
+def is_cancellation_of_current_task(error: BaseException) -> bool:
     """Whether this error is a cancellation of the current task.
 
     Code can also raise CancelledError itself, for example when it awaits a cancelled future. That
@@ -268,11 +270,11 @@ async def await_in_separate_task(code_name: str, call: Callable[[], Awaitable[Re
         Exception: the code raised this error.
     """
 
-    async def work() -> ResultT:
+    async def await_call() -> ResultT:
         with convert_base_exceptions(code_name, is_awaited=True):
             return await call()
 
-    task = asyncio.get_running_loop().create_task(work(), name=f"riverpy {code_name}")
+    task = asyncio.get_running_loop().create_task(await_call(), name=f"riverpy {code_name}")
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
@@ -303,10 +305,10 @@ async def run_despite_cancellation(step: Callable[[], Awaitable[ResultT]]) -> Re
     if is_without_loop():
         return await step()
 
-    async def work() -> ResultT:
+    async def await_step() -> ResultT:
         return await step()
 
-    task = asyncio.get_running_loop().create_task(work())
+    task = asyncio.get_running_loop().create_task(await_step())
     cancellation: asyncio.CancelledError | None = None
     with anyio.CancelScope(shield=True):
         while not task.done():

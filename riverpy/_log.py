@@ -27,24 +27,24 @@ _LOG_RECORD_ATTRIBUTES = {
 """The attributes that each record of `logging` has. Extra attributes may not have these names."""
 
 
-class EventWriter(Protocol):
+class LogEventWriter(Protocol):
     """Writes events for the command line."""
 
     lowest_level: int
     """The lowest level that is written, as a number of `logging`."""
 
-    def write_event(self, level: str, event: str, keys: dict[str, Any]) -> None:
+    def write_log_event(self, level: str, event: str, keys: dict[str, Any]) -> None:
         """Write an event. `level` is not below the lowest level."""
         ...
 
 
-_event_writer: EventWriter | None = None
+_log_event_writer: LogEventWriter | None = None
 
 
-def send_events_to(writer: EventWriter | None) -> None:
+def set_log_event_writer(writer: LogEventWriter | None) -> None:
     """Send the events of this process to `writer`; None: to `logging` again."""
-    global _event_writer
-    _event_writer = writer
+    global _log_event_writer
+    _log_event_writer = writer
 
 
 class Log:
@@ -73,8 +73,8 @@ class Log:
     def is_debug_enabled(self) -> bool:
         """Whether an event of level debug would be written."""
         structlog = _find_configured_structlog()
-        if structlog is None and _event_writer is not None:
-            return _event_writer.lowest_level <= logging.DEBUG
+        if structlog is None and _log_event_writer is not None:
+            return _log_event_writer.lowest_level <= logging.DEBUG
         if structlog is None:
             return logging.getLogger(_LOGGER_NAME).isEnabledFor(logging.DEBUG)
         log: Any = structlog.get_logger(_LOGGER_NAME).bind()
@@ -113,9 +113,9 @@ class Log:
             getattr(log, level)(event, **keys)
             return
         number = _LEVEL_NUMBERS[level.upper()]
-        if _event_writer is not None:
-            if number >= _event_writer.lowest_level:
-                _event_writer.write_event(level, event, {**self._keys, **keys})
+        if _log_event_writer is not None:
+            if number >= _log_event_writer.lowest_level:
+                _log_event_writer.write_log_event(level, event, {**self._keys, **keys})
             return
         logger = logging.getLogger(_LOGGER_NAME)
         if not logger.isEnabledFor(number):

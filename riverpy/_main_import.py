@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _is_importing_main_module = False
 """Whether this process is a child that imports the main module of its worker."""
-_is_main_module_command_line = False
+_is_main_module_import_disabled = False
 
 
 class MainGuardMissingError(ClientStateError):
@@ -29,8 +29,9 @@ class MainGuardMissingError(ClientStateError):
 
 
 @contextmanager
-def importing_main_module() -> Generator[None]:
-    """Refuse to open clients during the `with` block."""
+def mark_main_module_import() -> Generator[None]:
+    """Mark that this process imports the main module of its worker. Clients refuse to open during
+    the `with` block."""
     global _is_importing_main_module
     _is_importing_main_module = True
     try:
@@ -39,7 +40,7 @@ def importing_main_module() -> Generator[None]:
         _is_importing_main_module = False
 
 
-def refuse_during_main_import() -> None:
+def refuse_client_during_main_import() -> None:
     """Raise MainGuardMissingError if this process imports the main module of its worker."""
     if _is_importing_main_module:
         raise MainGuardMissingError(
@@ -48,18 +49,19 @@ def refuse_during_main_import() -> None:
         )
 
 
-def skip_main_module() -> None:
-    """Prevent children of this process from importing its main module: the command `riverpy`."""
-    global _is_main_module_command_line
-    _is_main_module_command_line = True
+def disable_main_module_import() -> None:
+    """Prevent child processes from importing the main module of this process, because it is the
+    command `riverpy`."""
+    global _is_main_module_import_disabled
+    _is_main_module_import_disabled = True
 
 
-def describe_main_module() -> dict[str, str]:
+def get_main_module_location() -> dict[str, str]:
     """Return the name or the path of the main module that children import; empty: they import no
     main module."""
     main = sys.modules["__main__"]
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    if _is_main_module_command_line:
+    if _is_main_module_import_disabled:
         return {}
     if spec is not None:
         # As in multiprocessing, a `__main__` of a package is not imported. It may have no guard.

@@ -37,7 +37,7 @@ CURSORS_METADATA_KEY = "river:resumable_cursor"
 KEPT_RESULTS_METADATA_KEY = "riverpy:steps"
 """The metadata key of kept results: an object from the name of a step to any JSON. River keeps no
 results."""
-STEP_METADATA_KEY_PREFIX = '"river:resumable_'
+QUOTED_STEP_METADATA_KEY_PREFIX = '"river:resumable_'
 """A text that the metadata of each job with stored steps or cursors contains."""
 EXPIRES_AT_METADATA_KEY = "riverpy:expires_at"
 """The metadata key of the time from which no attempt of a job starts, by the server's clock. Its
@@ -56,12 +56,12 @@ _KIND_PATTERN = re.compile(r"\w[\w\-\[\]<>/.\u00b7:+]+", re.ASCII)
 _TAG_PATTERN = re.compile(r"\w[\w\-]+\w", re.ASCII)
 _LEASE_PATTERN = re.compile(r"[!-~]+")
 _SCHEMA_PATTERN = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-_STORABLE_PATTERN = re.compile(r"[^\0\ud800-\udfff]+")
+_STORABLE_TEXT_PATTERN = re.compile(r"[^\0\ud800-\udfff]+")
 """Matches text that PostgreSQL can store."""
-_STORABLE_RULE = "must have no NUL and no lone surrogate"
+_STORABLE_TEXT_RULE = "must have no NUL and no lone surrogate"
 
 
-def validate_queue(name: str) -> None:
+def validate_queue_name(name: str) -> None:
     """Raise ConfigError unless the name has at most 64 characters: lower-case letters and digits,
     in groups joined by `_` or `-`."""
     _validate_text("a queue name", name, QUEUE_NAME_LENGTH_MAX, _QUEUE_PATTERN, _QUEUE_RULE)
@@ -130,12 +130,16 @@ def make_unique_id(prefix: str | None) -> str:
 def validate_client_id(client_id: str, subject: str = "a client id") -> None:
     """Raise ConfigError unless the id has 1 to 100 characters that PostgreSQL can store. The error
     text begins with `subject`."""
-    _validate_text(subject, client_id, CLIENT_ID_LENGTH_MAX, _STORABLE_PATTERN, _STORABLE_RULE)
+    _validate_text(
+        subject, client_id, CLIENT_ID_LENGTH_MAX, _STORABLE_TEXT_PATTERN, _STORABLE_TEXT_RULE
+    )
 
 
 def validate_execution_key(key: str) -> None:
     """Raise ConfigError unless the key has 1 to 255 characters that PostgreSQL can store."""
-    _validate_text("a key", key, EXECUTION_KEY_LENGTH_MAX, _STORABLE_PATTERN, _STORABLE_RULE)
+    _validate_text(
+        "a key", key, EXECUTION_KEY_LENGTH_MAX, _STORABLE_TEXT_PATTERN, _STORABLE_TEXT_RULE
+    )
 
 
 def expect_literal_value(argument_name: str, value: object, literal_type: object) -> None:

@@ -41,7 +41,8 @@ class ProcessPlugin(Protocol):
 
     @property
     def child_setup(self) -> str:
-        """`module:function`. The function is called when a process for jobs starts."""
+        """The path `module:function` of a function that each process for jobs calls when it
+        starts."""
         ...
 
     def around_blocking_job(self) -> AbstractContextManager[None]:
@@ -65,7 +66,8 @@ def add_process_plugin(plugin: ProcessPlugin) -> None:
 
 @contextmanager
 def surround_blocking_job() -> Generator[None]:
-    """Run a blocking job in the context managers of all process plugins."""
+    """Enter the context managers of all process-wide plugins for the `with` block, which runs a
+    blocking job."""
     with ExitStack() as stack:
         for plugin in process_plugins:
             stack.enter_context(plugin.around_blocking_job())

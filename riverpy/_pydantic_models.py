@@ -74,8 +74,8 @@ def dump_model(model: object, *, as_args: bool = False) -> object:
 
 
 def _find_failing_keys(value: Any) -> list[str | int]:
-    """Return the keys that lead to the part that pydantic cannot write. It writes the parts of a
-    value one by one."""
+    """Return the keys that lead to the part that pydantic cannot write. To find it, let pydantic
+    write each part alone."""
     cls = cast("type[Any]", type(value))
     if getattr(cls, "__pydantic_root_model__", False):
         return _find_failing_keys(value.root)
@@ -135,7 +135,7 @@ def make_model_decoder(cls: type[Any]) -> Callable[[str], Any]:
 
 
 def expect_object(cls: type[Any]) -> None:
-    """Raise TypeError if the values of a model, a RootModel, can never be JSON objects."""
+    """Raise TypeError if a model is a RootModel whose values can never be JSON objects."""
     schema: Any = cls.__pydantic_core_schema__
     while schema["type"] in {"model", "definitions", "function-after"}:
         schema = schema["schema"]
@@ -272,8 +272,8 @@ def _secret_reason(place: str) -> str:
 
 
 def _find_undecodable_place(schema: Any, path: str) -> str | None:
-    """Return the path of the first required value that no JSON is valid for. Validators that run
-    before the check of a type may convert JSON, so the types after them are not checked."""
+    """Return the path of the first required value that no JSON can be decoded into. A validator
+    that runs before the check of a type may convert JSON, so that type is not examined."""
     kind = schema["type"]
     if kind in _UNDECODABLE_SCHEMAS:
         return path

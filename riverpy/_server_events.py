@@ -21,8 +21,8 @@ def _join_lines(text: str) -> str:
 
 
 def is_server_stopping() -> bool:
-    """Return whether uvicorn runs this process and stops. uvicorn waits for open streams, so they
-    must end by themselves. Its server object owns the signal handler."""
+    """Whether uvicorn runs this process and is stopping. uvicorn waits for open streams, so they
+    must end by themselves. The signal handler is a method of uvicorn's server object."""
     for number in (signal.SIGINT, signal.SIGTERM):
         server = getattr(signal.getsignal(number), "__self__", None)
         if getattr(server, "should_exit", False) is True:

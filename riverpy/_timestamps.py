@@ -29,7 +29,7 @@ def decode_timestamp(raw: int | bytes | None) -> datetime | None:
 
 
 def decode_wire_timestamp(raw: bytes) -> int:
-    """Return a timestamp in the wire format as microseconds since 2000."""
+    """Return the microseconds since 2000 of a timestamp in the wire format."""
     return int.from_bytes(raw, "big", signed=True)
 
 

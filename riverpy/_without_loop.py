@@ -36,7 +36,7 @@ _NO_EVENT_LOOP_ERROR_TEXT = "no running event loop"
 
 
 class _Caller(NamedTuple):
-    """The code that runs a coroutine without an event loop."""
+    """The thread and the task of the code that runs a coroutine without an event loop."""
 
     thread_id: int
     task: asyncio.Task[Any] | None
@@ -197,6 +197,6 @@ def _is_event_loop_missing(error: RuntimeError) -> bool:
 
 
 def refuse_wait(awaitable: Awaitable[ResultT], get_name: Callable[[], str]) -> Awaitable[ResultT]:
-    """Return an awaitable for code of the user's. In an event loop, this is `awaitable` itself.
-    Without an event loop it raises ConfigError, with the name of the code, if the code waits."""
+    """Return `awaitable`, whose code is the user's. Without an event loop, wrap it: the result
+    raises ConfigError, with the name of the code, if the code waits."""
     return _AwaitableWithoutWait(awaitable, get_name) if is_without_loop() else awaitable

@@ -37,7 +37,7 @@ from riverpy._insert.retries import ACQUIRE_CONNECTION_TIMEOUT, POOL_STATEMENT_T
 from riverpy._lifecycle import unwrap_single_error
 from riverpy._log import get_logger
 from riverpy._log_events import HELD_POOL_CONNECTIONS_CLOSED
-from riverpy._main_import import refuse_during_main_import
+from riverpy._main_import import refuse_client_during_main_import
 from riverpy._names import make_unique_id
 from riverpy._plugins import PluginLists
 from riverpy._postgres.driver import close_pool, create_pool, is_pool
@@ -258,7 +258,7 @@ class Client(
             ClientStateError: the client is open already, here or in another process or event loop.
             Exception: the database cannot be reached, or refuses the connection.
         """
-        refuse_during_main_import()
+        refuse_client_during_main_import()
         if self._opened_in is not None:
             self._opened_in.expect_current("the client")
             raise ClientStateError("the client is open already")
@@ -451,7 +451,7 @@ class Client(
             ClientStateError: the client runs already.
             Exception: the client could not start, or riverpy itself has a fault.
         """
-        refuse_during_main_import()
+        refuse_client_during_main_import()
         if self._opened_in is not None:
             self._opened_in.expect_current("the client")
         if self._run is not None:

@@ -16,7 +16,7 @@ from riverpy._names import (
     validate_client_id,
     validate_domain,
     validate_kind,
-    validate_queue,
+    validate_queue_name,
     validate_schema,
 )
 from riverpy._plugins import PluginLists, is_async_function
@@ -327,7 +327,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         if queues is not None and not _is_list_of_names(queues):
             raise ConfigError(f"domain_queues must be a list of queue names, got {queues!r}")
         for queue in queues or ():
-            validate_queue(queue)
+            validate_queue_name(queue)
         expect_literal_value("on_domain_conflict", self.on_domain_conflict, DomainConflictPolicy)
         faults = find_leader_setting_faults(msgspec.structs.asdict(self))
         if faults:
@@ -340,7 +340,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
                 f"rescue_after must be at least job_timeout ({job_timeout}), got {rescue_after}"
             )
         _expect_type("retention", self.retention, JobRetention)
-        _check_retentions("retention_by_queue", self.retention_by_queue, validate_queue)
+        _check_retentions("retention_by_queue", self.retention_by_queue, validate_queue_name)
         _check_retentions("retention_by_kind", self.retention_by_kind, validate_kind)
         names = self.reindexer_index_names
         if not _is_list_of_names(names):
@@ -403,7 +403,7 @@ def check_queues(queues: Mapping[str, QueueConfig]) -> None:
             f"{type(queues).__name__}"
         )
     for queue, config in queues.items():
-        validate_queue(queue)
+        validate_queue_name(queue)
         if not isinstance(config, QueueConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
                 f"queue {queue!r} must have a QueueConfig, as in {_QUEUES_EXAMPLE}, got "

@@ -32,8 +32,8 @@ Default None: that function returns a client that calls the running client."""
 
 @contextmanager
 def calling_client(client: object) -> Generator[None]:
-    """Let all code that starts in the `with` block belong to this client, which runs in the running
-    event loop."""
+    """Set the running client for the `with` block, and for tasks that start in it. The client runs
+    in the running event loop."""
     token = running_client.set(client)
     loop_token = running_client_loop.set(asyncio.get_running_loop())
     try:

@@ -477,7 +477,7 @@ async def migrate_all(
 
 
 def is_riverpy_table(name: str | None) -> bool:
-    """Whether a table with this name is one of River's or riverpy's, also one of an older version.
+    """Whether River or riverpy, in this or an older version, has a table with this name.
 
     This is for tools that compare the tables of a database with the models of a program, such as
     Alembic.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from riverpy._error_text import error_text
+from riverpy._error_text import format_error_with_type
 from riverpy._log_events import RETRY_POLICY_FAILED
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def choose_retry_delay(
             return min(delay, RETRY_DELAY_MAX)
         problem = f"it gave {delay}"
     except BaseException as error:  # catch SystemExit too: it would end the event loop
-        problem = error_text(error)
+        problem = format_error_with_type(error)
     log.warning(
         RETRY_POLICY_FAILED,
         effect="the default retry policy is used",

@@ -19,7 +19,7 @@ import uvloop
 from hypothesis import HealthCheck, settings
 from structlog.testing import capture_logs
 
-from riverpy._log import send_events_to
+from riverpy._log import set_log_event_writer
 from riverpy._work import outcomes
 from riverpy.embedded import EmbeddedPostgres
 from tests._database import (
@@ -125,7 +125,7 @@ def _log() -> None:
     """Log everything to stderr. This undoes the configuration of an earlier test or of a command
     that ran in this process. The format is plain, since colours and formatted tracebacks would take
     a seventh of the tests' time."""
-    send_events_to(None)
+    set_log_event_writer(None)
     structlog.reset_defaults()
     *processors, _ = structlog.get_config()["processors"]
     processors += [structlog.processors.format_exc_info, _RENDER]

@@ -23,8 +23,8 @@ import structlog
 from riverpy import Client, Config, ConfigError
 from riverpy._dsn import (
     adapt_url_for_asyncpg,
-    environment_url,
-    ignored_pg_variables,
+    find_ignored_pg_variables,
+    make_pg_variables_url,
     mask_passwords,
     server_from_url,
     url_for_display,
@@ -196,14 +196,14 @@ def test_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "services").write_text("[mine]\nhost=h\nport=7\nuser=u\ndbname=d\npassword=s3c\n")
     monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
     monkeypatch.setenv("PGSERVICE", "mine")
-    assert server_from_url(environment_url()) == ("h:7", "u", "d")
-    assert url_for_display(environment_url()) == "database d of user u at h:7"
+    assert server_from_url(make_pg_variables_url()) == ("h:7", "u", "d")
+    assert url_for_display(make_pg_variables_url()) == "database d of user u at h:7"
     monkeypatch.setenv("PGSERVICE", "other")
     with pytest.raises(ConfigError, match=r"there is no service 'other' in .*services"):
-        server_from_url(environment_url())
+        server_from_url(make_pg_variables_url())
     (tmp_path / "services").write_text("[other]\npassword=s3cret%x\n")
     with pytest.raises(ConfigError, match="cannot be read") as caught:
-        server_from_url(environment_url())
+        server_from_url(make_pg_variables_url())
     assert "s3cret" not in str(caught.value)
 
 
@@ -510,13 +510,13 @@ def test_variables_beside_a_url(
     """A parameter of the URL overrides the variable. A verified server, or a local socket, needs no
     channel binding."""
     host = "" if "host=" in query else "h"
-    assert ignored_pg_variables(f"postgres://{host}/d{query}", environ) == ignored
+    assert find_ignored_pg_variables(f"postgres://{host}/d{query}", environ) == ignored
 
 
 def test_peer_of_a_socket() -> None:
     """PGREQUIREPEER is refused for sockets, and has no effect for other hosts."""
     with pytest.raises(ConfigError, match="PGREQUIREPEER is not supported"):
-        ignored_pg_variables("postgres:///d?host=/run/pg", {"PGREQUIREPEER": "postgres"})
+        find_ignored_pg_variables("postgres:///d?host=/run/pg", {"PGREQUIREPEER": "postgres"})
 
 
 @pytest.mark.parametrize(

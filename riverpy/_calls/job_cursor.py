@@ -14,7 +14,7 @@ from typing import NamedTuple, get_args
 import msgspec
 
 from riverpy._attempt_errors import format_json_time
-from riverpy._json import encode_string
+from riverpy._json import encode_unchecked_string
 from riverpy._timestamps import decode_timestamp, encode_timestamp
 from riverpy.errors import ConfigError
 from riverpy.job_list import JobOrder
@@ -60,8 +60,8 @@ def encode_cursor(position: JobPosition) -> str:
         GO_ZERO_TIME_TEXT if position.sort_time is None else _format_cursor_time(position.sort_time)
     )
     text = (
-        f'{{"id":{position.id},"kind":{encode_string(position.kind)},'
-        f'"queue":{encode_string(position.queue)},"sort_field":"{position.order}","time":"{time}"}}'
+        f'{{"id":{position.id},"kind":{encode_unchecked_string(position.kind)},'
+        f'"queue":{encode_unchecked_string(position.queue)},"sort_field":"{position.order}","time":"{time}"}}'
     )
     return base64.urlsafe_b64encode(text.encode()).decode()
 

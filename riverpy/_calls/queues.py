@@ -8,7 +8,7 @@ import msgspec
 
 from riverpy._calls.base import ClientMethods
 from riverpy._insert.json_text import encode_metadata, utf8_size
-from riverpy._names import validate_queue
+from riverpy._names import validate_queue_name
 from riverpy._postgres import queues
 from riverpy.errors import ArgsError, ConfigError, NotFoundError
 
@@ -70,7 +70,7 @@ class QueueMethods(ClientMethods):
             ConfigError: a queue name is not allowed.
         """
         for name in names:
-            validate_queue(name)
+            validate_queue_name(name)
         async with self._transaction(tx) as connection:
             return await queues.queue_get_lags(connection, self._config.schema, list(names))
 

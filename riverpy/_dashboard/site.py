@@ -13,7 +13,7 @@ from riverpy._dashboard.job_count_cache import JobCountCache
 from riverpy._dashboard.live import LiveRegions
 from riverpy._dashboard.rendering import Templates
 from riverpy._dashboard.status_cache import StatusCache
-from riverpy._error_text import error_text
+from riverpy._error_text import format_error_with_type
 from riverpy._log import get_logger
 from riverpy._log_events import DASHBOARD_MASK_FAILED
 
@@ -81,6 +81,9 @@ class Site:
             )
         except Exception as error:  # code of the user, which must not show args by an error
             self._log.warning(
-                DASHBOARD_MASK_FAILED, kind=job.kind, job_id=job.id, error=error_text(error)
+                DASHBOARD_MASK_FAILED,
+                kind=job.kind,
+                job_id=job.id,
+                error=format_error_with_type(error),
             )
             return VisibleArgs(None, "The args are hidden, because the function `mask` failed.")

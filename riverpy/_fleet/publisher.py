@@ -136,7 +136,7 @@ class FleetPublisher:
         task_status.started()
         try:
             while True:
-                scope.expect_no_progress()
+                scope.clear_progress_deadline()
                 await self._wait_for_events()
                 scope.expect_progress(within=SEND_INTERVAL + SEND_TIMEOUT + SEND_RETRY_DELAY)
                 self._drop_expired_announcements()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar, cast
 import anyio
 
 from riverpy._clock import Backoff
-from riverpy._error_text import error_text
+from riverpy._error_text import format_error_with_type
 from riverpy._insert.errors import translate_insert_errors
 from riverpy._insert.insert_backlog import STATEMENT_BYTES_MAX, count_row_bytes
 from riverpy._insert.notify_limiter import NotifyLimiter
@@ -38,7 +38,7 @@ from riverpy._insert.row import (
     prepare_rows,
 )
 from riverpy._insert.shared_statement import SharedStatementSender
-from riverpy._lifecycle import is_cancellation
+from riverpy._lifecycle import is_cancellation_of_current_task
 from riverpy._log import NotificationQueueLog
 from riverpy._middleware_chain import run_middleware
 from riverpy._plugins import plugin_name, read_class_plugins
@@ -271,10 +271,12 @@ class Inserter:
             except (InsertError, TransactionError, GeneratorExit):
                 raise
             except BaseException as error:  # a SystemExit of a hook must not end the service
-                if is_cancellation(error) or (is_sending and isinstance(error, DATABASE_ERRORS)):
+                if is_cancellation_of_current_task(error) or (
+                    is_sending and isinstance(error, DATABASE_ERRORS)
+                ):
                     raise
                 source = "the insert" if is_sending else "a hook or middleware of inserts"
-                raise InsertError(f"{source} raised {error_text(error)}") from error
+                raise InsertError(f"{source} raised {format_error_with_type(error)}") from error
         raise InsertError(
             f"hooks and middleware of inserts took longer than {INSERT_HOOKS_TIMEOUT:g} s while a "
             "transaction was open: make them faster"

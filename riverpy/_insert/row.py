@@ -22,7 +22,7 @@ from riverpy._insert.unique_key import (
     make_unique_state_bits,
     warn_of_ignored_fields,
 )
-from riverpy._names import KIND_LENGTH_MAX, validate_kind, validate_queue, validate_tag
+from riverpy._names import KIND_LENGTH_MAX, validate_kind, validate_queue_name, validate_tag
 from riverpy._postgres.inserts import InsertRow
 from riverpy._postgres.waits import NOTIFY_END_METADATA_KEY
 from riverpy.errors import InsertError, UnknownJobKindError
@@ -243,7 +243,7 @@ def _make_checked_row(
     replace: str | None,
 ) -> InsertRow:
     """Check the options that hooks may change, and return a row without a unique key."""
-    validate_queue(_expect_type("queue", queue, str))
+    validate_queue_name(_expect_type("queue", queue, str))
     return InsertRow(
         args=args,
         unique_key=None,

@@ -163,7 +163,7 @@ def _iterate_json_members(json_text: str) -> Iterator[tuple[str, str]]:
 
 
 def _encode_name(name: str) -> str:
-    return _json.encode_string(name) if _CHARACTER_TO_ESCAPE.search(name) else f'"{name}"'
+    return _json.encode_unchecked_string(name) if _CHARACTER_TO_ESCAPE.search(name) else f'"{name}"'
 
 
 # Fields marked `Unique`

@@ -161,7 +161,7 @@ class LeaseRenewer:
     def _handle_lease_end(self, lease: Lease) -> None:
         self._work_log_due_at[lease] = lease.ended_at + self._timing.grace_seconds
         if (scope := self._scope_by_lease.pop(lease, None)) is not None:
-            scope.expect_no_progress()  # the time that the work needs to stop has no limit
+            scope.clear_progress_deadline()  # the time that the work needs to stop has no limit
         keys = {"lease": lease.name, "epoch": lease.epoch, "reason": lease.end_reason}
         if lease.is_lost and self._store.should_log_terms:
             self._log.warning(LEASE_LOST, **keys)

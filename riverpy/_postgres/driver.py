@@ -22,14 +22,14 @@ from riverpy._dsn import (
     UNKNOWN_USER_TEXT,
     Server,
     adapt_url_for_asyncpg,
-    environment_url,
-    ignored_pg_variables,
+    find_ignored_pg_variables,
+    make_pg_variables_url,
     mask_passwords,
     missing_tls_file_message,
     server_from_url,
     validate_url,
 )
-from riverpy._error_text import describe_missing_grant, error_text
+from riverpy._error_text import describe_missing_grant, format_error_with_type
 from riverpy._log import get_logger
 from riverpy._log_events import DATABASE_URL_PARAMETERS_IGNORED, DATABASE_VARIABLES_IGNORED
 from riverpy._postgres.array_types import ARRAY_TYPES
@@ -206,7 +206,7 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, asyncpg.InternalClientError):  # asyncpg's own text explains nothing
         return "the connection ended while it was used"
     is_plain = isinstance(error, (RiverError, *DATABASE_ERRORS)) and bool(str(error).strip())
-    text = str(error) if is_plain else error_text(error)
+    text = str(error) if is_plain else format_error_with_type(error)
     grant = describe_missing_grant(text) if isinstance(error, InsufficientPrivilegeError) else ""
     return mask_passwords(" ".join(text.split())) + grant
 
@@ -236,9 +236,9 @@ class _ConnectionTarget(NamedTuple):
 
     @classmethod
     def from_url(cls, url: str | None, password: PasswordSource | None) -> _ConnectionTarget:
-        url = environment_url() if url is None else url
+        url = make_pg_variables_url() if url is None else url
         validate_url(url)
-        variables = ignored_pg_variables(url)
+        variables = find_ignored_pg_variables(url)
         url, limit, parameters = adapt_url_for_asyncpg(url)
         _warn_of_ignored_settings(parameters, variables)
         server = server_from_url(url)

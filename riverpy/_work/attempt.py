@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 import msgspec
 from msgspec import UNSET
 
-from riverpy._names import CURSORS_METADATA_KEY, STEP_METADATA_KEY, STEP_METADATA_KEY_PREFIX
+from riverpy._names import CURSORS_METADATA_KEY, QUOTED_STEP_METADATA_KEY_PREFIX, STEP_METADATA_KEY
 from riverpy._postgres.jobs import AttemptResult, ClaimKey, StoredOutcome
 from riverpy._postgres.transactions import is_blocking_transaction, run_at_once_if_blocking
 from riverpy._work.attempt_store import encode_json_object
@@ -270,7 +270,7 @@ class Attempt(Job[Any]):
         Raises:
             StepError: the stored cursors are a list.
         """
-        if STEP_METADATA_KEY_PREFIX in self._row[JobColumn.METADATA]:
+        if QUOTED_STEP_METADATA_KEY_PREFIX in self._row[JobColumn.METADATA]:
             self.step_runner = self._make_step_runner()
 
     def _make_step_runner(self) -> AttemptStepRunner:

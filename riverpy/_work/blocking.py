@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import anyio
 
-from riverpy._main_import import describe_main_module
+from riverpy._main_import import get_main_module_location
 from riverpy._plugins import process_plugins, surround_blocking_job
 from riverpy._work.child_pool import IDLE_CHILD_TIMEOUT
 from riverpy._work.child_process import (
@@ -161,7 +161,7 @@ class BlockingJobRunner:
             ConfigError: a function is not found, or the main module cannot be imported.
         """
         packed = [pickle_function(unit) for unit in workers]
-        if not describe_main_module():
+        if not get_main_module_location():
             return
         child = self._child_processes.take_child()
         loop = asyncio.get_running_loop()

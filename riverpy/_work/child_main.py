@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from riverpy._main_import import MainGuardMissingError, importing_main_module
+from riverpy._main_import import MainGuardMissingError, mark_main_module_import
 from riverpy._plugins import surround_blocking_job
 from riverpy._work.child_messages import (
     CANCEL_JOB,
@@ -284,7 +284,7 @@ def _import_main_module(main_module: dict[str, str]) -> str | None:
     """Import the worker's main module. Return None, or the reason why jobs cannot run."""
     name = next(iter(main_module.values()), "")
     try:
-        with importing_main_module():
+        with mark_main_module_import():
             prepare(main_module)
     except BaseException as error:
         if find_error_of_type(error, MainGuardMissingError) is not None:

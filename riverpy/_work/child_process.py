@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
-from riverpy._main_import import describe_main_module
+from riverpy._main_import import get_main_module_location
 from riverpy._plugins import process_plugins
 from riverpy._pydantic_models import decode_model, is_model_class
 from riverpy._work.child_messages import (
@@ -93,7 +93,7 @@ class ChildProcess:
         self._token = secrets.token_hex(16)
         setup = {
             "path": sys.path,
-            "main_module": describe_main_module(),
+            "main_module": get_main_module_location(),
             "token": self._token,
             "setup_functions": [plugin.child_setup for plugin in process_plugins],
         }

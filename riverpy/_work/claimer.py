@@ -122,7 +122,7 @@ class Claimer:
         while True:
             if not self._waiting:
                 self._requested.clear()
-                scope.expect_no_progress()
+                scope.clear_progress_deadline()
                 await self._requested.wait()
             scope.expect_progress(within=2 * CLAIM_TIMEOUT)
             await self._send_claim()

@@ -12,8 +12,12 @@ from typing import Literal, TypeAlias, TypeVar
 import msgspec
 
 from riverpy._attempt_errors import format_json_time
-from riverpy._error_text import error_text as typed_text
-from riverpy._error_text import flatten_exception_group, get_error_message, truncate_text
+from riverpy._error_text import (
+    flatten_exception_group,
+    format_error_with_type,
+    get_error_message,
+    truncate_text,
+)
 from riverpy.errors import JobCancel, JobSnooze
 
 TRACE_FRAMES_MAX = 100
@@ -58,7 +62,7 @@ def replace_unstorable_characters(text: str) -> str:
 def make_storable_error_text(error: BaseException) -> str:
     """Return the type and the message of the exception, without characters that PostgreSQL
     refuses."""
-    return replace_unstorable_characters(typed_text(error))
+    return replace_unstorable_characters(format_error_with_type(error))
 
 
 def make_storable_message(error: BaseException) -> str:

@@ -244,7 +244,7 @@ class Producer:
             + 2 * max(self._poll_group.interval, CLAIM_RETRY_DELAY_MAX.total_seconds())
         )
         while True:
-            scope.expect_no_progress()
+            scope.clear_progress_deadline()
             await self._resumed.wait()
             await self._wait_for_free_slot()
             await self._completer.wait_for_backlog_room()

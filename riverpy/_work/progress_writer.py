@@ -55,7 +55,7 @@ class ProgressWriter:
         task_status.started()
         try:
             while True:
-                scope.expect_no_progress()
+                scope.clear_progress_deadline()
                 await wakeup.wait()
                 scope.expect_progress(within=PROGRESS_WRITE_TIMEOUT + PROGRESS_WRITE_INTERVAL)
                 wakeup.clear()

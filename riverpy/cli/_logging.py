@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from riverpy._log import EventWriter, get_logger, send_events_to
+from riverpy._log import LogEventWriter, get_logger, set_log_event_writer
 from riverpy._log_events import UNCAUGHT_ERROR_RAISED
 from riverpy.cli._log_stream import LogStream
 from riverpy.cli._log_text import LogEntryFormatter, LogRecordFormatter
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-class _LineWriter(EventWriter):
+class _LineWriter(LogEventWriter):
     """Writes events as lines, without a lock. With a lock, a finalizer that logs during a write
     would wait forever."""
 
@@ -30,7 +30,7 @@ class _LineWriter(EventWriter):
         self._entry_format, self._write_text = entry_format, write
         self.lowest_level = lowest_level
 
-    def write_event(self, level: str, event: str, keys: dict[str, Any]) -> None:
+    def write_log_event(self, level: str, event: str, keys: dict[str, Any]) -> None:
         self.msg(self._entry_format.format_entry(level, {**keys, "event": event}))
 
     def render_structlog_event(self, _logger: object, method: str, entry: Any) -> str:
@@ -150,7 +150,7 @@ def _install_line_writer(
     entry_format: LogEntryFormatter, lowest_level: int, write: Callable[[str], object]
 ) -> None:
     writer = _LineWriter(entry_format, lowest_level, write)
-    send_events_to(writer)
+    set_log_event_writer(writer)
     _StructlogConfigurer(writer).install()
 
 

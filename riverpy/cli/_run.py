@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 import click
 
 from riverpy._dsn import mask_passwords
-from riverpy._error_text import error_text
+from riverpy._error_text import format_error_with_type
 from riverpy._log import get_logger
 from riverpy._log_events import LEFTOVER_TASKS_CANCELLED, PROCESS_EXIT_IGNORED
 from riverpy.cli._output import make_printable, print_note
@@ -113,7 +113,7 @@ def run_until_complete(
             log.error(
                 PROCESS_EXIT_IGNORED,
                 effect="the worker keeps running",
-                error=error_text(error),
+                error=format_error_with_type(error),
             )
 
 

@@ -24,7 +24,7 @@ import msgspec
 
 from riverpy._dsn import (
     PG_VARIABLES,
-    environment_url,
+    make_pg_variables_url,
     mask_passwords,
     server_from_url,
     url_for_display,
@@ -407,7 +407,7 @@ class SettingSources:
                 return SettingValue(_parse_value(setting, text, variable), variable)
         if setting is DATABASE_URL and (given := [v for v in PG_VARIABLES if self._environ.get(v)]):
             source = ", ".join(given)
-            url = environment_url(self._environ)
+            url = make_pg_variables_url(self._environ)
             try:
                 server_from_url(url, self._environ)
             except ValueError as error:

@@ -11,7 +11,7 @@ import click
 
 from riverpy._dsn import mask_passwords, validate_url
 from riverpy._duration import parse_duration
-from riverpy._names import validate_domain, validate_lease_name, validate_queue
+from riverpy._names import validate_domain, validate_lease_name, validate_queue_name
 from riverpy.config import MAX_WORKERS_MAX
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def parse_queues(text: str) -> dict[str, int]:
             raise ValueError(f"{part!r} is not NAME:SLOTS, such as default:50,mail:5")
         if name in queues:
             raise ValueError(f"queue {name!r} is given twice")
-        validate_queue(name)
+        validate_queue_name(name)
         if not 1 <= int(slots) <= MAX_WORKERS_MAX:
             raise ValueError(f"queue {name!r} needs 1 to {MAX_WORKERS_MAX} slots, got {slots}")
         queues[name] = int(slots)
@@ -61,7 +61,7 @@ def parse_queue_names(text: str) -> tuple[str, ...]:
     """Parse names of queues from a text like `mail,reports`."""
     names = tuple(part.strip() for part in text.split(","))
     for name in names:
-        validate_queue(name)
+        validate_queue_name(name)
         if names.count(name) > 1:
             raise ValueError(f"queue {name!r} is given twice")
     return names
@@ -164,7 +164,7 @@ def _validate_nonempty_text(text: str) -> None:
 
 TEXT_TYPE = make_validated_type("text", _validate_utf8_text)
 NONEMPTY_TEXT_TYPE = make_validated_type("text", _validate_nonempty_text)
-QUEUE_NAME_TYPE = make_validated_type("queue", validate_queue)
+QUEUE_NAME_TYPE = make_validated_type("queue", validate_queue_name)
 DOMAIN_NAME_TYPE = make_validated_type("domain", validate_domain)
 LEASE_NAME_TYPE = make_validated_type("lease", validate_lease_name)
 URL_TYPE = make_validated_type("url", validate_url)

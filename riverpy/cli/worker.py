@@ -27,7 +27,7 @@ from riverpy._log_events import (
     WORKER_STOPPED,
     WORKER_STOPPED_WITH_ABANDONED_JOBS,
 )
-from riverpy._main_import import skip_main_module
+from riverpy._main_import import disable_main_module_import
 from riverpy._postgres.connection import expect_writable
 from riverpy._postgres.driver import CONNECT_TIMEOUT, DATABASE_ERRORS, close_connection, connect
 from riverpy._postgres.passwords import make_password_source
@@ -192,7 +192,7 @@ def worker(
         settings[_settings.LOG_LEVEL].or_none() or "info",
         process_number=None if supervisor is None else supervisor.number,
     )
-    skip_main_module()
+    disable_main_module_import()
     process_count = settings[_settings.PROCESSES].or_none() or 1
     with raise_on_stop_signals():
         try:

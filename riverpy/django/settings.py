@@ -10,7 +10,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from riverpy._names import validate_queue, validate_schema
+from riverpy._names import validate_queue_name, validate_schema
 from riverpy.config import Config
 from riverpy.errors import ConfigError
 
@@ -203,7 +203,7 @@ def _find_queues_problem(value: object) -> SettingProblem | None:
         return SettingProblem(f"must be a dict with at least one queue, got {value!r}", hint)
     for name, slots in cast("dict[object, object]", value).items():
         try:
-            validate_queue(cast("str", name))
+            validate_queue_name(cast("str", name))
         except (ConfigError, TypeError) as error:
             return SettingProblem(f"has a queue whose name is not allowed: {error}", hint)
         if not isinstance(slots, int) or isinstance(slots, bool) or slots < 1:

@@ -17,7 +17,7 @@ from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured, SuspiciousOperation
 from django.db import connections
 
-from riverpy._names import validate_kind, validate_queue
+from riverpy._names import validate_kind, validate_queue_name
 from riverpy._postgres.jobs import job_get
 from riverpy._without_loop import run_without_loop
 from riverpy.django.django_client import client
@@ -79,7 +79,7 @@ class RiverpyBackend(BaseTaskBackend):
         """Raise InvalidTask if a job cannot have the name or the queue of the task."""
         super().validate_task(task)
         try:
-            validate_queue(task.queue_name)
+            validate_queue_name(task.queue_name)
             validate_kind(make_kind(task.module_path))
         except ConfigError as error:
             raise InvalidTask(str(error)) from None
@@ -158,7 +158,7 @@ class RiverpyBackend(BaseTaskBackend):
             )
         for name in sorted(self.queues):
             try:
-                validate_queue(name)
+                validate_queue_name(name)
             except ConfigError as error:
                 label = f"TASKS[{self.alias!r}]['QUEUES']"
                 found.append(Error(f"{label}: {error}", hint="rename the queue", id="riverpy.E005"))

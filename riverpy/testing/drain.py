@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, overload
 
-from riverpy._names import validate_queue
+from riverpy._names import validate_queue_name
 from riverpy._postgres import jobs
 from riverpy.errors import ClientStateError, ConfigError
 from riverpy.testing._inline_client import InlineClient, work_job_on_pool
@@ -129,7 +129,7 @@ def _check_arguments(
         raise ConfigError(f"queues is a list of names, got the text {queues!r}")
     names = list(client.queues if queues is None else queues)
     for name in names:
-        validate_queue(name)
+        validate_queue_name(name)
     return names or None
 
 

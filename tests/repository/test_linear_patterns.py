@@ -20,7 +20,7 @@ from riverpy._maintenance.reindexer import RebuildPostponement
 from riverpy._names import (
     validate_kind,
     validate_lease_name,
-    validate_queue,
+    validate_queue_name,
     validate_schema,
     validate_tag,
 )
@@ -122,7 +122,7 @@ def _snoozes(text: str) -> None:
         RebuildPostponement.parse_comment,
         validate_kind,
         validate_lease_name,
-        validate_queue,
+        validate_queue_name,
         validate_schema,
         validate_tag,
     ],

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 from anyio.abc import SocketAttribute, SocketListener, TaskGroup
 
-from riverpy._error_text import error_text
+from riverpy._error_text import format_error_with_type
 from riverpy._lifecycle import unwrap_single_error
 from riverpy._log import RepeatedFailureLog, get_logger
 from riverpy._log_events import (
@@ -121,7 +121,7 @@ class HttpServer:
             hint = (
                 "another process uses the port: choose another one with --health"
                 if error.errno == errno.EADDRINUSE
-                else error.strerror or error_text(error)
+                else error.strerror or format_error_with_type(error)
             )
             raise OSError(f"cannot serve health on {self._source}: {hint}") from error
         listeners = [one for one in found.listeners if isinstance(one, SocketListener)]
@@ -136,7 +136,7 @@ class HttpServer:
             try:
                 stream = await listener.accept()
             except OSError as error:
-                failures.log_failure(HEALTH_CONNECTION_FAILED, error=error_text(error))
+                failures.log_failure(HEALTH_CONNECTION_FAILED, error=format_error_with_type(error))
                 await anyio.sleep(ACCEPT_RETRY_DELAY)
                 continue
             failures.log_recovery()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 
 from riverpy._clock import Backoff
-from riverpy._error_text import error_text
+from riverpy._error_text import format_error_with_type
 from riverpy._log import get_logger
 from riverpy._log_events import (
     WORKER_PROCESS_ENDED,
@@ -118,7 +118,9 @@ class ProcessSlot:
         except OSError as error:
             self.exit_code = 1
             self._log.error(
-                WORKER_PROCESS_START_FAILED, error=error_text(error), process=self.number
+                WORKER_PROCESS_START_FAILED,
+                error=format_error_with_type(error),
+                process=self.number,
             )
             return 0.0
         self.process, self._kill_reason = process, None
