@@ -134,7 +134,7 @@ def move(database: DatabaseSettings, *, queue: str, to: str, as_json: bool) -> N
                 f"(--leader-domain {to}), or: riverpy domain claim {queue} --domain {to}"
             )
 
-    _change_queue_domain(database, queue, to, check_owner, as_json=as_json)
+    _assign_queue_and_print(database, queue, to, check_owner, as_json=as_json)
 
 
 @domain.command
@@ -172,7 +172,7 @@ def claim(database: DatabaseSettings, *, queue: str, to: str, force: bool, as_js
             f"default has all unclaimed queues: use riverpy domain move {queue} --to default",
             param_hint="'--domain'",
         )
-    _change_queue_domain(database, queue, to, check_owner, as_json=as_json)
+    _assign_queue_and_print(database, queue, to, check_owner, as_json=as_json)
 
 
 async def _read_domain_map(database: DatabaseSettings) -> tuple[DomainMap, LeaseMap | None]:
@@ -198,7 +198,7 @@ def _find_standbys(
     return lease_map.standby_client_ids(leader_lease_name(domain_name), holder=holder)
 
 
-def _standby_cell(domain_map: DomainMap, lease_map: LeaseMap | None, domain_name: str) -> str:
+def _format_standbys(domain_map: DomainMap, lease_map: LeaseMap | None, domain_name: str) -> str:
     """Return the first standbys. `?`: a candidate does not report whether it stands by."""
     standbys = _find_standbys(domain_map, lease_map, domain_name)
     if standbys is None or lease_map is None:
@@ -212,7 +212,7 @@ def _standby_cell(domain_map: DomainMap, lease_map: LeaseMap | None, domain_name
     return ", ".join(shown) or "none"
 
 
-def _change_queue_domain(
+def _assign_queue_and_print(
     database: DatabaseSettings,
     queue: str,
     to: str,
@@ -329,7 +329,7 @@ def _leader_to_json_object(leader: DomainLeader | None) -> dict[str, object] | N
     }
 
 
-def _leader_cells(leader: DomainLeader | None) -> tuple[str, int | None, str | None, str | None]:
+def _leader_to_cells(leader: DomainLeader | None) -> tuple[str, int | None, str | None, str | None]:
     if leader is None or leader.has_lease_ended:
         return "none", None, None, None
     owner = leader.holder if leader.is_riverpy_client else f"{leader.holder} (not riverpy)"
@@ -345,16 +345,16 @@ def _domain_to_table_row(
     queues = ", ".join(owner.queue for owner in domain_map.owned_queues(domain_name)) or "none"
     if domain_name == DEFAULT_DOMAIN:
         queues = "all others"
-    standbys = _standby_cell(domain_map, lease_map, domain_name)
-    leader = _leader_cells(domain_map.last_leader(domain_name))
+    standbys = _format_standbys(domain_map, lease_map, domain_name)
+    leader = _leader_to_cells(domain_map.last_leader(domain_name))
     return (domain_name, *leader, *numbers, standbys, queues)
 
 
 def _schema_leader_to_table_row(
     domain_map: DomainMap, lease_map: LeaseMap | None
 ) -> tuple[object, ...]:
-    standbys = _standby_cell(domain_map, lease_map, SCHEMA_LEASE_NAME)
+    standbys = _format_standbys(domain_map, lease_map, SCHEMA_LEASE_NAME)
     if not domain_map.has_leader(SCHEMA_LEASE_NAME) and domain_map.has_leader_for_orphaned_queues():
         return SCHEMA_LEASE_NAME, "as default", None, None, None, None, None, standbys, None
-    cells = _leader_cells(domain_map.last_leader(SCHEMA_LEASE_NAME))
+    cells = _leader_to_cells(domain_map.last_leader(SCHEMA_LEASE_NAME))
     return SCHEMA_LEASE_NAME, *cells, None, None, standbys, None

@@ -124,14 +124,14 @@ def events(
     if fleet:
         if context.get_parameter_source("address") is ParameterSource.COMMANDLINE:
             raise click.UsageError("--fleet follows all workers of a database: omit --url")
-        follow = partial(_follow_fleet, database, kinds, job_ids, filters)
+        follow = partial(_follow_fleet_events, database, kinds, job_ids, filters)
     else:
         _refuse_fleet_options(database, events, job_ids)
-        params = [*(("event", one) for one in events), *_iterate_filters(filters)]
+        params = [*(("event", one) for one in events), *_iterate_filter_values(filters)]
         target = f"/events?{urlencode(params)}" if params else "/events"
-        follow = partial(_follow_events, address, target)
+        follow = partial(_follow_worker_events, address, target)
     try:
-        run_async(follow, _print_as_json if as_json else _print_as_text)
+        run_async(follow, _print_event_as_json if as_json else _print_event_as_text)
     except KeyboardInterrupt:
         sys.exit(0)
     except BrokenPipeError:  # the reader of stdout has ended
@@ -177,14 +177,14 @@ def _refuse_fleet_options(
         raise click.UsageError(f"{needing[0]} needs --fleet")
 
 
-def _iterate_filters(filters: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, str]]:
+def _iterate_filter_values(filters: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, str]]:
     """Yield the name and one value of each filter. The options have the names in the plural."""
     for name, values in filters.items():
         for value in values:
             yield name.removesuffix("s"), value
 
 
-async def _follow_fleet(
+async def _follow_fleet_events(
     database: DatabaseSettings,
     kinds: list[EventKind | LeaseEventKind | FleetEventKind],
     job_ids: tuple[int, ...],
@@ -219,7 +219,9 @@ async def _follow_fleet(
                 print_line(msgspec.json.encode(line))
 
 
-async def _follow_events(address: Address, path: str, print_line: Callable[[bytes], Any]) -> None:
+async def _follow_worker_events(
+    address: Address, path: str, print_line: Callable[[bytes], Any]
+) -> None:
     backoff = Backoff(RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX)
     is_noted = False
     while True:
@@ -241,22 +243,22 @@ async def _follow_events(address: Address, path: str, print_line: Callable[[byte
             if isinstance(error, BrokenPipeError):
                 raise
             if not is_noted:
-                print_note(f"{address}: {_failure_reason(error)}; waiting for a worker there")
+                print_note(f"{address}: {_describe_failure(error)}; waiting for a worker there")
                 is_noted = True
         await anyio.sleep(backoff.next_delay())
 
 
-def _failure_reason(error: Exception) -> str:
+def _describe_failure(error: Exception) -> str:
     if isinstance(error, _CONNECTION_END_ERRORS):
         return "the worker has ended"
     return error_to_one_line(error) if isinstance(error, OSError) else NO_HEALTH_SERVER_ERROR
 
 
-def _print_as_json(line: bytes) -> None:
+def _print_event_as_json(line: bytes) -> None:
     click.echo(line.decode())
 
 
-def _print_as_text(line: bytes) -> None:
+def _print_event_as_text(line: bytes) -> None:
     event = msgspec.json.decode(line, type=EventLine)
     at = event.at.astimezone().strftime("%H:%M:%S")
     if event.event == "dropped":

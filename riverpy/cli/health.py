@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 CHECKED_QUEUES_MAX = 1_000
 QUEUE_LAG_MAX_DEFAULT = timedelta(seconds=60)
-TABLES_MISSING_CHECK = CheckResult(
+TABLES_MISSING_RESULT = CheckResult(
     ok=True, reason="not known: riverpy's own tables are missing (riverpy migrate up)"
 )
 
@@ -135,7 +135,7 @@ async def _run_database_checks(database: DatabaseSettings, max_lag: timedelta) -
                 reason=f"{living} with heartbeats" if living else "none sends heartbeats",
             )
         else:
-            checks["workers"] = TABLES_MISSING_CHECK
+            checks["workers"] = TABLES_MISSING_RESULT
         checks["leaders"] = await _check_leaders(found, max_lag)
         names = await found.run_read(queue_list_with_waiting_jobs, CHECKED_QUEUES_MAX)
         lags = await found.run_read(queue_get_lags, names)
@@ -151,7 +151,7 @@ async def _run_database_checks(database: DatabaseSettings, max_lag: timedelta) -
 
 async def _check_leaders(database: CommandConnection, max_lag: timedelta) -> CheckResult:
     if not database.has_riverpy_migration(DOMAINS_MIGRATION):
-        return TABLES_MISSING_CHECK
+        return TABLES_MISSING_RESULT
     try:
         seen = await database.run_read(read_domains)
     except InsufficientPrivilegeError as error:

@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from riverpy.insert_opts import InsertResult
 
 
-_REPLACED_VALUES = ("args", "scheduled_at", "priority", "metadata")
+_REPLACEABLE_FIELDS = ("args", "scheduled_at", "priority", "metadata")
 
 
 def _split_at_commas(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")] if text else []
 
 
-def _parse_replaced_values(text: str) -> list[str]:
+def _parse_replaced_fields(text: str) -> list[str]:
     names = _split_at_commas(text)
     for name in names:
-        if name not in _REPLACED_VALUES:
-            raise ValueError(f"{name!r} is not one of {', '.join(_REPLACED_VALUES)}")
+        if name not in _REPLACEABLE_FIELDS:
+            raise ValueError(f"{name!r} is not one of {', '.join(_REPLACEABLE_FIELDS)}")
     return names
 
 
@@ -122,7 +122,7 @@ def _parse_states(text: str) -> list[JobState]:
 )
 @click.option(
     "--replace",
-    type=ParsedType("names of values", _parse_replaced_values),
+    type=ParsedType("names of values", _parse_replaced_fields),
     metavar="A,B",
     help="If a waiting job is a duplicate, replace these of its values: args, scheduled_at, "
     "priority, metadata. Needs an option --unique-….",
@@ -201,7 +201,7 @@ def _make_replace_opts(replace: list[str] | None, max_wait: timedelta | None) ->
         if max_wait is not None:
             raise click.UsageError("--replace-max-wait needs --replace")
         return None
-    return ReplaceOpts(**{name: name in replace for name in _REPLACED_VALUES}, max_wait=max_wait)
+    return ReplaceOpts(**{name: name in replace for name in _REPLACEABLE_FIELDS}, max_wait=max_wait)
 
 
 def _compute_scheduled_at(at: datetime | None, delay: timedelta | None) -> datetime | None:

@@ -43,7 +43,7 @@ JOB_READ_TIMEOUT = 30.0
 """The timeout for reading jobs, in seconds."""
 
 _ids_argument = click.argument("job_ids", metavar="ID...", type=JOB_ID_TYPE, nargs=-1)
-_first_option = click.option(
+_change_limit_option = click.option(
     "--limit",
     type=IntegerType(1, 2**63 - 1),
     metavar="N",
@@ -64,19 +64,19 @@ class _ChosenJobs(NamedTuple):
     as_json: bool
 
 
-def _change_options(
+def _job_change_options(
     command: Callable[[DatabaseSettings, _ChosenJobs], None],
 ) -> Callable[..., None]:
     """Add the ids of jobs, and the options that choose jobs to change. Pass them as one value."""
 
     @_ids_argument
     @job_filter_options
-    @_first_option
+    @_change_limit_option
     @_yes_option
     @json_option
     @database_options
     @wraps(command)
-    def with_chosen_jobs(database: DatabaseSettings, **options: Any) -> None:
+    def call_with_chosen_jobs(database: DatabaseSettings, **options: Any) -> None:
         chosen = _ChosenJobs(ids=options.pop("job_ids"), **options)
         if chosen.ids and (chosen.filters or chosen.limit):
             raise click.UsageError("give either ids or options that choose jobs, not both")
@@ -86,7 +86,7 @@ def _change_options(
             )
         command(database, chosen)
 
-    return with_chosen_jobs
+    return call_with_chosen_jobs
 
 
 @click.group
@@ -145,12 +145,12 @@ def list_(
     """
     chosen = cast("JobFilters", {**filters, **({"ids": ids} if ids else {})})
 
-    async def read(client: Client, tx: Transaction) -> JobPage:
+    async def read_page(client: Client, tx: Transaction) -> JobPage:
         return await client.job_list(
             order_by=order, descending=not ascending, limit=limit, after=after, tx=tx, **chosen
         )
 
-    page = run_async(_connect_and_read, database, read)
+    page = run_async(_read_in_transaction, database, read_page)
     if as_json:
         errors = [{"id": job_id, "error": error} for job_id, error in page.damaged.items()]
         jobs = [*map(job_to_json_object, page.jobs)]
@@ -178,11 +178,11 @@ def show(database: DatabaseSettings, *, job_id: int, shows_log: bool, as_json: b
     The exit code is 1 if the job does not exist, or if it is damaged: the server cannot read it.
     """
 
-    async def read(client: Client, tx: Transaction) -> tuple[JobRow, datetime]:
+    async def read_job(client: Client, tx: Transaction) -> tuple[JobRow, datetime]:
         found = await client.job_get(job_id, tx=tx)
         return found, await read_server_time(tx)
 
-    found, now = run_async(_connect_and_read, database, read)
+    found, now = run_async(_read_in_transaction, database, read_job)
     if shows_log:
         entries = decode_job_log(found)
         if as_json:
@@ -198,7 +198,7 @@ def show(database: DatabaseSettings, *, job_id: int, shows_log: bool, as_json: b
 
 
 @job.command
-@_change_options
+@_job_change_options
 def cancel(database: DatabaseSettings, chosen: _ChosenJobs) -> None:
     """Cancel jobs, so that they are not worked (again).
 
@@ -218,7 +218,7 @@ def cancel(database: DatabaseSettings, chosen: _ChosenJobs) -> None:
 
 
 @job.command
-@_change_options
+@_job_change_options
 def retry(database: DatabaseSettings, chosen: _ChosenJobs) -> None:
     """Make waiting or ended jobs available now.
 
@@ -238,7 +238,7 @@ def retry(database: DatabaseSettings, chosen: _ChosenJobs) -> None:
 
 
 @job.command
-@_change_options
+@_job_change_options
 def delete(database: DatabaseSettings, chosen: _ChosenJobs) -> None:
     """Delete jobs. A running job is not deleted: cancel it first.
 
@@ -314,7 +314,7 @@ async def _delete_job(client: Client, job_id: int, tx: Transaction) -> ItemChang
     return ItemChangeResult("deleted", f"job {job_id} was {deleted.state}: it is deleted")
 
 
-async def _connect_and_read(
+async def _read_in_transaction(
     database: DatabaseSettings, read: Callable[[Client, Transaction], Awaitable[ResultT]]
 ) -> ResultT:
     """Connect to the database, and return the result of `read`, which reads in one transaction."""

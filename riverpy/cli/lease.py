@@ -129,7 +129,9 @@ def list_(database: DatabaseSettings, *, with_internal: bool, limit: int, as_jso
     found, lease_map = run_async(_list_leases, database, with_internal, limit + 1)
     leases = found[:limit]
     if as_json:
-        print_json({"leases": leases, "clients_without_report": _unknown_clients(lease_map)})
+        print_json(
+            {"leases": leases, "clients_without_report": _list_clients_without_report(lease_map)}
+        )
     elif leases:
         _print_leases(leases, with_scope=with_internal)
     else:
@@ -151,9 +153,11 @@ def show(database: DatabaseSettings, *, name: str, as_json: bool) -> None:
 
     The exit code is 1 if no process has acquired a lease of this name yet.
     """
-    found, lease_map = run_async(_get_lease, database, name)
+    found, lease_map = run_async(_require_lease, database, name)
     if as_json:
-        print_json({"lease": found, "clients_without_report": _unknown_clients(lease_map)})
+        print_json(
+            {"lease": found, "clients_without_report": _list_clients_without_report(lease_map)}
+        )
         return
     _print_leases([found], with_scope=False)
     print_text("")
@@ -195,7 +199,7 @@ def resign(
             "this cancels code that runs under the lease, and there is no terminal to ask for "
             "confirmation: add --yes"
         )
-    before, _ = run_async(_get_lease, database, name)
+    before, _ = run_async(_require_lease, database, name)
     after: LeaseOutput | None = before
     if before.is_held:
         if not yes:
@@ -222,7 +226,9 @@ async def _list_leases(
         return [_make_lease_output(row, lease_map) for row in rows], lease_map
 
 
-async def _get_lease(database: DatabaseSettings, name: str) -> tuple[LeaseOutput, LeaseMap | None]:
+async def _require_lease(
+    database: DatabaseSettings, name: str
+) -> tuple[LeaseOutput, LeaseMap | None]:
     """Return the lease with this name. Raise NotFoundError if no process has acquired the lease
     yet."""
     async with open_connection(database) as found:
@@ -230,7 +236,7 @@ async def _get_lease(database: DatabaseSettings, name: str) -> tuple[LeaseOutput
         lease_map = await _read_lease_map(found)
         lease = await _read_lease(found, name, lease_map)
         if lease is None:
-            await _raise_not_found(found, name)
+            await _raise_lease_not_found(found, name)
         return lease, lease_map
 
 
@@ -284,7 +290,7 @@ async def _read_lease(
     return None if row is None else _make_lease_output(row, lease_map)
 
 
-async def _raise_not_found(database: CommandConnection, name: str) -> NoReturn:
+async def _raise_lease_not_found(database: CommandConnection, name: str) -> NoReturn:
     """Raise NotFoundError. Its text lists similar names, or the command for the lease of a
     domain."""
     if await database.run_read(lease_get, name=domain_lease_name(name)):
@@ -301,7 +307,7 @@ async def _raise_not_found(database: CommandConnection, name: str) -> NoReturn:
 
 
 def _make_lease_output(row: LeaseRow, lease_map: LeaseMap | None) -> LeaseOutput:
-    name, scope = _split_table_name(row.name)
+    name, scope = _split_lease_name(row.name)
     state: LeaseState = "held" if row.is_held else "expired"
     seconds = row.seconds_until_expiry
     holder = row.holder if row.is_held else None
@@ -319,8 +325,8 @@ def _make_lease_output(row: LeaseRow, lease_map: LeaseMap | None) -> LeaseOutput
     )
 
 
-def _split_table_name(name: str) -> tuple[str, LeaseScope]:
-    """Split the name that a lease has in the table into the name that users know and the scope."""
+def _split_lease_name(name: str) -> tuple[str, LeaseScope]:
+    """Split the stored name of a lease into the name that users know and the scope."""
     if name.startswith(USER_LEASE_NAME_PREFIX):
         return name.removeprefix(USER_LEASE_NAME_PREFIX), "user"
     if name.startswith(DOMAIN_LEASE_NAME_PREFIX):
@@ -361,11 +367,11 @@ def _print_standbys(lease: LeaseOutput, lease_map: LeaseMap | None) -> None:
         )
     else:
         print_text("no running client reports that it stands by for this lease")
-    if unknown := _unknown_clients(lease_map):
+    if unknown := _list_clients_without_report(lease_map):
         print_text(make_printable(f"clients without a complete report: {format_names(unknown)}"))
 
 
-def _unknown_clients(lease_map: LeaseMap | None) -> list[str] | None:
+def _list_clients_without_report(lease_map: LeaseMap | None) -> list[str] | None:
     """Return the ids of running clients that do not report whether they are standbys. None: not
     known."""
     return None if lease_map is None else sorted(lease_map.client_ids_without_report)

@@ -95,7 +95,7 @@ def web(
     riverpy web jobs:client --port 9000 --read-only
     """
     password = os.environ.get(_settings.WEB_PASSWORD_VARIABLE) or None
-    _check_address(Address(host, port), password, allow_network=allow_network)
+    _check_address_and_password(Address(host, port), password, allow_network=allow_network)
     expect_web_packages("riverpy web")
     loaded = None if target is None else load_client_target(target)
     if loaded is None:
@@ -115,7 +115,9 @@ def _print_address(address: Address) -> None:
     print_note(f"riverpy web: http://{address}/ (Ctrl-C stops it)")
 
 
-def _check_address(address: Address, password: str | None, *, allow_network: bool) -> None:
+def _check_address_and_password(
+    address: Address, password: str | None, *, allow_network: bool
+) -> None:
     if password is not None and len(password) < PASSWORD_LENGTH_MIN:
         raise CommandError(
             f"{_settings.WEB_PASSWORD_VARIABLE} must have {PASSWORD_LENGTH_MIN} characters or more",
@@ -135,7 +137,7 @@ def _check_address(address: Address, password: str | None, *, allow_network: boo
 
 
 class _PasswordCheck:
-    """Lets a user in who knows the password (HTTP basic authentication)."""
+    """Checks the password of each request (HTTP basic authentication)."""
 
     def __init__(self, password: str) -> None:
         self._password = password.encode()

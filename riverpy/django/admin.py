@@ -307,31 +307,31 @@ class JobAdmin(_RiverAdmin):
     @admin.display(description="attempted by")
     def attempted_by(self, job: Job) -> str:
         """Return the ids of the clients that have claimed the job."""
-        row = _read_row(job)
+        row = _read_job_row(job)
         return ", ".join(row.attempted_by) if row else "-"
 
     @admin.display(description="tags")
     def tags(self, job: Job) -> str:
         """Return the tags."""
-        row = _read_row(job)
+        row = _read_job_row(job)
         return ", ".join(row.tags) if row else "-"
 
     @admin.display(description="args")
     def shown_args(self, job: Job) -> str:
         """Return the args as JSON."""
-        row = _read_row(job)
-        return _show_json(row.encoded_args if row else "null")
+        row = _read_job_row(job)
+        return _format_json(row.encoded_args if row else "null")
 
     @admin.display(description="metadata")
     def shown_metadata(self, job: Job) -> str:
         """Return the metadata as JSON."""
-        row = _read_row(job)
-        return _show_json(row.columns()[JobColumn.METADATA] if row else "null")
+        row = _read_job_row(job)
+        return _format_json(row.columns()[JobColumn.METADATA] if row else "null")
 
     @admin.display(description="errors")
     def shown_errors(self, job: Job) -> str:
         """Return the errors of the attempts, the newest first."""
-        row = _read_row(job)
+        row = _read_job_row(job)
         errors = [
             (error.attempt, error.at.isoformat(timespec="seconds"), error.error, error.trace)
             for error in reversed(row.errors if row else [])
@@ -379,7 +379,7 @@ def _change_queues(change: Callable[[str], None], names: Sequence[str]) -> JobCh
     return JobChanges(changed=len(names) - missing, missing=missing)
 
 
-def _read_row(job: Job) -> JobRow | None:
+def _read_job_row(job: Job) -> JobRow | None:
     """Return the job's row with all columns. A page reads it only once. None: it was deleted."""
     if not hasattr(job, _JOB_ROW_ATTRIBUTE):
         try:
@@ -390,6 +390,6 @@ def _read_row(job: Job) -> JobRow | None:
     return getattr(job, _JOB_ROW_ATTRIBUTE)
 
 
-def _show_json(text: str) -> str:
-    """Return JSON text in lines for a page. Numbers stay as they are stored."""
+def _format_json(text: str) -> str:
+    """Return JSON text as indented HTML for a page. Numbers stay as they are stored."""
     return format_html("<pre>{}</pre>", msgspec.json.format(text, indent=2))

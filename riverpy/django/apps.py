@@ -17,9 +17,9 @@ class RiverpyConfig(AppConfig):
         """Register the system checks, close Django's connections around all jobs, and create tables
         in test databases."""
         from riverpy.django import checks
-        from riverpy.django.connections import install_connection_closing
+        from riverpy.django.connections import install_connection_closer
         from riverpy.django.test_databases import install_test_tables
 
         checks.register_checks()
-        install_connection_closing()
+        install_connection_closer()
         install_test_tables(self)

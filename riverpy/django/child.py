@@ -9,8 +9,8 @@ from django.apps import apps
 from django.conf import ENVIRONMENT_VARIABLE
 
 
-def set_up() -> None:
-    """Set up Django if the environment names a settings module. Close its connections around
-    jobs."""
+def set_up_django() -> None:
+    """Set up Django if the environment names a settings module. Then riverpy's app closes Django's
+    connections around jobs."""
     if os.environ.get(ENVIRONMENT_VARIABLE) and not apps.ready:
         django.setup()

@@ -24,7 +24,7 @@ from riverpy.django.settings import read_settings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-CLIENT_TARGET = "riverpy.django.worker:make_client"
+CLIENT_TARGET_DEFAULT = "riverpy.django.worker:make_client"
 """The function that makes the client of `manage.py riverpy worker`."""
 _EXCLUDED_COMMANDS = ("bench", "db", "demo", "dev")
 """The commands that do not exist in a Django project: each one uses a database of its own, or
@@ -43,7 +43,9 @@ class _DjangoCommandGroup(CommandGroup):
         command = super().get_command(ctx, cmd_name)
         if command is None:
             return None
-        return _make_worker_command(command) if cmd_name == "worker" else _correct_help(command)
+        return (
+            _make_worker_command(command) if cmd_name == "worker" else _adapt_command_help(command)
+        )
 
     def make_context(
         self,
@@ -56,7 +58,7 @@ class _DjangoCommandGroup(CommandGroup):
         context = super().make_context(info_name, args, parent, **extra)
         context.meta[MAIN_MODULE_KEY] = __name__
         context.meta[IS_PROCESS_KEPT_KEY] = is_process_kept
-        context.meta[PROGRAM_SETTINGS_KEY] = _read_program_values()
+        context.meta[PROGRAM_SETTINGS_KEY] = _read_database_settings()
         return context
 
 
@@ -64,9 +66,9 @@ def _make_worker_command(command: click.Command) -> click.Command:
     """Return `riverpy worker` with an optional argument MODULE:ATTR."""
     worker = copy(command)
     worker.params = [
-        click.Argument(["target"], metavar="[MODULE:ATTR]", default=CLIENT_TARGET)
+        click.Argument(["target"], metavar="[MODULE:ATTR]", default=CLIENT_TARGET_DEFAULT)
         if param.name == "target"
-        else _refuse_option(param)
+        else _make_refused_option(param)
         if param.name == DATABASE_URL.parameter_name
         else param
         for param in command.params
@@ -80,10 +82,10 @@ def _make_worker_command(command: click.Command) -> click.Command:
     return worker
 
 
-def _refuse_option(param: click.Parameter) -> click.Parameter:
-    """Return the option `--database-url`, hidden, with a function that refuses its use."""
+def _make_refused_option(param: click.Parameter) -> click.Parameter:
+    """Return a hidden copy of the option `--database-url` that refuses every value."""
 
-    def refuse(_context: click.Context, _param: click.Parameter, value: object) -> None:
+    def refuse_value(_context: click.Context, _param: click.Parameter, value: object) -> None:
         if value is not None:
             raise click.UsageError(
                 "--database-url is not for this worker: its jobs and your models must use the same "
@@ -91,24 +93,26 @@ def _refuse_option(param: click.Parameter) -> click.Parameter:
             )
 
     option = copy(param)
-    option.callback = refuse
+    option.callback = refuse_value
     if isinstance(option, click.Option):
         option.hidden = True
     return option
 
 
-def _correct_help(command: click.Command) -> click.Command:
-    """Return the command. Its help, and its subcommands' help, names the database of Django."""
-    corrected = copy(command)
-    corrected.params = [*map(_correct_option_help, command.params)]
-    if isinstance(corrected, click.Group):
-        corrected.commands = {
-            name: _correct_help(one) for name, one in cast("click.Group", command).commands.items()
+def _adapt_command_help(command: click.Command) -> click.Command:
+    """Return a copy of the command. Its help, and that of its subcommands, names Django's
+    database."""
+    adapted = copy(command)
+    adapted.params = [*map(_adapt_option_help, command.params)]
+    if isinstance(adapted, click.Group):
+        adapted.commands = {
+            name: _adapt_command_help(one)
+            for name, one in cast("click.Group", command).commands.items()
         }
-    return corrected
+    return adapted
 
 
-def _correct_option_help(param: click.Parameter) -> click.Parameter:
+def _adapt_option_help(param: click.Parameter) -> click.Parameter:
     if param.name != DATABASE_URL.parameter_name or not isinstance(param, click.Option):
         return param
     option = copy(param)
@@ -116,7 +120,7 @@ def _correct_option_help(param: click.Parameter) -> click.Parameter:
     return option
 
 
-def _read_program_values() -> dict[str, SettingValue[Any]]:
+def _read_database_settings() -> dict[str, SettingValue[Any]]:
     """Return the database and the schema of Django's settings.
 
     Raises:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from riverpy.job import Job
     from riverpy.middleware import WorkInner
 
-CHILD_SETUP_FUNCTION = "riverpy.django.child:set_up"
+CHILD_SETUP_FUNCTION = "riverpy.django.child:set_up_django"
 
 
-class ConnectionClosing:
+class ConnectionCloser:
     """Closes old connections before and after each job, in the thread that runs the job."""
 
     child_setup = CHILD_SETUP_FUNCTION
@@ -82,6 +82,6 @@ def _is_async_query_thread_used() -> bool:
     return bool(getattr(SyncToAsync.single_thread_executor, "_threads", True))
 
 
-def install_connection_closing() -> None:
+def install_connection_closer() -> None:
     """Close Django's connections around the jobs of all clients of this process."""
-    add_process_plugin(ConnectionClosing())
+    add_process_plugin(ConnectionCloser())

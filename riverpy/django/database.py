@@ -10,7 +10,7 @@ from django.db import connections
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_DRIVER_ARGUMENTS = frozenset(
+_ARGUMENTS_NOT_IN_URL = frozenset(
     {
         "autocommit",
         "client_encoding",
@@ -45,13 +45,13 @@ def format_url(parameters: Mapping[str, Any]) -> str:
     texts = {
         name: str(int(value)) if isinstance(value, bool) else str(value)
         for name, value in parameters.items()
-        if name not in _DRIVER_ARGUMENTS and isinstance(value, (str, int, float))
+        if name not in _ARGUMENTS_NOT_IN_URL and isinstance(value, (str, int, float))
     }
     user, password = texts.pop("user", ""), texts.pop("password", "")
     login = quote(user, safe="")
     if password:
         login += f":{quote(password, safe='')}"
-    place = _format_host(texts)
+    place = _pop_host_and_port(texts)
     database = quote(texts.pop("dbname", ""), safe="")
     query = urlencode({name: text for name, text in texts.items() if text}, quote_via=quote)
     # asyncpg takes an empty path as the name of the database, and would ignore the database of a
@@ -62,7 +62,7 @@ def format_url(parameters: Mapping[str, Any]) -> str:
     )
 
 
-def _format_host(texts: dict[str, str]) -> str:
+def _pop_host_and_port(texts: dict[str, str]) -> str:
     """Return `host:port`, and remove both parameters. A socket or several hosts stay parameters."""
     host = texts.get("host", "")
     if not host or host.startswith(("/", "@")) or "," in host:

@@ -9,13 +9,13 @@ from django.db import connection, connections, transaction
 from structlog.testing import capture_logs
 
 from riverpy._log_events import TRANSACTION_LEFT_OPEN
-from riverpy.django.connections import ConnectionClosing
+from riverpy.django.connections import ConnectionCloser
 from tests.django.shop.models import Order
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-around = ConnectionClosing().around_blocking_job
+around = ConnectionCloser().around_blocking_job
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ import riverpy.django
 import riverpy.sync
 from riverpy import TransactionError, WaitTimeoutError, _plugins
 from riverpy._work import blocking
-from riverpy.django.connections import ConnectionClosing
+from riverpy.django.connections import ConnectionCloser
 from riverpy.testing import TestWorker, drain, require_many_inserted
 from tests.django import contract
 from tests.django.shop.jobs import Pack
@@ -131,7 +131,7 @@ def test_django_test_case(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a TestCase of Django's, each test is rolled back with its jobs. A job of each kind is
     worked in its transaction, also with the async ORM. The plugin that closes connections leaves it
     open."""
-    monkeypatch.setattr(_plugins, "process_plugins", [ConnectionClosing()])
+    monkeypatch.setattr(_plugins, "process_plugins", [ConnectionCloser()])
     monkeypatch.setattr(blocking, "process_plugins", _plugins.process_plugins)
     workers = riverpy.Workers()
 

@@ -18,7 +18,7 @@ from django.test.utils import CaptureQueriesContext
 
 import riverpy.django
 from riverpy import ArgsError, Config, RawArgs, TransactionError, _plugins
-from riverpy.django.connections import ConnectionClosing
+from riverpy.django.connections import ConnectionCloser
 from riverpy.django.database import make_database_url
 from riverpy.django.task_jobs import find_task, map_priority
 from riverpy.django.tasks import RiverpyBackend
@@ -51,7 +51,7 @@ backend: Any = task_backends["default"]
 @pytest.fixture(autouse=True)
 def _closed_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Close the connections of the threads of jobs."""
-    monkeypatch.setattr(_plugins, "process_plugins", [ConnectionClosing()])
+    monkeypatch.setattr(_plugins, "process_plugins", [ConnectionCloser()])
 
 
 class HourlyRetry:
