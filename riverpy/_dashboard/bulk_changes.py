@@ -28,7 +28,7 @@ from riverpy._dashboard.job_actions import (
 from riverpy._dashboard.job_search import find_job_ids, parse_filters, read_search
 from riverpy._dashboard.messages import FlashMessage
 from riverpy._dashboard.paths import make_bulk_run_path
-from riverpy._dashboard.rendering import format_count
+from riverpy._dashboard.rendering import format_capped_count
 from riverpy._postgres.driver import (
     PostgresError,
     is_server_statement_timeout,
@@ -73,7 +73,7 @@ class BulkChangeForm(NamedTuple):
         matched, is_exact = await count_matching_jobs(site, self.search)
         if not matched:
             raise PageError(400, "No job matches now.", "Go back, and load the list again.")
-        number = format_count(matched, MATCHES_COUNTED_MAX)
+        number = format_capped_count(matched, MATCHES_COUNTED_MAX)
         at_least = "" if is_exact or matched >= MATCHES_COUNTED_MAX else "at least "
         noun = "job" if matched == 1 else "jobs"
         return ConfirmationQuestion(

@@ -23,8 +23,7 @@ from riverpy._dashboard.queue_health import (
     find_wait_reason,
     read_queue_facts,
 )
-from riverpy._dashboard.rendering import format_count as format_number
-from riverpy._dashboard.rendering import format_duration
+from riverpy._dashboard.rendering import format_capped_count, format_duration
 from riverpy._dashboard.sentence import Sentence, rank_health
 from riverpy._postgres.dashboard_reads import periodic_list_entries
 from riverpy._postgres.driver import DATABASE_ERRORS
@@ -59,7 +58,7 @@ async def load_home_page(view: PageView) -> Mapping[str, object]:
     facts = await read_queue_facts(view.site.client, status)
     stuck_jobs = await read_stuck_jobs(view.site, status)
     paused = await _read_paused_periodic_jobs(view)
-    recent = await view.site.job_counts.read_queues([queue.name for queue in shown])
+    recent = await view.site.job_counts.read_last_hour_counts([queue.name for queue in shown])
     return {
         "status": status,
         "summary": make_health_summary(
@@ -164,7 +163,7 @@ def _describe_failed_attempts(status: FleetStatus) -> Iterator[Sentence]:
     else:
         yield Sentence("ok", f"No attempt failed in the last {over}.")
     if discarded := status.totals["discarded"]:
-        number = format_number(discarded, status.cap)
+        number = format_capped_count(discarded, status.cap)
         noun = "job" if discarded == 1 else "jobs"
         yield Sentence(
             "look",
@@ -231,7 +230,9 @@ def _describe_paused_queues(facts: Sequence[QueueFacts]) -> Iterator[Sentence]:
     elif paused:
         cap = paused[0].fleet.cap
         waiting = sum(one.status.available for one in paused)
-        subject = "1 job waits" if waiting == 1 else f"{format_number(waiting, cap)} jobs wait"
+        subject = (
+            "1 job waits" if waiting == 1 else f"{format_capped_count(waiting, cap)} jobs wait"
+        )
         names = format_names(one.status.name for one in paused)
         text = f"{len(paused):,} queues are paused: {names}. {subject} in them."
         yield Sentence("look", text, "/queues", "Queues")
@@ -266,7 +267,7 @@ def _describe_paused_periodic_jobs(ids: Sequence[str]) -> Iterator[Sentence]:
 
 def _describe_late_jobs(status: FleetStatus) -> Iterator[Sentence]:
     if late := [queue for queue in status.queues if queue.late]:
-        number = format_number(sum(queue.late for queue in late), status.cap)
+        number = format_capped_count(sum(queue.late for queue in late), status.cap)
         yield Sentence(
             "look",
             f"{number} scheduled jobs or retries in {format_names(one.name for one in late)} are "

@@ -26,9 +26,9 @@ COUNTS_AGE_MAX = 10.0
 """Seconds for which counts, or the error of a read, are used again. Workers write once a minute."""
 CACHED_READS_MAX = 200
 """The maximum number of cached reads. The oldest one is dropped."""
-RECENT_ROWS_MAX = 20_000
+SPARKLINE_ROWS_MAX = 20_000
 """The maximum number of rows of the last hour that are read to show the queues side by side."""
-RECENT_STEP_SECONDS = 300
+SPARKLINE_STEP_SECONDS = 300
 NO_TABLE_TEXT = (
     "The plots need the table riverpy_job_count: run `riverpy migrate up`, and restart the workers."
 )
@@ -36,7 +36,7 @@ NO_TABLE_TEXT = (
 CountsT = TypeVar("CountsT")
 
 
-class CountRange(NamedTuple):
+class TimeRange(NamedTuple):
     """A range of time, up to now, in steps of the same length."""
 
     name: str
@@ -49,82 +49,87 @@ class CountRange(NamedTuple):
     """How the start of a step is shown."""
 
 
-COUNT_RANGES = (
-    CountRange("hour", "Last hour", 60, 60, "a minute", "%H:%M"),
-    CountRange("day", "Last day", 900, 96, "15 minutes", "%d %b %H:%M"),
-    CountRange("week", "Last week", 3600, 168, "an hour", "%d %b %H:%M"),
+TIME_RANGES = (
+    TimeRange("hour", "Last hour", 60, 60, "a minute", "%H:%M"),
+    TimeRange("day", "Last day", 900, 96, "15 minutes", "%d %b %H:%M"),
+    TimeRange("week", "Last week", 3600, 168, "an hour", "%d %b %H:%M"),
 )
 
 
-class CountsRead(NamedTuple, Generic[CountsT]):
+class CountsResult(NamedTuple, Generic[CountsT]):
     """What was read, or why nothing could be read."""
 
     counts: Sequence[CountsT]
     problem: str | None = None
 
 
-class _CachedReads(Generic[CountsT]):
-    """Reads of one kind. Requests that arrive during a read wait for its result."""
+class _CountsReadCache(Generic[CountsT]):
+    """Caches the results of one kind of read. Requests that arrive during a read wait for its
+    result."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._lock = anyio.Lock()
-        self._reads: dict[Hashable, tuple[float, CountsRead[CountsT]]] = {}
+        self._reads: dict[Hashable, tuple[float, CountsResult[CountsT]]] = {}
         """By key: when the result expires, and the result."""
 
     async def read(
         self, key: Hashable, read: Callable[[Transaction], Awaitable[Sequence[CountsT]]]
-    ) -> CountsRead[CountsT]:
+    ) -> CountsResult[CountsT]:
         """Return what `read` returns, or what it has returned for this key a moment ago."""
         async with self._lock:
             expires_at, known = self._reads.pop(key, (0.0, None))
             if known is None or time.monotonic() >= expires_at:
-                known = await self._read_now(read)
+                known = await self._read_uncached(read)
                 expires_at = time.monotonic() + COUNTS_AGE_MAX
             self._reads[key] = expires_at, known
             if len(self._reads) > CACHED_READS_MAX:
                 del self._reads[next(iter(self._reads))]
             return known
 
-    async def _read_now(
+    async def _read_uncached(
         self, read: Callable[[Transaction], Awaitable[Sequence[CountsT]]]
-    ) -> CountsRead[CountsT]:
+    ) -> CountsResult[CountsT]:
         try:
             async with open_read_transaction(self._client) as tx:
                 if not await job_count_table_exists(tx, self._client.config.schema):
-                    return CountsRead((), NO_TABLE_TEXT)
-                return CountsRead(await read(tx))
+                    return CountsResult((), NO_TABLE_TEXT)
+                return CountsResult(await read(tx))
         except DATABASE_ERRORS as error:  # the page is useful without plots
-            return CountsRead((), f"The counts cannot be read: {describe_error(error)}.")
+            return CountsResult((), f"The counts cannot be read: {describe_error(error)}.")
 
 
 class JobCountCache:
-    """Reads counts of jobs."""
+    """Caches counts of jobs."""
 
     def __init__(self, client: Client) -> None:
         self._schema = client.config.schema
-        self._ranges = _CachedReads["StepCounts"](client)
-        self._queues = _CachedReads["QueueStepCounts"](client)
+        self._ranges = _CountsReadCache["StepCounts"](client)
+        self._queues = _CountsReadCache["QueueStepCounts"](client)
 
-    async def read_range(self, queue: str, count_range: CountRange) -> CountsRead[StepCounts]:
+    async def read_queue_counts(
+        self, queue: str, time_range: TimeRange
+    ) -> CountsResult[StepCounts]:
         """Return the counts of a queue in each step of a range, oldest first."""
 
         async def read(tx: Transaction) -> Sequence[StepCounts]:
             # Workers add the counts of a minute after its end, so the current minute is left out.
-            is_by_minute = count_range.step_seconds == 60
+            is_by_minute = time_range.step_seconds == 60
             steps = await job_count_read_steps(
                 tx,
                 self._schema,
                 queue=queue,
-                step_seconds=count_range.step_seconds,
-                steps=count_range.steps + is_by_minute,
+                step_seconds=time_range.step_seconds,
+                steps=time_range.steps + is_by_minute,
             )
-            return steps[: count_range.steps]
+            return steps[: time_range.steps]
 
-        return await self._ranges.read((queue, count_range.name), read)
+        return await self._ranges.read((queue, time_range.name), read)
 
-    async def read_queues(self, queues: Sequence[str]) -> Mapping[str, list[QueueStepCounts]]:
-        """Return the counts of queues in the last hour, in steps of `RECENT_STEP_SECONDS`. Steps
+    async def read_last_hour_counts(
+        self, queues: Sequence[str]
+    ) -> Mapping[str, list[QueueStepCounts]]:
+        """Return the counts of queues in the last hour, in steps of `SPARKLINE_STEP_SECONDS`. Steps
         and queues without attempts are left out. After an error, all are left out."""
 
         async def read(tx: Transaction) -> Sequence[QueueStepCounts]:
@@ -132,8 +137,8 @@ class JobCountCache:
                 tx,
                 self._schema,
                 queues=queues,
-                step_seconds=RECENT_STEP_SECONDS,
-                rows_max=RECENT_ROWS_MAX,
+                step_seconds=SPARKLINE_STEP_SECONDS,
+                rows_max=SPARKLINE_ROWS_MAX,
             )
 
         by_queue: dict[str, list[QueueStepCounts]] = {}

@@ -21,7 +21,7 @@ from riverpy._dashboard.job_search import (
     read_search,
 )
 from riverpy._dashboard.page import RESPONSE_STATUS_KEY, Page
-from riverpy._dashboard.rendering import format_count
+from riverpy._dashboard.rendering import format_capped_count
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.transactions import read_server_time
 from riverpy._tools.text import shorten_line
@@ -131,7 +131,7 @@ def _describe_all(search: JobSearch, found: FoundJobs, status: FleetStatus | Non
     if is_whole:
         number = f"{len(found.jobs):,} "
     elif not has_filters and status is not None:
-        number = f"{format_count(status.totals[JobState(search.state)], status.cap)} "
+        number = f"{format_capped_count(status.totals[JobState(search.state)], status.cap)} "
     return f"All {number}{noun}" + (" that match" if has_filters else "")
 
 

@@ -11,7 +11,7 @@ from riverpy._calls.job_filters import check_filters
 from riverpy._calls.job_page import plan_page
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.paths import quote_name
-from riverpy._dashboard.rendering import SHOWN_STATES
+from riverpy._dashboard.rendering import STATES_IN_DISPLAY_ORDER
 from riverpy._postgres import jobs
 from riverpy._postgres.damaged_jobs import read_jobs_in_parts
 from riverpy._postgres.job_search import job_search
@@ -224,7 +224,7 @@ def _explain_error(name: str, text: str, error: Exception) -> str:
     """Return what is wrong with the text of a filter, and what to write."""
     if len(text) <= VALUE_LENGTH_MAX:
         if name == "state":
-            known = ", ".join(SHOWN_STATES)
+            known = ", ".join(STATES_IN_DISPLAY_ORDER)
             return f"There is no state {shorten_line(text, 100)}. Choose one of {known}."
         if name == "priority":
             return "Priority: choose a whole number from 1 to 4."

@@ -37,13 +37,13 @@ NAMES_SHOWN_MAX = 20
 """The maximum number of queues, or of candidates, that are shown for one domain."""
 FINDINGS_AGE_MAX = 60.0
 """Seconds after which the checks of doctor run again while this page is open."""
-_COLUMN_MISSING = "42703"
+_UNDEFINED_COLUMN_SQLSTATE = "42703"
 """PostgreSQL's code for a missing column: the tables are those of an older version."""
 _CHECK_NAMES = {"leader", "domains", "leases"}
 """The checks of doctor whose problems this page shows."""
 
 
-class LeaderOfDomain(NamedTuple):
+class DomainLeader(NamedTuple):
     """The leader of one domain, and the clients and queues of the domain."""
 
     domain: str
@@ -66,7 +66,7 @@ class LeaderOfDomain(NamedTuple):
         return self.domain != SCHEMA_LEASE_NAME
 
 
-class ShownLease(NamedTuple):
+class ListedLease(NamedTuple):
     """A lease of user code."""
 
     lease: LeaseStatus
@@ -75,7 +75,7 @@ class ShownLease(NamedTuple):
     """How far the holder is behind; empty: it reported nothing."""
 
 
-async def load_leaders(view: PageView) -> Mapping[str, object]:
+async def load_leader_page(view: PageView) -> Mapping[str, object]:
     """Read the leaders, and the last findings about them."""
     status = await view.site.statuses.read()
     async with open_read_transaction(view.site.client) as tx:
@@ -88,7 +88,7 @@ async def load_leaders(view: PageView) -> Mapping[str, object]:
         "now": status.at,
         "status": status,
         "summary": make_health_summary(
-            _describe(status, problems), "All is well with leaders and leases"
+            _describe_leaders_and_leases(status, problems), "All is well with leaders and leases"
         ),
         "leaders": leaders,
         "has_schema_lease": any(one.domain == SCHEMA_LEASE_NAME for one in leaders),
@@ -96,13 +96,18 @@ async def load_leaders(view: PageView) -> Mapping[str, object]:
         "problems": problems,
         "report": report,
         "health_by_level": HEALTH_BY_LEVEL,
-        "leases": [_show_lease(status.at, one) for one in status.leases],
+        "leases": [_make_listed_lease(status.at, one) for one in status.leases],
         "names_max": NAMES_SHOWN_MAX,
     }
 
 
 PAGE = Page(
-    "leader", "/leader", "leader.html", load_leaders, "Leader", findings_age_max=FINDINGS_AGE_MAX
+    "leader",
+    "/leader",
+    "leader.html",
+    load_leader_page,
+    "Leader",
+    findings_age_max=FINDINGS_AGE_MAX,
 )
 
 
@@ -112,12 +117,17 @@ async def _read_domains(tx: Transaction, schema: str | None) -> DomainMap | None
         async with tx.transaction():
             return await read_domains_if_permitted(tx, schema)
     except DATABASE_ERRORS as error:
-        if getattr(error, "sqlstate", None) not in {TABLE_MISSING_SQLSTATE, _COLUMN_MISSING}:
+        if getattr(error, "sqlstate", None) not in {
+            TABLE_MISSING_SQLSTATE,
+            _UNDEFINED_COLUMN_SQLSTATE,
+        }:
             raise
         return None
 
 
-def _describe(status: FleetStatus, problems: Sequence[Finding]) -> Iterator[Sentence]:
+def _describe_leaders_and_leases(
+    status: FleetStatus, problems: Sequence[Finding]
+) -> Iterator[Sentence]:
     yield from describe_leaders(status)
     yield from describe_unheld_leases(status)
     held = sum(one.state == "held" for one in status.leases) + status.leases_left_out
@@ -131,14 +141,14 @@ def _describe(status: FleetStatus, problems: Sequence[Finding]) -> Iterator[Sent
     )
 
 
-def _list_leaders(status: FleetStatus, domains: DomainMap | None) -> Iterator[LeaderOfDomain]:
+def _list_leaders(status: FleetStatus, domains: DomainMap | None) -> Iterator[DomainLeader]:
     """Yield the leader of `default`, the holder of the schema lease, and the other leaders."""
     default_candidates = _list_default_candidates(status, domains)
-    yield _make_leader(status.at, DEFAULT_DOMAIN, status.leader, default_candidates, None)
+    yield _make_domain_leader(status.at, DEFAULT_DOMAIN, status.leader, default_candidates, None)
     if domains is not None:
         holder = domains.current_leader(SCHEMA_LEASE_NAME)
         if holder is not None:
-            yield LeaderOfDomain(
+            yield DomainLeader(
                 SCHEMA_LEASE_NAME,
                 holder.holder,
                 holder.elected_at,
@@ -150,12 +160,12 @@ def _list_leaders(status: FleetStatus, domains: DomainMap | None) -> Iterator[Le
             )
     for one in status.domains:
         candidates = None if domains is None else _list_candidates(domains, one.name)
-        yield _make_leader(status.at, one.name, one.leader, candidates, one.queues)
+        yield _make_domain_leader(status.at, one.name, one.leader, candidates, one.queues)
 
 
-def _show_lease(now: datetime, lease: LeaseStatus) -> ShownLease:
+def _make_listed_lease(now: datetime, lease: LeaseStatus) -> ListedLease:
     lag = "" if lease.lag is None else describe_lag(lease.lag)
-    return ShownLease(lease, _get_expiry(now, lease.expires_in), lag)
+    return ListedLease(lease, _get_expiry(now, lease.expires_in), lag)
 
 
 def _get_expiry(now: datetime, seconds: float) -> datetime:
@@ -163,16 +173,16 @@ def _get_expiry(now: datetime, seconds: float) -> datetime:
     return (now + timedelta(seconds=seconds)).replace(microsecond=0)
 
 
-def _make_leader(
+def _make_domain_leader(
     now: datetime,
     domain: str,
     leader: LeaderStatus | None,
     candidates: Sequence[str] | None,
     queues: Sequence[str] | None,
-) -> LeaderOfDomain:
+) -> DomainLeader:
     if leader is None or not has_valid_lease(leader):
-        return LeaderOfDomain(domain, None, None, None, None, False, candidates, queues)
-    return LeaderOfDomain(
+        return DomainLeader(domain, None, None, None, None, False, candidates, queues)
+    return DomainLeader(
         domain,
         leader.leader_id,
         leader.elected_at,

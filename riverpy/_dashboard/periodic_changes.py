@@ -12,7 +12,7 @@ from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.messages import FlashMessage
 from riverpy._dashboard.paths import quote_name
 from riverpy._dashboard.periodic_health import find_domain_leader, split_periodic_id
-from riverpy._dashboard.rendering import format_utc, show_value
+from riverpy._dashboard.rendering import format_utc, format_value
 from riverpy._postgres.periodic import periodic_get
 from riverpy.errors import NotFoundError, SchemaMissingError
 
@@ -68,7 +68,7 @@ async def _make_run_question(job_id: str, site: Site) -> ConfirmationQuestion:
     except SchemaMissingError as error:
         raise _make_missing_table_error(error) from None
     return ConfirmationQuestion(
-        f"Run {show_value(job_id)} now?",
+        f"Run {format_value(job_id)} now?",
         "The leader inserts one more job now, also if the periodic job is paused. The schedule "
         "does not change.",
         keep_text="Do not run it now",
@@ -111,7 +111,7 @@ async def change_periodic_job(form: PeriodicChangeForm, site: Site, access: Acce
 
 
 def _make_pause_message(form: PeriodicChangeForm, before: PeriodicJobState) -> FlashMessage:
-    name = f"The periodic job {show_value(form.job_id)}"
+    name = f"The periodic job {format_value(form.job_id)}"
     if form.action == "resume":
         if before.paused_at is None:
             return FlashMessage(f"{name} was not paused.")
@@ -123,7 +123,7 @@ def _make_pause_message(form: PeriodicChangeForm, before: PeriodicJobState) -> F
 
 async def _make_run_message(before: PeriodicJobState, site: Site) -> FlashMessage:
     """Return the message about a requested run, which names the leader that inserts the job."""
-    name = show_value(before.id)
+    name = format_value(before.id)
     if before.run_requested_at is not None:
         return FlashMessage(
             f"A run of {name} was requested at {format_utc(before.run_requested_at)} already: the "
@@ -139,8 +139,8 @@ async def _make_run_message(before: PeriodicJobState, site: Site) -> FlashMessag
             "look",
         )
     return FlashMessage(
-        f"A run of {name} is requested: the leader {show_value(leader.leader_id)} inserts the job "
-        "within seconds, if its code has this periodic job."
+        f"A run of {name} is requested: the leader {format_value(leader.leader_id)} inserts the "
+        "job within seconds, if its code has this periodic job."
     )
 
 

@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
     from riverpy._tools.top.status import FleetStatus
 
-NEXT_TIMES_SHOWN = 5
+NEXT_RUN_TIMES_SHOWN = 5
 JOBS_SHOWN_MAX = 10
 SEARCHED_QUEUES_MAX = 200
 """The maximum number of queues in which the job of the last run is searched."""
 
 
-class NextTimes(NamedTuple):
+class NextRunTimes(NamedTuple):
     """The next times of a periodic job."""
 
     times: list[datetime]
@@ -58,7 +58,7 @@ class NextTimes(NamedTuple):
     """Why later times are not known."""
 
 
-async def load_periodic_job(view: PageView) -> Mapping[str, object]:
+async def load_periodic_job_page(view: PageView) -> Mapping[str, object]:
     """Read the periodic job that the parameter `id` names."""
     row_id = view.query.get("id", "")
     client = view.site.client
@@ -83,11 +83,11 @@ async def load_periodic_job(view: PageView) -> Mapping[str, object]:
         "missing_run": describe_missing_run(entry, now, is_job_found=last_job is not None),
         "found": found,
         "search": search,
-        "next_times": find_next_times(entry),
+        "next_times": compute_next_run_times(entry),
     }
 
 
-PAGE = Page("periodic_job", "/periodic-job", "periodic_job.html", load_periodic_job)
+PAGE = Page("periodic_job", "/periodic-job", "periodic_job.html", load_periodic_job_page)
 
 
 async def _read_entry(tx: Transaction, schema: str | None, row_id: str) -> PeriodicJobEntry:
@@ -143,23 +143,23 @@ async def _find_last_job(
         return None
 
 
-def find_next_times(entry: PeriodicJobEntry) -> NextTimes:
+def compute_next_run_times(entry: PeriodicJobEntry) -> NextRunTimes:
     """Return the next times of a periodic job, as far as the text of its schedule shows them."""
     if entry.next_run_at is None:
-        return NextTimes([])
+        return NextRunTimes([])
     times = [entry.next_run_at]
     try:
         schedule = parse_schedule(entry.schedule)
     except ConfigError as error:
-        return NextTimes(times, note=f"Later times are not known: {error}.")
+        return NextRunTimes(times, note=f"Later times are not known: {error}.")
     if schedule is None:
-        return NextTimes(times, note="Only the code of the schedule can compute later times.")
-    while len(times) < NEXT_TIMES_SHOWN:
+        return NextRunTimes(times, note="Only the code of the schedule can compute later times.")
+    while len(times) < NEXT_RUN_TIMES_SHOWN:
         following = next_time(schedule, times[-1])
         if following is None:
             break
         times.append(following)
     if not isinstance(schedule, CronSchedule) or schedule.timezone == "UTC":
-        return NextTimes(times)
+        return NextRunTimes(times)
     local = [f"{time.astimezone(schedule.zone):%a %Y-%m-%d %H:%M:%S}" for time in times]
-    return NextTimes(times, schedule.timezone, local)
+    return NextRunTimes(times, schedule.timezone, local)

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlencode
 
 from riverpy._dashboard.errors import PageError
-from riverpy._dashboard.job_count_cache import COUNT_RANGES, RECENT_STEP_SECONDS
-from riverpy._dashboard.rendering import format_count, format_duration
+from riverpy._dashboard.job_count_cache import SPARKLINE_STEP_SECONDS, TIME_RANGES
+from riverpy._dashboard.rendering import format_capped_count, format_duration
 from riverpy._postgres.job_counts import (
     ALL_QUEUES_NAME,
     OTHER_QUEUES_NAME,
     QUEUES_PER_PERIOD_MAX,
     WAIT_BOUNDS_SECONDS,
 )
-from riverpy._tools.text import format_count as format_noun
+from riverpy._tools.text import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from riverpy._dashboard.job_count_cache import CountRange
+    from riverpy._dashboard.job_count_cache import TimeRange
     from riverpy._dashboard.page import PageView
     from riverpy._postgres.job_counts import QueueStepCounts, StepCounts
     from riverpy._tools.top.status import FleetStatus
@@ -35,10 +35,10 @@ _MANY_QUEUES_TEXT = (
     f"More than {QUEUES_PER_PERIOD_MAX} queues had jobs at once. When this queue was not among the "
     "busiest ones, its jobs were only counted together with those of other queues."
 )
-_RECENT_STEPS = 3600 // RECENT_STEP_SECONDS
+_SPARKLINE_STEPS = 3600 // SPARKLINE_STEP_SECONDS
 
 
-class Bars(NamedTuple):
+class BarSeries(NamedTuple):
     """One row of bars."""
 
     style: str
@@ -55,7 +55,7 @@ class Plot(NamedTuple):
     """What the plot shows, in a sentence."""
     top: str
     """The value at the top of the scale."""
-    bars: Sequence[Bars]
+    bars: Sequence[BarSeries]
 
 
 class PlotRow(NamedTuple):
@@ -106,8 +106,8 @@ class Sparkline(NamedTuple):
 
     attempts: int
     failed: int
-    bars: Sequence[Bars]
-    width: int = _RECENT_STEPS
+    bars: Sequence[BarSeries]
+    width: int = _SPARKLINE_STEPS
 
 
 async def load_plots(
@@ -124,15 +124,15 @@ async def load_plots(
     Raises:
         PageError: there is no such range.
     """
-    chosen = view.query.get(RANGE_PARAMETER, COUNT_RANGES[0].name)
-    count_range = next((one for one in COUNT_RANGES if one.name == chosen), None)
-    if count_range is None:
+    chosen = view.query.get(RANGE_PARAMETER, TIME_RANGES[0].name)
+    time_range = next((one for one in TIME_RANGES if one.name == chosen), None)
+    if time_range is None:
         raise PageError(400, f"There is no range {chosen!r}.", "Choose hour, day or week.")
     row = ALL_QUEUES_NAME if queue is None else queue
-    read = await view.site.job_counts.read_range(row, count_range)
+    read = await view.site.job_counts.read_queue_counts(row, time_range)
     notes = [] if read.problem is None else [read.problem]
     if queue is not None:
-        rest = await view.site.job_counts.read_range(OTHER_QUEUES_NAME, count_range)
+        rest = await view.site.job_counts.read_queue_counts(OTHER_QUEUES_NAME, time_range)
         if any(step.attempts for step in rest.counts):
             notes.append(_MANY_QUEUES_TEXT)
     others = [item for item in view.query.multi_items() if item[0] != RANGE_PARAMETER]
@@ -140,47 +140,47 @@ async def load_plots(
         RangeLink(
             one.title,
             f"{path}?{urlencode([*others, (RANGE_PARAMETER, one.name)])}",
-            one is count_range,
+            one is time_range,
         )
-        for one in COUNT_RANGES
+        for one in TIME_RANGES
     ]
     has_others = any(worker.state == "unregistered" for worker in status.workers)
     if has_others or (status.leader is not None and status.leader.foreign):
         notes.append("Jobs that clients of River in Go work are not counted here.")
-    return make_section(read.counts, count_range, links, notes)
+    return make_plot_section(read.counts, time_range, links, notes)
 
 
-def make_section(
+def make_plot_section(
     steps: Sequence[StepCounts],
-    count_range: CountRange,
+    time_range: TimeRange,
     links: Sequence[RangeLink],
     notes: Sequence[str],
 ) -> PlotSection:
     """Return the plots of counts. Without steps there is no plot."""
     rows = [
-        PlotRow(_show_time(one.started_at, count_range.time_format), one)
+        PlotRow(_format_timestamp(one.started_at, time_range.time_format), one)
         for one in reversed(steps)
         if one.attempts
     ]
-    unknown = _count_unknown_steps(steps, count_range)
+    unknown = _count_unknown_steps(steps, time_range)
     more: list[str] = []
     if steps and steps[0].counted_since is None:
         more.append("Nothing was counted yet. Workers write counts once a minute.")
     elif 0 < unknown < len(steps):
-        since = _show_time(steps[unknown].started_at, count_range.time_format)
+        since = _format_timestamp(steps[unknown].started_at, time_range.time_format)
         more.append(f"Nothing was counted before {since} (UTC). This part is grey.")
     elif steps and unknown:
         more.append("Nothing was counted in this time.")
     return PlotSection(
         links=links,
-        title=count_range.title,
-        unit=count_range.unit,
-        text=_describe_sum(rows, count_range) if steps else "",
-        plots=_make_plots(steps, rows, count_range) if rows else [],
+        title=time_range.title,
+        unit=time_range.unit,
+        text=_describe_sum(rows, time_range) if steps else "",
+        plots=_make_plots(steps, rows, time_range) if rows else [],
         width=max(len(steps), 1),
         unknown_steps=unknown,
         times=[
-            _show_time(steps[place].started_at, count_range.time_format)
+            _format_timestamp(steps[place].started_at, time_range.time_format)
             for place in (0, len(steps) // 2, -1)
             if steps
         ],
@@ -194,19 +194,19 @@ def make_sparklines(
 ) -> Mapping[str, Sparkline]:
     """Return a small plot of the last hour for each queue in `recent`. `now` is the server's
     time."""
-    last = int(now.timestamp()) // RECENT_STEP_SECONDS
+    last = int(now.timestamp()) // SPARKLINE_STEP_SECONDS
     found: dict[str, Sparkline] = {}
     for queue, steps in recent.items():
-        attempts, failed = [0] * _RECENT_STEPS, [0] * _RECENT_STEPS
+        attempts, failed = [0] * _SPARKLINE_STEPS, [0] * _SPARKLINE_STEPS
         for step in steps:
-            place = _RECENT_STEPS - 1 - last + step.started_at // RECENT_STEP_SECONDS
-            if 0 <= place < _RECENT_STEPS:
+            place = _SPARKLINE_STEPS - 1 - last + step.started_at // SPARKLINE_STEP_SECONDS
+            if 0 <= place < _SPARKLINE_STEPS:
                 attempts[place], failed[place] = step.attempts, step.failed
         top = max(attempts)
         if top:
             bars = [
-                Bars("plot-main", draw_bars(attempts, top)),
-                Bars("plot-bad", draw_bars(failed, top)),
+                BarSeries("plot-main", draw_bars(attempts, top)),
+                BarSeries("plot-bad", draw_bars(failed, top)),
             ]
             found[queue] = Sparkline(sum(attempts), sum(failed), bars)
     return found
@@ -222,50 +222,50 @@ def draw_bars(values: Sequence[float], top: float) -> str:
     return "".join(bars)
 
 
-def choose_count_top(highest: float) -> int:
+def choose_count_scale_top(highest: float) -> int:
     """Return the top of a scale of counts: 1, 2 or 5 times a power of ten."""
     power = 10 ** max(math.floor(math.log10(max(highest, 1))), 0)
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= highest)
 
 
-def choose_wait_top(longest: float) -> float:
+def choose_wait_scale_top(longest: float) -> float:
     """Return the top of a scale of waits in seconds."""
     day = 24 * 3600
     return next((top for top in _WAIT_TOPS if top >= longest), math.ceil(longest / day) * day)
 
 
 def _make_plots(
-    steps: Sequence[StepCounts], rows: Sequence[PlotRow], count_range: CountRange
+    steps: Sequence[StepCounts], rows: Sequence[PlotRow], time_range: TimeRange
 ) -> list[Plot]:
     most = max(rows, key=lambda row: row.step.attempts)
     worst = max(rows, key=lambda row: row.step.failed)
     longest = max(rows, key=lambda row: row.step.wait_max)
-    attempts_top = choose_count_top(most.step.attempts)
-    failed_top = choose_count_top(worst.step.failed)
-    wait_top = choose_wait_top(longest.step.wait_max)
+    attempts_top = choose_count_scale_top(most.step.attempts)
+    failed_top = choose_count_scale_top(worst.step.failed)
+    wait_top = choose_wait_scale_top(longest.step.wait_max)
     failed = sum(row.step.failed for row in rows)
     return [
         Plot(
-            f"Ended attempts in {count_range.unit}",
-            f"Most: {format_count(most.step.attempts)} at {most.time}.",
-            format_noun(attempts_top, "attempt"),
-            [Bars("plot-main", draw_bars([one.attempts for one in steps], attempts_top))],
+            f"Ended attempts in {time_range.unit}",
+            f"Most: {format_capped_count(most.step.attempts)} at {most.time}.",
+            format_count(attempts_top, "attempt"),
+            [BarSeries("plot-main", draw_bars([one.attempts for one in steps], attempts_top))],
         ),
         Plot(
             "Failed attempts",
-            f"Most: {format_count(worst.step.failed)} at {worst.time}."
+            f"Most: {format_capped_count(worst.step.failed)} at {worst.time}."
             if failed
             else "No attempt failed.",
-            format_noun(failed_top, "failure"),
-            [Bars("plot-bad", draw_bars([one.failed for one in steps], failed_top))],
+            format_count(failed_top, "failure"),
+            [BarSeries("plot-bad", draw_bars([one.failed for one in steps], failed_top))],
         ),
         Plot(
             "Waits: the longest (light) and the mean (dark)",
             f"Longest: {format_duration(longest.step.wait_max)} at {longest.time}.",
             format_duration(wait_top),
             [
-                Bars("plot-light", draw_bars([one.wait_max for one in steps], wait_top)),
-                Bars(
+                BarSeries("plot-light", draw_bars([one.wait_max for one in steps], wait_top)),
+                BarSeries(
                     "plot-main",
                     draw_bars([one.wait_seconds / max(one.attempts, 1) for one in steps], wait_top),
                 ),
@@ -274,20 +274,20 @@ def _make_plots(
     ]
 
 
-def _count_unknown_steps(steps: Sequence[StepCounts], count_range: CountRange) -> int:
+def _count_unknown_steps(steps: Sequence[StepCounts], time_range: TimeRange) -> int:
     """Return how many steps ended before anything was counted. Later steps without counts had no
     attempts."""
     if not steps or steps[0].counted_since is None:
         return len(steps)
     since = steps[0].counted_since
-    return sum(one.started_at + count_range.step_seconds <= since for one in steps)
+    return sum(one.started_at + time_range.step_seconds <= since for one in steps)
 
 
-def _describe_sum(rows: Sequence[PlotRow], count_range: CountRange) -> str:
+def _describe_sum(rows: Sequence[PlotRow], time_range: TimeRange) -> str:
     steps = [row.step for row in rows]
     attempts = sum(step.attempts for step in steps)
     if not attempts:
-        return f"{count_range.title}: no attempt ended."
+        return f"{time_range.title}: no attempt ended."
     completed, failed, discarded = (
         sum(values)
         for values in zip(
@@ -303,14 +303,15 @@ def _describe_sum(rows: Sequence[PlotRow], count_range: CountRange) -> str:
     ]
     verb = "was" if discarded == 1 else "were"
     return (
-        f"{count_range.title}: {format_noun(attempts, 'attempt')} ended ({completed:,} completed, "
-        f"{failed:,} failed). {format_noun(discarded, 'job')} {verb} discarded. The longest wait "
-        f"was {format_duration(longest)}{_describe_most_waits(attempts, overs, longest)}."
+        f"{time_range.title}: {format_count(attempts, 'attempt')} ended ({completed:,} completed, "
+        f"{failed:,} failed). {format_count(discarded, 'job')} {verb} discarded. The longest wait "
+        f"was {format_duration(longest)}{_describe_wait_percentile(attempts, overs, longest)}."
     )
 
 
-def _describe_most_waits(attempts: int, overs: Sequence[int], longest: float) -> str:
-    """Return how long most jobs waited, as far as the counts show it: they have only bounds.
+def _describe_wait_percentile(attempts: int, overs: Sequence[int], longest: float) -> str:
+    """Return a text with the bound below which 95 % of the waits are. The counts know only the
+    bounds in `WAIT_BOUNDS`.
 
     Args:
         attempts: the number of waits.
@@ -328,5 +329,5 @@ def _describe_most_waits(attempts: int, overs: Sequence[int], longest: float) ->
     return f", and 95 % of the jobs waited less than {format_duration(bound)}"
 
 
-def _show_time(seconds: int, time_format: str) -> str:
+def _format_timestamp(seconds: int, time_format: str) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime(time_format)

@@ -12,8 +12,11 @@ from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.messages import FlashMessage
 from riverpy._dashboard.paths import quote_name
 from riverpy._dashboard.queue_health import add_queue_to_status
-from riverpy._dashboard.rendering import format_count as format_number
-from riverpy._dashboard.rendering import format_time, show_value
+from riverpy._dashboard.rendering import (
+    format_capped_count,
+    format_utc_with_milliseconds,
+    format_value,
+)
 from riverpy._log import get_logger
 from riverpy._log_events import DASHBOARD_CHANGED_JOBS
 from riverpy._tools.text import format_count
@@ -53,7 +56,7 @@ class QueueChangeForm(NamedTuple):
     @property
     def target_text(self) -> str:
         """The queue, for a sentence."""
-        return "all queues" if self.name == ALL_QUEUES else f"the queue {show_value(self.name)}"
+        return "all queues" if self.name == ALL_QUEUES else f"the queue {format_value(self.name)}"
 
     @property
     def deleted_states_text(self) -> str:
@@ -110,7 +113,7 @@ async def _make_delete_question(form: QueueChangeForm, site: Site) -> Confirmati
             "Nothing was deleted. Go back, and load the page again.",
         )
     numbers = " and ".join(
-        f"{format_number(count, fleet.cap)} {_WORDS_BY_STATE[state]}"
+        f"{format_capped_count(count, fleet.cap)} {_WORDS_BY_STATE[state]}"
         for state, count in counts.items()
     )
     effect = (
@@ -190,7 +193,9 @@ def _make_pause_message(form: QueueChangeForm, before: Queue | None) -> FlashMes
             return FlashMessage(f"{subject} was not paused.")
         return FlashMessage(f"{subject} {verb} resumed: workers take its jobs again.")
     if before is not None and before.paused_at is not None:
-        return FlashMessage(f"{subject} has been paused since {format_time(before.paused_at)}.")
+        return FlashMessage(
+            f"{subject} has been paused since {format_utc_with_milliseconds(before.paused_at)}."
+        )
     return FlashMessage(f"{subject} {verb} paused. Running jobs continue.")
 
 

@@ -9,8 +9,7 @@ import msgspec
 
 from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.health_summary import has_valid_lease, is_silent
-from riverpy._dashboard.rendering import format_count as format_number
-from riverpy._dashboard.rendering import format_duration
+from riverpy._dashboard.rendering import format_capped_count, format_duration
 from riverpy._dashboard.sentence import Sentence, sort_sentences
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.dashboard_reads import queue_list_kinds_without_worker
@@ -234,7 +233,7 @@ def describe_waiting_jobs(facts: QueueFacts, where: str = "") -> str:
     queue = facts.status
     if queue.due_for is None:
         return ""
-    number = format_number(queue.available, facts.fleet.cap)
+    number = format_capped_count(queue.available, facts.fleet.cap)
     subject = "1 job waits" if queue.available == 1 else f"{number} jobs wait"
     oldest = "" if queue.available == 1 else "the oldest "
     return f"{subject}{where}, {oldest}for {format_duration(queue.due_for)}"
@@ -289,7 +288,9 @@ def _explain_busy_workers(facts: QueueFacts) -> WaitReason:
     health: Health = "look" if is_long else "ok"
     if queue.slots is not None and queue.running >= queue.slots:
         slots = format_count(queue.slots, "slot")
-        text = f"No slot is free: {format_number(queue.running, facts.fleet.cap)} jobs run in "
+        text = (
+            f"No slot is free: {format_capped_count(queue.running, facts.fleet.cap)} jobs run in "
+        )
         advice = "Start more workers, or give them more slots." if is_long else ""
         return WaitReason(health, f"{text}{slots}.", advice)
     if not is_long:
@@ -307,7 +308,7 @@ def _explain_late_jobs(facts: QueueFacts) -> Iterator[Sentence]:
     late = facts.status.late
     if not late:
         return
-    number = format_number(late, facts.fleet.cap)
+    number = format_capped_count(late, facts.fleet.cap)
     subject = (
         "1 scheduled job or retry is" if late == 1 else f"{number} scheduled jobs or retries are"
     )

@@ -28,7 +28,7 @@ LIVE_BLOCK = "live"
 """The block of a template that changes while a page is open."""
 SHOWN_TEXT_LENGTH_MAX = 20_000
 """The maximum number of characters of a text, such as args, that a page shows."""
-SHOWN_STATES = (
+STATES_IN_DISPLAY_ORDER = (
     JobState.AVAILABLE,
     JobState.RUNNING,
     JobState.SCHEDULED,
@@ -46,12 +46,12 @@ _HIDDEN_CHARACTERS = re.compile(
 )
 """Characters that are not seen, or that change the direction of the text. They could hide what a
 value is."""
-_JSON_PIECE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{}:,]|[^][{}:,"\s]+', re.DOTALL)
+_JSON_TOKEN_PATTERN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{}:,]|[^][{}:,"\s]+', re.DOTALL)
 _OPENING, _CLOSING = ("[", "{"), ("]", "}")
-_STATIC_TYPES = {"dashboard.css": "text/css", "dashboard.js": "text/javascript"}
+_MEDIA_TYPE_BY_STATIC_FILE = {"dashboard.css": "text/css", "dashboard.js": "text/javascript"}
 
 
-class CutText(NamedTuple):
+class TruncatedText(NamedTuple):
     """The start of a text."""
 
     text: str
@@ -60,28 +60,28 @@ class CutText(NamedTuple):
     """The number of characters of the whole text."""
 
 
-def show_hidden_characters(text: str) -> str:
+def escape_hidden_characters(text: str) -> str:
     """Return a text in which characters that are not seen are shown as escapes."""
     return _HIDDEN_CHARACTERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def show_value(value: object) -> str:
+def format_value(value: object) -> str:
     """Return a value as text, in which characters that are not seen are shown as escapes."""
-    return show_hidden_characters(str(value))
+    return escape_hidden_characters(str(value))
 
 
-def cut_text(text: str, length: int = SHOWN_TEXT_LENGTH_MAX) -> CutText:
+def truncate_text(text: str, length: int = SHOWN_TEXT_LENGTH_MAX) -> TruncatedText:
     """Return the start of a text."""
-    return CutText(show_hidden_characters(text[:length]), len(text) > length, len(text))
+    return TruncatedText(escape_hidden_characters(text[:length]), len(text) > length, len(text))
 
 
-def format_json(json_text: str) -> CutText:
+def format_json(json_text: str) -> TruncatedText:
     """Return the start of a JSON text with one value a line. Numbers stay as they are, also large
     ones. Only the start is formatted, because args may have megabytes."""
     parts: list[str] = []
     length = depth = 0
     last = ""
-    for match in _JSON_PIECE.finditer(json_text[:SHOWN_TEXT_LENGTH_MAX]):
+    for match in _JSON_TOKEN_PATTERN.finditer(json_text[:SHOWN_TEXT_LENGTH_MAX]):
         piece = match[0]
         is_closing = piece in _CLOSING
         depth -= is_closing
@@ -99,10 +99,10 @@ def format_json(json_text: str) -> CutText:
             break
     is_cut = max(length, len(json_text)) > SHOWN_TEXT_LENGTH_MAX
     text = "".join(parts)[:SHOWN_TEXT_LENGTH_MAX]
-    return CutText(show_hidden_characters(text), is_cut, len(json_text))
+    return TruncatedText(escape_hidden_characters(text), is_cut, len(json_text))
 
 
-def format_count(count: int | None, cap: int | None = None) -> str:
+def format_capped_count(count: int | None, cap: int | None = None) -> str:
     """Return a count, such as `1,234`, or `10k+` if counting ended at `cap`. None: `?`."""
     if count is None:
         return "?"
@@ -125,20 +125,20 @@ def format_rate(rate: float) -> str:
     return "<0.1" if rate < 0.1 else f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
 
 
-def show_time(moment: datetime | None, now: datetime) -> Markup:
+def make_time_element(moment: datetime | None, now: datetime) -> Markup:
     """Return an element with the age of a time. Its title has the time in UTC."""
     if moment is None:
         return Markup("–")
     seconds = (now - moment).total_seconds()
     age = format_seconds(abs(round(seconds)))
     text = f"{age} ago" if seconds >= 0 else f"in {age}"
-    full = format_time(moment)
+    full = format_utc_with_milliseconds(moment)
     return Markup('<time datetime="{}" title="{}" data-age="{}">{}</time>').format(
         moment.astimezone(UTC).isoformat(), full, round(seconds, 1), text
     )
 
 
-def format_time(moment: datetime) -> str:
+def format_utc_with_milliseconds(moment: datetime) -> str:
     """Return a time in UTC, such as `2026-01-31 12:00:00.123 UTC`."""
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03} UTC"
 
@@ -161,7 +161,7 @@ class StaticFile(NamedTuple):
 def load_static_files() -> Mapping[str, StaticFile]:
     """Return the static files by name."""
     files: dict[str, StaticFile] = {}
-    for name, media_type in _STATIC_TYPES.items():
+    for name, media_type in _MEDIA_TYPE_BY_STATIC_FILE.items():
         content = (_DIRECTORY / "static" / name).read_bytes()
         files[name] = StaticFile(content, media_type, sha256(content).hexdigest()[:12])
     return files
@@ -179,17 +179,17 @@ class Templates:
             lstrip_blocks=True,
         )
         filters: dict[str, Callable[..., object]] = {
-            "age": show_time,
+            "age": make_time_element,
             "bulk_run_path": make_bulk_run_path,
-            "count": format_count,
-            "cut": cut_text,
+            "count": format_capped_count,
+            "cut": truncate_text,
             "duration": format_duration,
             "json": format_json,
             "periodic_job_path": make_periodic_job_path,
             "queue_path": make_queue_path,
             "rate": format_rate,
             "utc": format_utc,
-            "visible": show_value,
+            "visible": format_value,
             "worker_path": make_worker_path,
         }
         self._environment.filters.update(filters)  # pyright: ignore[reportCallIssue, reportArgumentType] (its type lists the default filters only)
@@ -197,12 +197,12 @@ class Templates:
 
     def render(self, name: str, values: Mapping[str, object]) -> bytes:
         """Return a page."""
-        template = self._environment.get_template(name, globals={"states": SHOWN_STATES})
+        template = self._environment.get_template(name, globals={"states": STATES_IN_DISPLAY_ORDER})
         return _encode(template.render(values, static_versions=self._static_versions))
 
     def render_live_block(self, name: str, values: Mapping[str, object]) -> bytes:
         """Return the block of a page that changes while the page is open."""
-        template = self._environment.get_template(name, globals={"states": SHOWN_STATES})
+        template = self._environment.get_template(name, globals={"states": STATES_IN_DISPLAY_ORDER})
         block = template.blocks[LIVE_BLOCK]
         return _encode("".join(block(template.new_context(dict(values)))))
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from riverpy import Client, Config
-from riverpy._dashboard.job_count_cache import COUNT_RANGES
+from riverpy._dashboard.job_count_cache import TIME_RANGES
 from riverpy._dashboard.plots import (
-    choose_count_top,
-    choose_wait_top,
+    choose_count_scale_top,
+    choose_wait_scale_top,
     draw_bars,
-    make_section,
+    make_plot_section,
     make_sparklines,
 )
 from riverpy._postgres.job_counts import QueueStepCounts, StepCounts
@@ -24,7 +24,7 @@ from tests.dashboard.site_kit import Browser, insert_job
 if TYPE_CHECKING:
     from tests._database import Schema
 
-HOUR, _, WEEK = COUNT_RANGES
+HOUR, _, WEEK = TIME_RANGES
 OVER = dict.fromkeys([name for name in StepCounts._fields if "over" in name], 9)
 ADD = """
 INSERT INTO riverpy_job_count
@@ -47,10 +47,10 @@ def test_shapes() -> None:
     assert draw_bars([0, 5, 10, 0.001], 10) == (
         "M1.1 100v-50.0h.8v50.0zM2.1 100v-100.0h.8v100.0zM3.1 100v-1.5h.8v1.5z"
     )
-    assert [choose_count_top(n) for n in (0, 1, 3, 5, 6, 100, 101, 4_999_999)] == [
+    assert [choose_count_scale_top(n) for n in (0, 1, 3, 5, 6, 100, 101, 4_999_999)] == [
         *(1, 1, 5, 5, 10, 100, 200, 5_000_000),
     ]
-    assert [choose_wait_top(n) for n in (0, 0.3, 61, 86_401)] == [0.01, 0.5, 300, 172_800]
+    assert [choose_wait_scale_top(n) for n in (0, 0.3, 61, 86_401)] == [0.01, 0.5, 300, 172_800]
     steps = [
         step_at(
             3600 * n,
@@ -61,15 +61,17 @@ def test_shapes() -> None:
         )
         for n in range(8)
     ]
-    section = make_section(steps, WEEK, [], [])
+    section = make_plot_section(steps, WEEK, [], [])
     assert (section.unknown_steps, section.width, len(section.rows)) == (3, 8, 1)
     assert section.notes == ["Nothing was counted before 01 Jan 03:00 (UTC). This part is grey."]
     assert "11m40s, and more than 5 % of the jobs waited longer than 5m." in section.text
     assert [plot.top for plot in section.plots] == ["20 attempts", "1 failure", "30m"]
     assert (
-        make_section([step_at(60, None)], HOUR, [], []).notes[0].startswith("Nothing was counted")
+        make_plot_section([step_at(60, None)], HOUR, [], [])
+        .notes[0]
+        .startswith("Nothing was counted")
     )
-    idle = make_section([step_at(60)], HOUR, [], [])
+    idle = make_plot_section([step_at(60)], HOUR, [], [])
     assert (idle.text, idle.plots) == ("Last hour: no attempt ended.", [])
     now = datetime.fromtimestamp(3600 * 5 + 10, UTC)
     lines = make_sparklines(
