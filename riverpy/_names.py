@@ -42,6 +42,9 @@ QUOTED_STEP_METADATA_KEY_PREFIX = '"river:resumable_'
 EXPIRES_AT_METADATA_KEY = "riverpy:expires_at"
 """The metadata key of the time from which no attempt of a job starts, by the server's clock. Its
 value is a text such as `2026-01-31T18:00:00.000000Z`."""
+PERIODIC_RUN_METADATA_KEY = "riverpy:periodic_run"
+"""The metadata key that says why the leader inserted the job of a periodic job, and for which time:
+a `PeriodicRun` as JSON. River does not store it."""
 SCHEMA_LEASE_NAME = "@schema"
 """The name of the schema lease. If domain `default` has no riverpy leader, the holder of this lease
 does the maintenance that is done once for the whole schema."""

@@ -262,6 +262,9 @@ class _DashboardApp:
             problem, advice = error.problem, error.advice
         elif error.status_code == 404:
             problem = "There is no such page."
+        elif error.status_code == 405:
+            problem = f"{request.method} is not possible here, so nothing was changed."
+            advice = "Open Home, and use the links and buttons of the pages."
         response = self._render_error_page(request, error.status_code, problem, advice)
         response.headers.update(error.headers or {})
         return response

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
+from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.paths import is_same_site_path
 from riverpy._log import get_logger
 from riverpy._log_events import DASHBOARD_MADE_A_CHANGE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from starlette.datastructures import QueryParams
 
@@ -68,6 +70,28 @@ class ChangeRoute(NamedTuple):
         """Return the path to return to. It never leads to another site."""
         path = fields.get(BACK_PATH_FIELD, "")
         return path if is_same_site_path(path) else self.default_back_path
+
+
+def read_button(fields: QueryParams, actions: Collection[str], noun: str) -> tuple[str, str]:
+    """Return the action of the button that was used, and the name of what it changes. The field of
+    such a button has the action as its name, and the name as its value, with escapes as in an
+    address.
+
+    Args:
+        fields: the fields of the form.
+        actions: the actions of its buttons.
+        noun: what is changed, such as `queue`.
+
+    Raises:
+        PageError: the form is not one of this dashboard.
+    """
+    used = [action for action in actions if action in fields]
+    if len(used) != 1:
+        raise PageError(400, "The form names no change.", "Go back, and use one of the buttons.")
+    name = unquote(fields[used[0]])
+    if not name or "\0" in name:
+        raise PageError(400, f"The form names no {noun}.", "Go back, and use one of the buttons.")
+    return used[0], name
 
 
 def log_change(access: Access, action: str, target: str) -> None:

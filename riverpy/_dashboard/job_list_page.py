@@ -21,6 +21,7 @@ from riverpy._dashboard.job_search import (
     read_search,
 )
 from riverpy._dashboard.page import RESPONSE_STATUS_KEY, Page
+from riverpy._dashboard.paths import quote_name
 from riverpy._dashboard.rendering import format_capped_count
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.transactions import read_server_time
@@ -43,6 +44,8 @@ ARGS_LENGTH_SHOWN_MAX = 80
 """The maximum number of characters of args in a list."""
 MASKED_ARGS_LENGTH_MAX = 20_000
 """Longer args are not masked for a list, because that takes long."""
+TICK_ALL = "all"
+"""The value of the parameter `tick`: all jobs on the page are ticked."""
 _OTHER_NAMES = ("after", "tick")
 """The parameters in the address that are no filters."""
 
@@ -61,8 +64,7 @@ async def load_jobs(view: PageView) -> Mapping[str, object]:
     """Read one page of jobs. If a filter is wrong, the page has only the form."""
     form = {"labels": LABEL_BY_FILTER, "examples": EXAMPLE_BY_FILTER}
     try:
-        search = read_search(view.query, other_names=_OTHER_NAMES)
-        search.expect_visible(view.site.options)
+        search = _read_page_search(view)
         return {**form, "wrong": None, "texts": search.texts, **await _load_list(view, search)}
     except SearchError as error:
         return {
@@ -71,6 +73,21 @@ async def load_jobs(view: PageView) -> Mapping[str, object]:
             "texts": error.texts,
             RESPONSE_STATUS_KEY: error.status_code,
         }
+
+
+def _read_page_search(view: PageView) -> JobSearch:
+    """Return the search that the address of the page names.
+
+    Raises:
+        SearchError: a parameter is wrong, or would show what users may not see.
+    """
+    search = read_search(view.query, other_names=_OTHER_NAMES)
+    search.expect_visible(view.site.options)
+    tick = view.query.get("tick", TICK_ALL)
+    if tick != TICK_ALL:
+        problem = f"`tick` cannot be {quote_name(tick)}. The only value is `{TICK_ALL}`."
+        raise SearchError(problem, search.texts, "")
+    return search
 
 
 async def _load_list(view: PageView, search: JobSearch) -> Mapping[str, object]:
@@ -93,7 +110,7 @@ async def _load_list(view: PageView, search: JobSearch) -> Mapping[str, object]:
         "groups": groups,
         "groups_max": GROUPED_JOBS_MAX,
         "has_errors": state is None or state in STATES_WITH_ERRORS,
-        "is_ticked": view.query.get("tick") == "all",
+        "is_ticked": "tick" in view.query,
         "status": status,
         "actions": get_args(JobAction) if state is None else list_possible_actions(state),
         "all_text": _describe_all(search, found, status) if search.state else "",

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get_args
-from urllib.parse import unquote
 
-from riverpy._dashboard.change import ChangeRoute, ConfirmationQuestion, RequestedChange, log_change
+from riverpy._dashboard.change import (
+    ChangeRoute,
+    ConfirmationQuestion,
+    RequestedChange,
+    log_change,
+    read_button,
+)
 from riverpy._dashboard.database import acquire_connection, open_read_transaction
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.messages import FlashMessage
 from riverpy._dashboard.paths import quote_name
 from riverpy._dashboard.periodic_health import find_domain_leader, split_periodic_id
 from riverpy._dashboard.rendering import format_utc, format_value
-from riverpy._postgres.periodic import periodic_get
+from riverpy._postgres.periodic import (
+    periodic_get,
+    periodic_pause,
+    periodic_request_run,
+    periodic_resume,
+)
 from riverpy.errors import NotFoundError, SchemaMissingError
 
 if TYPE_CHECKING:
@@ -25,6 +35,8 @@ if TYPE_CHECKING:
     from riverpy._dashboard.site import Site
     from riverpy.periodic import PeriodicJobState
 
+USER_LENGTH_MAX = 200
+"""The maximum number of characters of a user's name that is stored with a requested run."""
 PeriodicAction: TypeAlias = Literal["pause", "resume", "run"]
 
 
@@ -38,20 +50,13 @@ class PeriodicChangeForm(NamedTuple):
 def parse_periodic_change_form(
     _path_params: Mapping[str, Any], fields: QueryParams
 ) -> RequestedChange:
-    """Return the change that a form asks for. The field of the button has the action as its name,
-    and the id of the periodic job as its value, with escapes as in an address.
+    """Return the change that a form asks for.
 
     Raises:
         PageError: the form is not one of this dashboard.
     """
-    actions = [action for action in get_args(PeriodicAction) if action in fields]
-    if len(actions) != 1:
-        raise PageError(400, "The form names no change.", "Go back, and use one of the buttons.")
-    form = PeriodicChangeForm(cast("PeriodicAction", actions[0]), unquote(fields[actions[0]]))
-    if not form.job_id or "\0" in form.job_id:
-        raise PageError(
-            400, "The form names no periodic job.", "Go back, and use one of the buttons."
-        )
+    action, job_id = read_button(fields, get_args(PeriodicAction), "periodic job")
+    form = PeriodicChangeForm(cast("PeriodicAction", action), job_id)
     question = None
     if form.action == "run":
         question = partial(_make_run_question, form.job_id)
@@ -91,15 +96,18 @@ def _make_missing_table_error(error: SchemaMissingError) -> PageError:
 async def change_periodic_job(form: PeriodicChangeForm, site: Site, access: Access) -> FlashMessage:
     """Change a periodic job, log it, and return the message for the user."""
     client = site.client
-    methods = {
-        "pause": client.periodic_pause,
-        "resume": client.periodic_resume,
-        "run": client.periodic_run,
-    }
+    schema = client.config.schema
+    user = None if access.user is None else format_value(access.user)[:USER_LENGTH_MAX]
     try:
         async with acquire_connection(client) as connection, connection.transaction():
-            before = await periodic_get(connection, client.config.schema, form.job_id)
-            await methods[form.action](form.job_id, tx=connection)
+            before = await periodic_get(connection, schema, form.job_id)
+            match form.action:
+                case "pause":
+                    await periodic_pause(connection, schema, form.job_id)
+                case "resume":
+                    await periodic_resume(connection, schema, form.job_id)
+                case "run":
+                    await periodic_request_run(connection, schema, form.job_id, user=user)
     except NotFoundError:
         raise _make_not_found_error(form.job_id) from None
     except SchemaMissingError as error:

@@ -116,9 +116,10 @@ def describe_missing_run(entry: PeriodicJobEntry, now: datetime, *, is_job_found
 
 async def find_last_jobs(
     tx: Transaction, schema: str | None, entries: Sequence[PeriodicJobEntry]
-) -> dict[str, InsertedPeriodicJob]:
-    """Return the last inserted job of periodic jobs, by the ids of the rows, as far as it is known.
-    Jobs do not name their domain, so it is not known for an id that several domains use."""
+) -> dict[str, list[InsertedPeriodicJob]]:
+    """Return the last inserted jobs of periodic jobs, one of each cause, newest first, by the ids
+    of the rows, as far as they are known. Jobs do not name their domain, so they are not known for
+    an id that several domains use."""
     ids = sorted({split_periodic_id(entry.id)[0] for entry in entries})
     try:
         async with tx.transaction():
@@ -132,7 +133,7 @@ async def find_last_jobs(
     by_row = {entry.id: found.get(split_periodic_id(entry.id)[0]) for entry in entries}
     uses = Counter(split_periodic_id(entry.id)[0] for entry in entries)
     return {
-        row_id: job
-        for row_id, job in by_row.items()
-        if job is not None and uses[split_periodic_id(row_id)[0]] == 1
+        row_id: jobs
+        for row_id, jobs in by_row.items()
+        if jobs and uses[split_periodic_id(row_id)[0]] == 1
     }

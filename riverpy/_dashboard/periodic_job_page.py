@@ -16,14 +16,17 @@ from riverpy._dashboard.paths import quote_name
 from riverpy._dashboard.periodic_health import (
     describe_missing_run,
     explain_periodic_job,
+    find_last_jobs,
     split_periodic_id,
 )
-from riverpy._dashboard.sentence import sort_sentences
-from riverpy._postgres.dashboard_reads import (
-    InsertedPeriodicJob,
-    periodic_find_job_of_slot,
-    periodic_list_entries,
+from riverpy._dashboard.periodic_runs import (
+    UNKNOWN_CAUSE,
+    find_run_by_schedule,
+    show_inserted_job,
+    show_job,
 )
+from riverpy._dashboard.sentence import sort_sentences
+from riverpy._postgres.dashboard_reads import periodic_find_job_of_slot, periodic_list_entries
 from riverpy._postgres.driver import PostgresError, is_unreadable_value_error
 from riverpy._postgres.periodic import periodic_table_exists
 from riverpy._postgres.transactions import read_server_time
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
     from riverpy._dashboard.job_search import FoundJobs, JobSearch
     from riverpy._dashboard.page import PageView
+    from riverpy._dashboard.periodic_runs import ShownRun
     from riverpy._postgres.dashboard_reads import PeriodicJobEntry
     from riverpy._postgres.driver import Transaction
     from riverpy._tools.top.status import FleetStatus
@@ -72,16 +76,28 @@ async def load_periodic_job_page(view: PageView) -> Mapping[str, object]:
         search = _make_search(job_id, kind)
         found = await find_jobs(tx, schema, search, limit=JOBS_SHOWN_MAX)
         last_job = await _find_last_job(tx, schema, entry, found, fleet)
-    sentence = explain_periodic_job(entry, fleet, now)
+        if last_job is not None and not found.jobs and kind is None:
+            search = _make_search(job_id, last_job.kind)
+            found = await find_jobs(tx, schema, search, limit=JOBS_SHOWN_MAX)
+        runs = [show_job(job) for job in found.jobs]
+        by_schedule = find_run_by_schedule(runs or ([] if last_job is None else [last_job]))
+        if by_schedule is None and len(runs) == JOBS_SHOWN_MAX:
+            older = (await find_last_jobs(tx, schema, [entry])).get(entry.id, ())
+            by_schedule = find_run_by_schedule([show_inserted_job(job) for job in older])
+    sentences = [explain_periodic_job(entry, fleet, now)]
+    if by_schedule is not None:
+        sentences.append(by_schedule.describe())
     return {
         "entry": entry,
         "now": now,
-        "sentences": sort_sentences([sentence, *describe_leaders(fleet)]),
+        "sentences": sort_sentences([*sentences, *describe_leaders(fleet)]),
         "domain": domain,
         "kind": kind if last_job is None else last_job.kind,
         "last_job": last_job,
         "missing_run": describe_missing_run(entry, now, is_job_found=last_job is not None),
         "found": found,
+        "runs": list(zip(found.jobs, runs, strict=True)),
+        "has_unknown_cause": any(run.cause == UNKNOWN_CAUSE for run in runs),
         "search": search,
         "next_times": compute_next_run_times(entry),
     }
@@ -103,7 +119,9 @@ async def _read_entry(tx: Transaction, schema: str | None, row_id: str) -> Perio
     if not entries:
         raise PageError(
             404,
-            f"There is no periodic job {quote_name(row_id)}.",
+            f"There is no periodic job {quote_name(row_id)}."
+            if row_id
+            else "This address names no periodic job.",
             "The page Periodic lists all that a leader has registered.",
         )
     return entries[0]
@@ -122,21 +140,21 @@ async def _find_last_job(
     entry: PeriodicJobEntry,
     found: FoundJobs,
     fleet: FleetStatus,
-) -> InsertedPeriodicJob | None:
+) -> ShownRun | None:
     """Return the last job: the newest one that was found, or that of the last run, which may be
     older than the searched jobs. None: not known."""
     if found.jobs:
-        newest = found.jobs[0]
-        return InsertedPeriodicJob(newest.id, newest.kind, newest.queue, newest.state)
+        return show_job(found.jobs[0])
     if entry.last_run_at is None:
         return None
     queues = [queue.name for queue in fleet.queues[:SEARCHED_QUEUES_MAX]]
     job_id, _ = split_periodic_id(entry.id)
     try:
         async with tx.transaction():
-            return await periodic_find_job_of_slot(
+            job = await periodic_find_job_of_slot(
                 tx, schema, periodic_job_id=job_id, slot=entry.last_run_at, queues=queues
             )
+            return None if job is None else show_inserted_job(job)
     except PostgresError as error:
         if not is_unreadable_value_error(error):  # the job is damaged
             raise

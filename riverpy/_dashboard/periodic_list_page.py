@@ -13,17 +13,21 @@ from riverpy._dashboard.periodic_health import (
     explain_periodic_job,
     find_last_jobs,
 )
+from riverpy._dashboard.periodic_runs import find_run_by_schedule, show_inserted_job
 from riverpy._dashboard.sentence import rank_health, sort_sentences
 from riverpy._postgres.dashboard_reads import periodic_list_entries
 from riverpy._postgres.periodic import PERIODIC_TABLE_MISSING_MESSAGE, periodic_table_exists
 from riverpy._postgres.transactions import read_server_time
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
 
     from riverpy._dashboard.page import PageView
+    from riverpy._dashboard.periodic_runs import ShownRun
     from riverpy._dashboard.sentence import Sentence
     from riverpy._postgres.dashboard_reads import InsertedPeriodicJob, PeriodicJobEntry
+    from riverpy._tools.top.status import FleetStatus
 
 PERIODIC_JOBS_SHOWN_MAX = 500
 
@@ -33,8 +37,10 @@ class ListedPeriodicJob(NamedTuple):
 
     entry: PeriodicJobEntry
     sentence: Sentence
-    last_job: InsertedPeriodicJob | None
+    last_job: ShownRun | None
     """None: not known."""
+    run_by_schedule: ShownRun | None
+    """The last job by schedule, if the last job is another one. None: not known."""
     kind: str | None
     """The kind of its jobs. None: not known."""
     missing_run: str
@@ -55,13 +61,7 @@ async def load_periodic_list_page(view: PageView) -> Mapping[str, object]:
         last_jobs = await find_last_jobs(tx, schema, shown)
     kinds = {job.id: job.kind for job in client.periodic_jobs}
     found = [
-        ListedPeriodicJob(
-            entry,
-            explain_periodic_job(entry, fleet, now),
-            last := last_jobs.get(entry.id),
-            kinds.get(entry.id) if last is None else last.kind,
-            describe_missing_run(entry, now, is_job_found=last is not None),
-        )
+        _list_entry(entry, last_jobs.get(entry.id, ()), kinds.get(entry.id), fleet, now)
         for entry in shown
     ]
     return {
@@ -75,6 +75,26 @@ async def load_periodic_list_page(view: PageView) -> Mapping[str, object]:
 
 
 PAGE = Page("periodic", "/periodic", "periodic.html", load_periodic_list_page, "Periodic")
+
+
+def _list_entry(
+    entry: PeriodicJobEntry,
+    last_jobs: Sequence[InsertedPeriodicJob],
+    kind: str | None,
+    fleet: FleetStatus,
+    now: datetime,
+) -> ListedPeriodicJob:
+    runs = [show_inserted_job(job) for job in last_jobs]
+    last = runs[0] if runs else None
+    by_schedule = find_run_by_schedule(runs)
+    return ListedPeriodicJob(
+        entry,
+        explain_periodic_job(entry, fleet, now),
+        last,
+        None if by_schedule is last else by_schedule,
+        kind if last is None else last.kind,
+        describe_missing_run(entry, now, is_job_found=last is not None),
+    )
 
 
 def _get_sort_key(one: ListedPeriodicJob) -> tuple[int, bool, float, str]:

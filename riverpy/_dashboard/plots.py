@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from riverpy._dashboard.job_count_cache import TimeRange
     from riverpy._dashboard.page import PageView
-    from riverpy._postgres.job_counts import QueueStepCounts, StepCounts
+    from riverpy._postgres.job_counts import JobCounts, QueueStepCounts, StepCounts
     from riverpy._tools.top.status import FleetStatus
 
 PLOT_HEIGHT = 100
@@ -62,12 +62,7 @@ class PlotRow(NamedTuple):
     """The numbers of a step."""
 
     time: str
-    step: StepCounts
-
-    @property
-    def mean_wait(self) -> float:
-        """The mean of the waits in seconds."""
-        return self.step.wait_seconds / max(self.step.attempts, 1)
+    counts: JobCounts
 
 
 class RangeLink(NamedTuple):
@@ -133,7 +128,7 @@ async def load_plots(
     notes = [] if read.problem is None else [read.problem]
     if queue is not None:
         rest = await view.site.job_counts.read_queue_counts(OTHER_QUEUES_NAME, time_range)
-        if any(step.attempts for step in rest.counts):
+        if any(step.counts.attempts for step in rest.counts):
             notes.append(_MANY_QUEUES_TEXT)
     others = [item for item in view.query.multi_items() if item[0] != RANGE_PARAMETER]
     links = [
@@ -158,9 +153,9 @@ def make_plot_section(
 ) -> PlotSection:
     """Return the plots of counts. Without steps there is no plot."""
     rows = [
-        PlotRow(_format_timestamp(one.started_at, time_range.time_format), one)
+        PlotRow(_format_timestamp(one.started_at, time_range.time_format), one.counts)
         for one in reversed(steps)
-        if one.attempts
+        if one.counts.attempts
     ]
     unknown = _count_unknown_steps(steps, time_range)
     more: list[str] = []
@@ -237,37 +232,43 @@ def choose_wait_scale_top(longest: float) -> float:
 def _make_plots(
     steps: Sequence[StepCounts], rows: Sequence[PlotRow], time_range: TimeRange
 ) -> list[Plot]:
-    most = max(rows, key=lambda row: row.step.attempts)
-    worst = max(rows, key=lambda row: row.step.failed)
-    longest = max(rows, key=lambda row: row.step.wait_max)
-    attempts_top = choose_count_scale_top(most.step.attempts)
-    failed_top = choose_count_scale_top(worst.step.failed)
-    wait_top = choose_wait_scale_top(longest.step.wait_max)
-    failed = sum(row.step.failed for row in rows)
+    most = max(rows, key=lambda row: row.counts.attempts)
+    worst = max(rows, key=lambda row: row.counts.failed)
+    longest = max(rows, key=lambda row: row.counts.wait_max)
+    attempts_top = choose_count_scale_top(most.counts.attempts)
+    failed_top = choose_count_scale_top(worst.counts.failed)
+    wait_top = choose_wait_scale_top(longest.counts.wait_max)
+    failed = sum(row.counts.failed for row in rows)
     return [
         Plot(
             f"Ended attempts in {time_range.unit}",
-            f"Most: {format_capped_count(most.step.attempts)} at {most.time}.",
+            f"Most: {format_capped_count(most.counts.attempts)} at {most.time}.",
             format_count(attempts_top, "attempt"),
-            [BarSeries("plot-main", draw_bars([one.attempts for one in steps], attempts_top))],
+            [
+                BarSeries(
+                    "plot-main", draw_bars([one.counts.attempts for one in steps], attempts_top)
+                )
+            ],
         ),
         Plot(
             "Failed attempts",
-            f"Most: {format_capped_count(worst.step.failed)} at {worst.time}."
+            f"Most: {format_capped_count(worst.counts.failed)} at {worst.time}."
             if failed
             else "No attempt failed.",
             format_count(failed_top, "failure"),
-            [BarSeries("plot-bad", draw_bars([one.failed for one in steps], failed_top))],
+            [BarSeries("plot-bad", draw_bars([one.counts.failed for one in steps], failed_top))],
         ),
         Plot(
             "Waits: the longest (light) and the mean (dark)",
-            f"Longest: {format_duration(longest.step.wait_max)} at {longest.time}.",
+            f"Longest: {format_duration(longest.counts.wait_max)} at {longest.time}.",
             format_duration(wait_top),
             [
-                BarSeries("plot-light", draw_bars([one.wait_max for one in steps], wait_top)),
+                BarSeries(
+                    "plot-light", draw_bars([one.counts.wait_max for one in steps], wait_top)
+                ),
                 BarSeries(
                     "plot-main",
-                    draw_bars([one.wait_seconds / max(one.attempts, 1) for one in steps], wait_top),
+                    draw_bars([one.counts.mean_wait for one in steps], wait_top),
                 ),
             ],
         ),
@@ -284,22 +285,20 @@ def _count_unknown_steps(steps: Sequence[StepCounts], time_range: TimeRange) -> 
 
 
 def _describe_sum(rows: Sequence[PlotRow], time_range: TimeRange) -> str:
-    steps = [row.step for row in rows]
-    attempts = sum(step.attempts for step in steps)
+    counts = [row.counts for row in rows]
+    attempts = sum(one.attempts for one in counts)
     if not attempts:
         return f"{time_range.title}: no attempt ended."
     completed, failed, discarded = (
         sum(values)
         for values in zip(
-            *((one.completed, one.failed, one.discarded) for one in steps), strict=True
+            *((one.completed, one.failed, one.discarded) for one in counts), strict=True
         )
     )
-    longest = max(step.wait_max for step in steps)
+    longest = max(one.wait_max for one in counts)
     overs = [
         sum(values)
-        for values in zip(
-            *(tuple(step)[-len(WAIT_BOUNDS_SECONDS) :] for step in steps), strict=True
-        )
+        for values in zip(*(tuple(one)[-len(WAIT_BOUNDS_SECONDS) :] for one in counts), strict=True)
     ]
     verb = "was" if discarded == 1 else "were"
     return (

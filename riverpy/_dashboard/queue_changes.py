@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get_args
-from urllib.parse import unquote
 
-from riverpy._dashboard.change import ChangeRoute, ConfirmationQuestion, RequestedChange, log_change
+from riverpy._dashboard.change import (
+    ChangeRoute,
+    ConfirmationQuestion,
+    RequestedChange,
+    log_change,
+    read_button,
+)
 from riverpy._dashboard.database import acquire_connection, open_read_transaction
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.messages import FlashMessage
@@ -68,18 +73,13 @@ class QueueChangeForm(NamedTuple):
 def parse_queue_change_form(
     _path_params: Mapping[str, Any], fields: QueryParams
 ) -> RequestedChange:
-    """Return the change that a form asks for. The field of the button has the action as its name,
-    and the name of the queue as its value, with escapes as in an address.
+    """Return the change that a form asks for.
 
     Raises:
         PageError: the form is not one of this dashboard.
     """
-    actions = [action for action in get_args(QueueAction) if action in fields]
-    if len(actions) != 1:
-        raise PageError(400, "The form names no change.", "Go back, and use one of the buttons.")
-    form = QueueChangeForm(cast("QueueAction", actions[0]), unquote(fields[actions[0]]))
-    if not form.name or "\0" in form.name:
-        raise PageError(400, "The form names no queue.", "Go back, and use one of the buttons.")
+    action, name = read_button(fields, get_args(QueueAction), "queue")
+    form = QueueChangeForm(cast("QueueAction", action), name)
     if form.action in {"clear", "clear_all"}:
         if form.name == ALL_QUEUES:
             raise PageError(400, "Jobs of only one queue can be deleted at a time.", "Go back.")

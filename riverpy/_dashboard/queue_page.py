@@ -101,7 +101,7 @@ PAGE = Page("queue", "/queue", "queue.html", load_queue_page)
 def _make_not_found_error(name: str) -> PageError:
     return PageError(
         404,
-        f"There is no queue {quote_name(name)}.",
+        f"There is no queue {quote_name(name)}." if name else "This address names no queue.",
         "A queue exists as long as it has jobs or a worker works it, and a day longer. The page "
         "Queues lists all.",
     )

@@ -28,7 +28,7 @@ from riverpy._log_events import (
 from riverpy._maintenance.base import MaintenanceService
 from riverpy._maintenance.batch_runner import CONSECUTIVE_FAILURES_MAX, BatchRunner
 from riverpy._maintenance.due_times import find_due_times, has_due_times
-from riverpy._names import DEFAULT_DOMAIN
+from riverpy._names import DEFAULT_DOMAIN, PERIODIC_RUN_METADATA_KEY
 from riverpy._plugins import PluginLists
 from riverpy._postgres.batch_sender import (
     BatchSender,
@@ -42,6 +42,7 @@ from riverpy._postgres.periodic import (
     NextRunUpdate,
     PeriodicRegistration,
     PeriodicRow,
+    PeriodicRun,
     periodic_delete_unused,
     periodic_list,
     periodic_list_scheduled,
@@ -380,7 +381,9 @@ class PeriodicEnqueuer(MaintenanceService):
 
     def _plan_requested_run(self, job: PeriodicJob, row: PeriodicRow, time: datetime) -> JobPlan:
         """Plan a run that an operator requested. Due slots wait for the next call of `run_once`."""
-        return JobPlan(_make_row_change(row, row.next_run_at), self._make_jobs(job, row, time))
+        run = row.find_requested_run(time)
+        jobs = self._make_jobs(job, row, time, run)
+        return JobPlan(_make_row_change(row, row.next_run_at), jobs)
 
     def _plan_due_times(self, job: PeriodicJob, row: PeriodicRow, due_at: datetime) -> JobPlan:
         """Plan the due slots, up to the first one whose job cannot be made."""
@@ -394,18 +397,23 @@ class PeriodicEnqueuer(MaintenanceService):
             if row.resumed_at is not None and slot <= row.resumed_at:
                 continue
             try:
-                jobs += self._make_jobs(job, row, slot)
+                jobs += self._make_jobs(job, row, slot, PeriodicRun("schedule", slot))
             except Exception as error:
                 return JobPlan(_make_row_change(row, slot), jobs, error)
         return JobPlan(_make_row_change(row, due.next_time), jobs)
 
-    def _make_jobs(self, job: PeriodicJob, row: PeriodicRow, due_at: datetime) -> list[PlannedJob]:
-        """Return the job of a slot, or no job if the user's constructor returns None."""
+    def _make_jobs(
+        self, job: PeriodicJob, row: PeriodicRow, due_at: datetime, run: PeriodicRun | None
+    ) -> list[PlannedJob]:
+        """Return the job of a slot, or no job if the user's constructor returns None. `run` says
+        why the job is inserted; None: that is not known."""
         constructed = job.construct()
         if constructed is None:
             return []
         args, opts = constructed
         metadata = {**(opts.metadata or {}), "periodic": True, "river:periodic_job_id": job.id}
+        if run is not None:
+            metadata[PERIODIC_RUN_METADATA_KEY] = msgspec.to_builtins(run)
         opts = msgspec.structs.replace(opts, metadata=metadata)
         prepared = self._inserter.prepare_periodic_job(args, opts, due_at=due_at)
         return [PlannedJob(row.id, due_at, prepared)]

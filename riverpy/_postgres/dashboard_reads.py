@@ -104,6 +104,8 @@ class InsertedPeriodicJob(NamedTuple):
     kind: str
     queue: str
     state: str
+    run_json: str | None
+    """A `PeriodicRun` as JSON: why it was inserted. None: not known."""
 
 
 async def queue_sample_kinds(
@@ -218,13 +220,16 @@ async def periodic_find_newest_jobs(
     *,
     periodic_job_ids: Sequence[str],
     searched_jobs_max: int,
-) -> dict[str, InsertedPeriodicJob]:
-    """Return the newest job of each periodic job, among the newest `searched_jobs_max` jobs. The
-    ids have no domain."""
+) -> dict[str, list[InsertedPeriodicJob]]:
+    """Return the newest job of each cause of each periodic job, newest first, among the newest
+    `searched_jobs_max` jobs. The ids have no domain."""
     rows = await get_query(_SQL_FILE, "periodic_newest_jobs", schema).fetch(
         connection, periodic_job_ids=periodic_job_ids, searched=searched_jobs_max
     )
-    return {row[0]: InsertedPeriodicJob(*row[1:]) for row in rows}
+    found: dict[str, list[InsertedPeriodicJob]] = {}
+    for row in sorted(rows, key=lambda row: -row[1]):
+        found.setdefault(row[0], []).append(InsertedPeriodicJob(*row[1:]))
+    return found
 
 
 async def periodic_find_job_of_slot(

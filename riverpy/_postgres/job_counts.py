@@ -53,6 +53,11 @@ class JobCounts(NamedTuple):
     waits_over_1m: int
     waits_over_5m: int
 
+    @property
+    def mean_wait(self) -> float:
+        """The mean of the waits in seconds."""
+        return self.wait_seconds / max(self.attempts, 1)
+
 
 def sum_counts(queue: str, counts: Sequence[JobCounts]) -> JobCounts:
     """Return the sum of `counts`, which must not be empty, under the name `queue`."""
@@ -81,17 +86,7 @@ class StepCounts(NamedTuple):
     counted_since: int | None
     """When the oldest counts of the table begin, in seconds since 1970. None: the table is
     empty."""
-    attempts: int
-    completed: int
-    failed: int
-    discarded: int
-    wait_seconds: float
-    wait_max: float
-    waits_over_100ms: int
-    waits_over_1s: int
-    waits_over_10s: int
-    waits_over_1m: int
-    waits_over_5m: int
+    counts: JobCounts
 
 
 class QueueStepCounts(NamedTuple):
@@ -180,7 +175,10 @@ async def job_count_read_steps(
     rows = await get_query(_SQL_FILE, "job_count_read", schema).fetch(
         connection, queue=queue, step_seconds=step_seconds, steps=steps
     )
-    return [StepCounts(row[0], row[1], *(value or 0 for value in tuple(row)[2:])) for row in rows]
+    return [
+        StepCounts(row[0], row[1], JobCounts(queue, *(value or 0 for value in tuple(row)[2:])))
+        for row in rows
+    ]
 
 
 async def job_count_read_queue_steps(

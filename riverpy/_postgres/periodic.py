@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
 
+import msgspec
+
+from riverpy._names import PERIODIC_RUN_METADATA_KEY
 from riverpy._postgres.driver import UndefinedTableError
 from riverpy._postgres.sql_files import get_query, lists_by_field
 from riverpy.errors import NotFoundError, SchemaMissingError
@@ -12,11 +16,14 @@ from riverpy.periodic import PeriodicJobState
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping, Sequence
-    from datetime import datetime, timedelta
+    from datetime import timedelta
 
     from riverpy._postgres.driver import Transaction
 
 ResultT = TypeVar("ResultT")
+RunCause: TypeAlias = Literal["schedule", "request", "start"]
+"""Why a job was inserted: for a time of the schedule, after a call that requested the run, or by
+`run_on_start`."""
 
 RIVERPY_EVENT_TOPIC = "riverpy_event"
 """The topic of riverpy's notifications about due jobs, periodic jobs and owners of queues."""
@@ -26,6 +33,24 @@ PERIODIC_TABLE_MISSING_MESSAGE = (
 )
 
 _SQL_FILE = "riverpy_periodic"
+
+
+class PeriodicRun(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why the leader inserted the job of a periodic job, as the metadata of the job store it."""
+
+    cause: RunCause
+    due_at: datetime
+    """The time of the schedule, or of the request."""
+    user: str | None = None
+    """Who requested the run. None: not known."""
+
+
+class RunRequest(msgspec.Struct, frozen=True):
+    """Who or what requested a run, as the row of the periodic job stores it."""
+
+    cause: Literal["request", "start"]
+    at: datetime
+    user: str | None = None
 
 
 class PeriodicRegistration(NamedTuple):
@@ -50,6 +75,21 @@ class PeriodicRow(NamedTuple):
     """The server's time when the row was read."""
     seconds_until_next_run: float | None
     """Seconds until `next_run_at`."""
+    run_request_json: str | None
+    """A `RunRequest` as JSON. It may be one of an earlier run. None: not known."""
+
+    def find_requested_run(self, requested_at: datetime) -> PeriodicRun | None:
+        """Return why a run was requested at this time. None: it is not known, because the column is
+        missing, or another client requested the run."""
+        if self.run_request_json is None:
+            return None
+        try:
+            request = msgspec.json.decode(self.run_request_json, type=RunRequest)
+            if request.at < requested_at:
+                return None
+        except (msgspec.MsgspecError, TypeError):  # a time without a zone cannot be compared
+            return None
+        return PeriodicRun(request.cause, requested_at, request.user)
 
 
 class NextRunUpdate(NamedTuple):
@@ -62,6 +102,28 @@ class NextRunUpdate(NamedTuple):
     expected_is_paused: bool
     new_next_run_at: datetime | None
     """The new time of the next slot."""
+
+
+class _RunMetadata(msgspec.Struct):
+    """The metadata of a job of a periodic job."""
+
+    run: PeriodicRun | None = msgspec.field(name=PERIODIC_RUN_METADATA_KEY, default=None)
+
+
+def decode_periodic_run(json_text: str) -> PeriodicRun | None:
+    """Return why a job was inserted. None: the text does not say so."""
+    try:
+        return msgspec.json.decode(json_text, type=PeriodicRun)
+    except msgspec.MsgspecError:
+        return None
+
+
+def find_periodic_run(metadata_json: str) -> PeriodicRun | None:
+    """Return why a job with these metadata was inserted. None: they do not say so."""
+    try:
+        return msgspec.json.decode(metadata_json, type=_RunMetadata).run
+    except (msgspec.MsgspecError, RecursionError):
+        return None
 
 
 async def periodic_table_exists(connection: Transaction, schema: str | None) -> bool:
@@ -103,10 +165,12 @@ async def periodic_register(
 ) -> set[str]:
     """Insert or update rows. Jobs in `run_if_new_ids` run at once if their row is new. Jobs in
     `run_now_ids` run at once unless they are paused. Return the ids of the rows that were not
-    locked."""
+    locked. Call this in a transaction."""
     rows = await get_query(_SQL_FILE, "periodic_register", schema).fetch(
         connection, **lists_by_field(registrations), first=run_if_new_ids, each=run_now_ids
     )
+    if ids := [*run_if_new_ids, *run_now_ids]:
+        await _note_run_requests(connection, schema, ids, "start", None)
     return {row[0] for row in rows}
 
 
@@ -188,9 +252,29 @@ async def periodic_resume(connection: Transaction, schema: str | None, job_id: s
     await _change_periodic_job(connection, schema, "periodic_resume", job_id)
 
 
-async def periodic_request_run(connection: Transaction, schema: str | None, job_id: str) -> None:
-    """Request that the leader inserts a job now. Raises the same errors as `periodic_pause`."""
+async def periodic_request_run(
+    connection: Transaction, schema: str | None, job_id: str, *, user: str | None = None
+) -> None:
+    """Request that the leader inserts a job now. Call this in a transaction. Raises the same errors
+    as `periodic_pause`. `user` is the name of the user who requests it, if it is known."""
     await _change_periodic_job(connection, schema, "periodic_run", job_id)
+    await _note_run_requests(connection, schema, [job_id], "request", user)
+
+
+async def _note_run_requests(
+    connection: Transaction,
+    schema: str | None,
+    ids: Sequence[str],
+    cause: Literal["request", "start"],
+    user: str | None,
+) -> None:
+    """Store who or what requested runs in this transaction. Without RUN_REQUESTS_MIGRATION, do
+    nothing."""
+    has_column = get_query(_SQL_FILE, "periodic_has_run_requests", None)
+    if await has_column.fetchval(connection, schema=schema):
+        await get_query(_SQL_FILE, "periodic_note_run_requests", schema).execute(
+            connection, id=ids, cause=cause, user=user
+        )
 
 
 async def _change_periodic_job(

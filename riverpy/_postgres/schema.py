@@ -45,6 +45,7 @@ DOMAINS_MIGRATION = 6
 CLIENT_STATE_MIGRATION = 7
 LEASE_REPORTS_MIGRATION = 8
 JOB_COUNTS_MIGRATION = 9
+RUN_REQUESTS_MIGRATION = 10
 FEATURES_BY_MIGRATION = {
     CLIENTS_MIGRATION: (
         "rescue of a killed client's jobs after dead_after: they wait for rescue_after"
@@ -63,6 +64,7 @@ FEATURES_BY_MIGRATION = {
         "Config(spread_leases=True)"
     ),
     JOB_COUNTS_MIGRATION: "the plots of the dashboard",
+    RUN_REQUESTS_MIGRATION: "who requested a run of a periodic job, in the dashboard",
 }
 """For each version of line `riverpy`, the features that need it."""
 NEEDED_MAIN_VERSION = 7

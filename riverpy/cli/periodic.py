@@ -169,7 +169,8 @@ async def _request_periodic_run(
 ) -> str | None:
     """Request that a periodic job is inserted. Return the leader that inserts it; None: there is no
     leader now."""
-    await table.periodic_request_run(connection, schema, job_id)
+    async with connection.transaction():
+        await table.periodic_request_run(connection, schema, job_id)
     _, _, domain = job_id.partition("@")
     if domain:
         leads = await domain_list_leaders(connection, schema)

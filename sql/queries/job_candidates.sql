@@ -1,4 +1,4 @@
--- Parts of the statements that search jobs for the dashboard.
+-- Parts of statements that read a limited number of jobs.
 
 
 -- name: candidates
@@ -18,3 +18,12 @@
 -- when from_waiting: order by job.queue, job.priority, job.scheduled_at, job.id
 -- when from_queues: order by job.priority, job.scheduled_at, job.id
 -- when from_kinds, from_ended, from_waiting, from_queues: limit @candidates::bigint ) as found
+
+
+-- name: first_waiting_kinds
+-- The kinds of the first @limit available jobs of the queue `given.queue`, in the order of claims.
+select job.kind
+from /* schema */ river_job as job
+where job.state = 'available' and job.queue = given.queue
+order by job.priority, job.scheduled_at, job.id
+limit @limit::bigint

@@ -92,11 +92,7 @@ from unnest(@queues::text[]) as given (queue)
 cross join lateral (
   select first.kind, count(*) as jobs
   from (
-    select job.kind
-    from /* schema */ river_job as job
-    where job.state = 'available' and job.queue = given.queue
-    order by job.priority, job.scheduled_at, job.id
-    limit @limit::bigint
+    -- include: job_candidates.first_waiting_kinds
   ) as first
   group by first.kind
 ) as waiting
@@ -204,26 +200,30 @@ limit @limit::bigint;
 
 
 -- name: periodic_newest_jobs
--- The newest job of each periodic job, among the newest @searched jobs of the table. Metadata of more than 4 kB are not
--- read, because that is slow.
+-- The newest job of each periodic job and each cause of its runs, among the newest @searched jobs of the table. Metadata
+-- of more than 4 kB are not read, because that is slow.
 with newest as materialized (
   select
     id, kind, queue, state,
-    case when pg_column_size(metadata) <= 4096 then metadata ->> 'river:periodic_job_id' end as periodic_job_id
+    case when pg_column_size(metadata) <= 4096 then metadata end as metadata
   from /* schema */ river_job
   order by id desc
   limit @searched::bigint
+), inserted as (
+  select id, kind, queue, state, metadata ->> 'river:periodic_job_id' as periodic_job_id,
+    metadata -> 'riverpy:periodic_run' as run
+  from newest
 )
-select distinct on (periodic_job_id) periodic_job_id, id, kind, queue, state::text
-from newest
+select distinct on (periodic_job_id, run ->> 'cause') periodic_job_id, id, kind, queue, state::text, run::text
+from inserted
 where periodic_job_id = any(@periodic_job_ids::text[])
-order by periodic_job_id, id desc;
+order by periodic_job_id, run ->> 'cause', id desc;
 
 
 -- name: periodic_job_of_slot
 -- The job that was inserted for a slot of a periodic job. Such a job is due at the slot, until it is tried again. The
 -- index of claims is searched once for each state, queue and priority.
-select job.id, job.kind, job.queue, job.state::text
+select job.id, job.kind, job.queue, job.state::text, job.metadata ->> 'riverpy:periodic_run'
 from unnest(enum_range(null::/* schema */ river_job_state)) as given (state)
 cross join unnest(@queues::text[]) as named (queue)
 cross join generate_series(1, 4) as level (priority)

@@ -82,7 +82,9 @@ select id from made;
 select
   id, /* finite */ (next_run_at), /* finite */ (run_requested_at), paused_at is not null as is_paused,
   /* finite */ (resumed_at), now() as looked_at,
-  extract(epoch from /* finite */ (next_run_at) - now())::float8 as due_in
+  extract(epoch from /* finite */ (next_run_at) - now())::float8 as due_in,
+  -- The row may lack the column.
+  case when run_requested_at is not null then to_jsonb(periodic) ->> 'run_request' end as run_request
 from /* schema */ riverpy_periodic as periodic
 where id = any(@id::text[]) and (next_run_at is not null or run_requested_at is not null)
 order by periodic.next_run_at, periodic.id;
@@ -191,6 +193,23 @@ update /* schema */ riverpy_periodic
 set run_requested_at = coalesce(run_requested_at, now()), updated_at = now()
 where id = @id
 returning id;
+
+
+-- name: periodic_has_run_requests
+-- Whether the table has the column run_request.
+select exists (
+  select from pg_catalog.pg_attribute
+  where attrelid = to_regclass(coalesce(quote_ident(@schema::text) || '.', '') || 'riverpy_periodic')
+    and attname = 'run_request' and not attisdropped
+);
+
+
+-- name: periodic_note_run_requests
+-- Store who or what requested the runs of these rows in this transaction. A run that was requested before keeps its
+-- note, because one job is inserted for both requests.
+update /* schema */ riverpy_periodic
+set run_request = jsonb_build_object('cause', @cause::text, 'user', @user::text, 'at', now())
+where id = any(@id::text[]) and run_requested_at = now();
 
 
 -- name: periodic_notify

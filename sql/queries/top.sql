@@ -26,11 +26,7 @@ with living as materialized (
 select first.kind, count(*) as jobs, array_agg(distinct given.queue order by given.queue) as queues
 from unnest(@names::text[]) as given (queue)
 cross join lateral (
-  select job.kind
-  from /* schema */ river_job as job
-  where job.state = 'available' and job.queue = given.queue
-  order by job.priority, job.scheduled_at, job.id
-  limit @limit::bigint
+  -- include: job_candidates.first_waiting_kinds
 ) as first
 where exists (select from living)
   and first.kind <> all(array(select unnest(kinds) from living))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import uvicorn
-from playwright.async_api import async_playwright
+from playwright.async_api import async_playwright, expect
 
 from riverpy import Client, Config
 from riverpy.web import dashboard
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 CHROMIUM = shutil.which("chromium")
 PATIENCE_MS = 60_000
+expect.set_options(timeout=PATIENCE_MS)
 
 
 @asynccontextmanager
@@ -53,8 +54,11 @@ async def serving_dashboard(schema: Schema, url: str | None = None) -> AsyncGene
 
 
 @asynccontextmanager
-async def opening_page(*, width: int = 320, has_script: bool = True) -> AsyncGenerator[Page]:
-    """A page of a new browser. No script may fail in it, and nothing may be blocked."""
+async def opening_page(
+    *, width: int = 320, has_script: bool = True, expected_error: str = "status of 40"
+) -> AsyncGenerator[Page]:
+    """A page of a new browser. No script may fail in it, and nothing may be blocked. Errors of the
+    console with the text `expected_error` are ignored; its default is that of error pages."""
     faults: list[str] = []
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     async with async_playwright() as playwright:
@@ -69,7 +73,7 @@ async def opening_page(*, width: int = 320, has_script: bool = True) -> AsyncGen
             "console",
             lambda line: (
                 faults.append(line.text)
-                if line.type == "error" and "status of 40" not in line.text  # an error page
+                if line.type == "error" and expected_error not in line.text
                 else None
             ),
         )

@@ -87,6 +87,11 @@ async def test_pages(schema: Schema, client: Client) -> None:
         assert args.headers["content-type"] == "text/plain; charset=utf-8"
         for path, status in (("/jobs/99", 404), ("/jobs?state=x", 400), ("/jobs?after=x", 400)):
             assert "<h1>" in await browser.see(path, status=status)
+        for path, text in (
+            ("/queue?name=", "This address names no queue."),
+            ("/jobs/change", "GET is not possible here, so nothing was changed."),
+        ):
+            assert text in await browser.see(path, status=405 if "change" in path else 404)
         for path in ("/", "/jobs", "/jobs/99", "/none", "/static/dashboard.css"):
             headers = (await browser.get(path)).headers
             assert "default-src 'none'" in headers["content-security-policy"]
@@ -165,13 +170,14 @@ async def test_filters(schema: Schema, client: Client, monkeypatch: pytest.Monke
             ("kind=a&kind=b", "Kind is given twice."),
             (f"tag={'x' * 2000}", "Tag: the text has more than 1,000 characters."),
             ("after=x", "This page link is not valid. Open the first page."),
+            ("tick=bad", "`tick` cannot be &#39;bad&#39;. The only value is `all`."),
         ):
             query = f"/jobs?queue=typed&{wrong}" + "&customer=acme" * (wrong == "state=")
             page = await browser.see(query, status=400)
             assert text in page
             assert '<details class="search" open>' in page
             assert 'value="typed"' in page
-            assert ("aria-invalid" in page) == (wrong not in {"state=", "after=x"})
+            assert ("aria-invalid" in page) == (wrong not in {"state=", "after=x", "tick=bad"})
             assert "No job is in this list" not in page
         monkeypatch.setattr(job_search, "SEARCHED_JOBS_MAX", 1)
         monkeypatch.setattr(job_search, "LISTED_JOBS_MAX", 1)

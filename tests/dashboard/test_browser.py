@@ -4,6 +4,7 @@ for a screen reader, with hostile values, and while the database does not answer
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
@@ -11,8 +12,13 @@ import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from playwright.async_api import expect
 
+from riverpy._calls import batched_change
+from riverpy._dashboard.app import CHANGE_ROUTES
+from tests.cli.test_web import serving as serving_web
 from tests.dashboard.chromium import CHROMIUM, PATIENCE_MS, opening_page, serving_dashboard
+from tests.dashboard.clicking import ClickingUser, list_form_actions
 from tests.dashboard.site_kit import insert_client, insert_job, insert_queue
+from tests.kit.fleet import Shutdown, running_fleet
 from tests.kit.proxy import proxied
 from tests.tools.doctor.conftest import register, set_leader, set_lease_holder, set_queue_owner
 
@@ -26,6 +32,7 @@ pytestmark = [
     pytest.mark.timeout(300),  # a browser takes long on a busy machine
 ]
 PATIENCE = 60.0
+LATER = "now() + interval '1 h'"
 PATHS = (
     *(
         "/",
@@ -246,6 +253,40 @@ async def test_live(schema: Schema) -> None:
         await expect(problem).to_have_count(0)
 
 
+async def test_restarts() -> None:
+    """`riverpy web` is killed under an open page, which says that the connection is lost, and keeps
+    the last state. When it is started again on the same port, the page shows the newest state by
+    itself. The same is so if PostgreSQL itself crashes and starts again."""
+    insert = "INSERT INTO river_job (kind, args, max_attempts) VALUES ('k', '{}', 1) RETURNING id"
+    async with (
+        running_fleet() as fleet,
+        opening_page(expected_error="net::ERR_") as page,
+    ):
+        server, bar = fleet.server, page.locator("[data-live-text]")
+        database = ("--database-url", server.url)
+
+        async def insert_and_see() -> None:
+            async with server.connected() as connection:
+                job_id = await connection.fetchval(insert)
+            await page.locator(f"#job-{job_id}").wait_for()
+            await expect(bar).to_contain_text(re.compile("^Updated"))
+
+        async with serving_web(*database) as (process, url):
+            await page.goto(f"{url}/jobs")
+            await insert_and_see()
+            process.kill()
+            await process.wait()
+        await expect(bar).to_contain_text("The connection is lost, trying again.")
+        await expect(page.locator("#job-1")).to_be_visible()
+        async with serving_web(*database, "--port", url.rpartition(":")[2]):
+            await insert_and_see()
+            await server.shut_down(Shutdown.IMMEDIATE)
+            await expect(bar).to_contain_text("The newest state cannot be read")
+            await expect(page.locator("#job-2")).to_be_visible()
+            await server.come_back()
+            await insert_and_see()
+
+
 async def test_windows(schema: Schema) -> None:
     """More windows are open than a browser has connections to a server. All of them load, because
     only the window in use keeps a connection. It is updated when it gets the focus. What the user
@@ -306,3 +347,166 @@ async def test_hostile_values(schema: Schema) -> None:
         await page.goto(f"{url}/jobs/{job_id}/args")
         assert await page.evaluate("[window.hit, document.images.length]") == [None, 0]
         assert len(await page.inner_text("body")) > 5_000_000
+
+
+async def test_every_control(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each button of each page does in the database what it says, and nothing else. Those that ask
+    before change nothing if the answer is no. The forms of all templates, and all changes of the
+    dashboard, are among them, so a new button without a click here makes this test fail."""
+    monkeypatch.setattr(batched_change, "LOCKED_JOB_RETRY_DELAYS", (0.1,) * 1_200)
+    ids: dict[str, list[int]] = {}
+    for kind in ("one", "ticked", "matching"):
+        for action in ("retry", "cancel", "delete"):
+            ids[f"{kind}_{action}"] = [await insert_waiting(schema, f"{kind}_{action}")]
+            if kind != "one":
+                ids[f"{kind}_{action}"] += [await insert_waiting(schema, f"{kind}_{action}")]
+    ids["stopped"] = [await insert_waiting(schema, "stopped") for _ in range(2)]
+    await insert_job(schema, kind="'due'", queue="'mail'")
+    await insert_job(schema, "retryable", kind="'later'", queue="'mail'", scheduled_at=LATER)
+    await insert_queue(schema, "mail")
+    await register(schema, "plain-1")
+    await set_leader(schema, "plain-1")
+    await schema.execute(
+        "INSERT INTO riverpy_periodic (id, schedule, next_run_at)"
+        " VALUES ('nightly', 'every 24h', now() + interval '1 h')"
+    )
+    async with serving_dashboard(schema) as url, opening_page(width=1280) as page:
+        user = ClickingUser(page, schema, url)
+        await user.find_changes()
+        await change_jobs(user, ids)
+        await change_matching_jobs(user, ids, schema)
+        await change_queues(user)
+        await change_periodic_jobs(user, schema)
+        await look_around(user, schema)
+        await let_leader_resign(user, schema)
+        assert user.seen == user.clicked
+        paths = {name.split()[2] for name in user.clicked if " post " in name or " get " in name}
+        assert paths == list_form_actions()
+        assert paths >= {one.path.replace("{run_id}", "*") for one in CHANGE_ROUTES}
+
+
+async def insert_waiting(schema: Schema, kind: str) -> int:
+    """Insert a job that can be retried, cancelled and deleted. Return its id."""
+    return await insert_job(schema, "scheduled", kind=f"'{kind}'", scheduled_at=LATER)
+
+
+async def change_jobs(user: ClickingUser, ids: dict[str, list[int]]) -> None:
+    """Change one job on its page, and ticked jobs in a list."""
+    await user.open(f"/jobs/{ids['one_retry'][0]}")
+    await user.press("button[value=retry]")
+    assert await user.find_changes() == {"one_retry": "available"}
+    await user.open(f"/jobs/{ids['one_cancel'][0]}")
+    await user.ask("button[value=cancel]")
+    assert await user.find_changes() == {"one_cancel": "cancelled"}
+    await user.open(f"/jobs/{ids['one_delete'][0]}")
+    await user.ask("button[value=delete]")
+    assert await user.find_changes() == {"one_delete": None}
+    results = {"retry": "available available", "cancel": "cancelled cancelled", "delete": None}
+    for action, result in results.items():
+        await user.open(f"/jobs?queue=default&kind=ticked_{action}")
+        ticked = tuple(ids[f"ticked_{action}"])
+        await user.ask(f"button[form=change][value={action}]", ticked=ticked)
+        assert await user.find_changes() == {f"ticked_{action}": result}
+
+
+async def change_matching_jobs(
+    user: ClickingUser, ids: dict[str, list[int]], schema: Schema
+) -> None:
+    """Change all jobs that match a filter, and stop one change before its end."""
+    results = {"retry": "available available", "cancel": "cancelled cancelled", "delete": None}
+    for action, result in results.items():
+        await user.open(f"/jobs?state=scheduled&kind=matching_{action}")
+        await user.ask(f"button[form=change-all][value={action}]")
+        await user.expect_text("The change is done.")
+        assert await user.find_changes() == {f"matching_{action}": result}
+    async with schema.connected() as other:
+        transaction = other.transaction()
+        await transaction.start()
+        await other.execute("SELECT FROM river_job WHERE id = $1 FOR UPDATE", ids["stopped"][1])
+        await user.open("/jobs?state=scheduled&kind=stopped")
+        await user.ask("button[form=change-all][value=retry]")
+        await user.press("button.danger")
+        await user.expect_text("The change was stopped before its end.")
+        await expect(user.page).to_have_title(re.compile("^The change was stopped before its end"))
+        await transaction.rollback()
+    assert await user.find_changes() == {"stopped": "available scheduled"}
+
+
+async def change_queues(user: ClickingUser) -> None:
+    """Pause, resume and clear a queue, and find it in the list."""
+    for path in ("/queues", "/queue?name=mail"):
+        await user.open(path)
+        await user.press("button[name=pause][value=mail]")
+        assert await user.find_changes() == {"queue mail": True}
+        await user.press("button[name=resume][value=mail]")
+        assert await user.find_changes() == {"queue mail": False}
+    await user.ask("button[name=clear]")
+    assert await user.find_changes() == {"due": None}
+    await user.ask("button[name=clear_all]")
+    assert await user.find_changes() == {"later": None}
+    await user.open("/queues")
+    await user.ask("button[value='*'][name=pause]")
+    assert await user.find_changes() == {"queue mail": True}
+    await user.ask("button[value='*'][name=resume]")
+    assert await user.find_changes() == {"queue mail": False}
+    await user.find("input[name=find]").fill("mai")
+    await user.press("form[role=search] button")
+    await expect(user.find("tbody tr")).to_have_count(1)
+    await user.press("form[role=search] a.button")
+    await expect(user.find("tbody tr")).to_have_count(2)
+
+
+async def change_periodic_jobs(user: ClickingUser, schema: Schema) -> None:
+    """Pause, resume and run a periodic job, in the list and on its page."""
+    for path in ("/periodic", "/periodic-job?id=nightly"):
+        await user.open(path)
+        await user.press("button[name=pause]")
+        assert await user.find_changes() == {"nightly": "(t,f)"}
+        await user.press("button[name=resume]")
+        assert await user.find_changes() == {"nightly": "(f,f)"}
+    await user.ask("button[name=run]")
+    assert await user.find_changes() == {"nightly": "(f,t)"}
+    await schema.execute("UPDATE riverpy_periodic SET run_requested_at = NULL")
+    await user.find_changes()
+    await user.open("/periodic")
+    await user.ask("button[name=run]")
+    assert await user.find_changes() == {"nightly": "(f,t)"}
+
+
+async def look_around(user: ClickingUser, schema: Schema) -> None:
+    """Filter the list of jobs, show other times in plots, and pause the updates of a page."""
+    await user.open("/jobs")
+    await user.find("summary").first.click()
+    await user.find("input[name=kind]").fill("one_retry")
+    await user.press("form[role=search] button")
+    await expect(user.find("tbody tr")).to_have_count(1)
+    await user.press("form[role=search] a.button")
+    assert await user.find("tbody tr").count() > 1
+    for path in ("/", "/queue?name=mail"):
+        await user.open(path)
+        for number in range(3):
+            await user.press(f"nav.tabs li:nth-child({number + 1}) a")
+            link = user.find("nav.tabs a").nth(number)
+            await expect(link).to_have_attribute("aria-current", "page")
+    for path in ("/workers", "/worker?id=plain-1", "/doctor", "/jobs?state=available"):
+        await user.open(path)
+    await user.toggle("#live-bar button")
+    await user.expect_text("Live updates are paused.")
+    await insert_job(schema, kind="'seen later'")
+    await user.toggle("#live-bar button")
+    await user.expect_text("seen later")
+    await user.find_changes()
+
+
+async def let_leader_resign(user: ClickingUser, schema: Schema) -> None:
+    """Request that the leader resigns, which its notification shows."""
+    received: list[object] = []
+    async with schema.connected() as listener:
+        await listener.add_listener(
+            f"{schema.name}.river_leadership", lambda *message: received.append(message[3])
+        )
+        await user.open("/leader")
+        await user.ask("button[name=domain]")
+        await listener.execute("SELECT 1")
+    assert [json.loads(str(one))["action"] for one in received] == ["request_resign"]
+    assert await user.find_changes() == {}

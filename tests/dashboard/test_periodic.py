@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html import unescape
 from typing import TYPE_CHECKING, Any
 
-from riverpy._dashboard import job_search, periodic_list_page
+from riverpy._dashboard import job_search, periodic_job_page, periodic_list_page
 from riverpy._dashboard.paths import make_periodic_job_path
 from riverpy._log_events import DASHBOARD_MADE_A_CHANGE
 from tests.dashboard.site_kit import insert_client, insert_job, open_site
@@ -110,14 +111,19 @@ async def test_periodic_jobs(schema: Schema, monkeypatch: pytest.MonkeyPatch) ->
         await insert_job(schema, "completed", scheduled_at="'2026-01-31 01:00Z'", metadata=metadata)
         await insert_job(schema)
         page = await browser.see(make_periodic_job_path("nightly"))
+        assert f'id="job-{last + 1}"' in page  # found by its slot, and so by its kind
+        assert "This list searched" not in page
+        monkeypatch.setattr(job_search, "LISTED_JOBS_MAX", 1)
+        page = await browser.see(make_periodic_job_path("nightly"))
         assert f'href="/jobs/{last + 1}"' in page
         assert "This list searched the newest 1 jobs" in page
         own = await browser.see(make_periodic_job_path("own"))
         assert "Only the code of the schedule can compute later times." in own
         monkeypatch.setattr(periodic_list_page, "PERIODIC_JOBS_SHOWN_MAX", 1)
         assert "Only the first 1 by id" in await browser.see("/periodic")
-        for path in (make_periodic_job_path("none"), "/periodic-job", "/periodic-job?id=%00"):
+        for path in (make_periodic_job_path("none"), "/periodic-job?id=%00"):
             await browser.see(path, status=404)
+        assert "names no periodic job" in await browser.see("/periodic-job", status=404)
         await set_leader(schema, "in-go")
     async with open_site(schema) as browser:
         page = unescape(await browser.see(make_periodic_job_path("late")))
@@ -156,6 +162,8 @@ async def test_changes(schema: Schema, log: list[dict[str, Any]]) -> None:
             answer = await browser.submit(page, "/periodic/change", run=job_id, confirmed="yes")
             assert text in answer.text
         assert await schema.fetchval(stored) == "(f,t)"
+        note = await schema.fetchval("SELECT run_request::text FROM riverpy_periodic")
+        assert json.loads(note)["user"] == "ann"
         for fields, status in (
             ({"pause": "none"}, 404),
             ({"run": "none"}, 404),
@@ -181,3 +189,62 @@ async def test_changes(schema: Schema, log: list[dict[str, Any]]) -> None:
         *("pause", "pause", "resume", "resume", "run", "run")
     ]
     assert {(one["target"], one["user"]) for one in events} == {("a/b@eu", "ann")}
+
+
+async def insert_run(schema: Schema, state: str, run: object, **columns: str) -> int:
+    """Insert a job of the periodic job `nightly`, as the leader does. Return its id."""
+    metadata = {"river:periodic_job_id": "nightly", "riverpy:periodic_run": run}
+    quoted = json.dumps(metadata).replace("'", "''")
+    return await insert_job(schema, state, metadata=f"'{quoted}'", **columns)
+
+
+async def test_last_runs(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list and the page of a periodic job say whether it ran by its schedule, and what became
+    of that run, although it was run by hand since. Each run has its cause, also with a hostile user
+    name, or the page says that the cause is not known. Other jobs, of which there may be more than
+    are searched, do not hide the run."""
+    await insert_periodic_job(schema, "nightly", last_run_at="'2026-01-31 09:00Z'")
+    night = {"cause": "schedule", "due_at": "2026-01-31T02:00:00Z"}
+    asked = {"cause": "request", "due_at": "2026-01-31T09:00:00Z"}
+    at_night = await insert_run(schema, "completed", night)
+    await insert_client(schema, "host-1")
+    await set_leader(schema, "host-1")
+    path = make_periodic_job_path("nightly")
+    sentence = "The last run by schedule was due at 2026-01-31 02:00:00 UTC. It completed."
+    async with open_site(schema) as browser:
+        assert "last by schedule" not in await browser.see("/periodic")
+        assert sentence in await browser.see(path)
+        assert "Why is not known" not in await browser.see(path)
+        await insert_run(schema, "available", asked)
+        by_hand = await insert_run(schema, "running", {**asked, "user": "<b>ann"})
+        listed = await browser.see("/periodic")
+        assert f'by hand: &lt;b&gt;ann: job <a href="/jobs/{by_hand}">' in listed
+        assert re.search(
+            f"last by schedule: <span[^>]*>2026-01-31 02:00:00 UTC.*/jobs/{at_night}.*completed",
+            listed,
+        )
+        await insert_run(schema, "completed", {"cause": "start", "due_at": "2026-01-31T10:00:00Z"})
+        for run in (None, 5, {"cause": "x"}, {"cause": "request"}):
+            await insert_run(schema, "completed", run)
+        page = await browser.see(path)
+        assert re.findall('data-label="Why">([^<]*)<', page) == [
+            *["not known"] * 4,
+            *["by run_on_start", "by hand: &lt;b&gt;ann", "by hand", "by schedule"],
+        ]
+        assert "Why is not known" in page
+        assert sentence in page
+        assert "why is not known: job" in await browser.see("/periodic")
+        monkeypatch.setattr(periodic_job_page, "JOBS_SHOWN_MAX", 3)
+        assert sentence in await browser.see(path)
+        failed = await insert_run(schema, "discarded", {**night, "due_at": "2026-02-01T02:00:00Z"})
+        page = await browser.see(path)
+        assert "2026-02-01 02:00:00 UTC. It failed every attempt." in page
+        assert f'<a href="/jobs/{failed}">Job {failed}</a>' in page
+        await schema.execute("DELETE FROM river_job")
+        slot = {"kind": "'night'", "scheduled_at": "'2026-01-31 09:00Z'"}
+        for number in range(3):
+            at = "'2026-01-31 09:00Z'" if number == 2 else "'2026-01-30 09:00Z'"
+            await insert_run(schema, "completed", night, **{**slot, "scheduled_at": at})
+        monkeypatch.setattr(job_search, "SEARCHED_JOBS_MAX", 1)
+        await insert_job(schema)
+        assert (await browser.see(path)).count('data-label="Why">by schedule') == 3

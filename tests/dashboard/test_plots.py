@@ -17,7 +17,7 @@ from riverpy._dashboard.plots import (
     make_plot_section,
     make_sparklines,
 )
-from riverpy._postgres.job_counts import QueueStepCounts, StepCounts
+from riverpy._postgres.job_counts import JobCounts, QueueStepCounts, StepCounts
 from riverpy.web import dashboard
 from tests.dashboard.site_kit import Browser, insert_job
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests._database import Schema
 
 HOUR, _, WEEK = TIME_RANGES
-OVER = dict.fromkeys([name for name in StepCounts._fields if "over" in name], 9)
+OVER = dict.fromkeys([name for name in JobCounts._fields if "over" in name], 9)
 ADD = """
 INSERT INTO riverpy_job_count
 SELECT 60, date_trunc('minute', now()) - {age}, queue, 1200, 1157, 41, 3, 600, 2.1, 900, 20, 0, 0, 0
@@ -37,8 +37,9 @@ def step_at(
     started_at: int, since: int | None = 0, attempts: int = 0, **values: float
 ) -> StepCounts:
     """Return a step with these counts."""
-    empty = StepCounts(started_at, since, attempts, *[0] * 10)
-    return empty._replace(**values)  # pyright: ignore[reportArgumentType]
+    empty = JobCounts("", attempts, *[0] * 10)
+    counts = empty._replace(**values)  # pyright: ignore[reportArgumentType]
+    return StepCounts(started_at, since, counts)
 
 
 def test_shapes() -> None:

@@ -136,6 +136,7 @@ async def test_terms(language: str, go: RiverGo, fleet: Fleet, schema: Schema, r
         metadata = metadata_of(row)
         rows.setdefault(metadata["river:periodic_job_id"], []).append(row)
         assert metadata.pop("periodic") is True
+        metadata.pop("riverpy:periodic_run", None)
         assert set(metadata) == {"river:periodic_job_id"}
     days = {row["scheduled_at"].date() for row in rows["marker"]}
     assert len(rows["marker"]) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -18,6 +19,7 @@ from riverpy._log_events import (
 )
 from riverpy._maintenance import periodic_enqueuer
 from riverpy._postgres.driver import DATABASE_ERRORS
+from riverpy._postgres.periodic import periodic_request_run
 from riverpy.errors import FencedOutError
 from riverpy.hooks import HookPeriodicJobsStartFunc
 from riverpy.insert_opts import InsertOpts, UniqueOpts
@@ -72,7 +74,11 @@ async def test_due_slot(schema: Schema) -> None:
         (row,) = await schema.jobs()
         assert (row["state"], row["queue"], row["priority"]) == ("available", "other", 2)
         assert (row["scheduled_at"], row["kind"], row["args"]) == (slot, "tick", '{"number": 7}')
-        assert row["metadata"] == '{"own": 1, "periodic": true, "river:periodic_job_id": "ticks"}'
+        metadata = json.loads(row["metadata"])
+        run = metadata.pop("riverpy:periodic_run")
+        assert metadata == {"own": 1, "periodic": True, "river:periodic_job_id": "ticks"}
+        assert run["cause"] == "schedule"
+        assert datetime.fromisoformat(run["due_at"]) == slot
         state = await one.row("ticks")
         assert (state["next_run_at"], state["last_run_at"]) == (slot + MINUTE, slot)
         await listener.execute("SELECT 1")
@@ -591,6 +597,64 @@ async def test_requested_run(schema: Schema) -> None:
         await one.run()
         await one.run()
         assert len(await one.slots("ticks")) == 3
+
+
+CAUSES = (
+    "SELECT metadata -> 'riverpy:periodic_run' ->> 'cause' AS cause,"
+    " metadata -> 'riverpy:periodic_run' ->> 'user' AS user FROM river_job ORDER BY id"
+)
+
+
+async def find_causes(schema: Schema) -> list[tuple[str | None, str | None]]:
+    """Return why the jobs were inserted, and by which users, and delete the jobs."""
+    causes = [(row["cause"], row["user"]) for row in await schema.fetch(CAUSES)]
+    await schema.execute("DELETE FROM river_job")
+    return causes
+
+
+async def request_run(schema: Schema, user: str | None) -> None:
+    """Request a run of `ticks`."""
+    async with schema.connected() as connection, connection.transaction():
+        await periodic_request_run(connection, None, "ticks", user=user)
+
+
+async def test_cause_of_a_run(schema: Schema) -> None:
+    """The metadata of a job say why it was inserted: by its schedule, by `run_on_start`, or because
+    a user requested the run. The first of two requests counts. A note that belongs to an earlier
+    request, or cannot be read, says nothing. Without the column, all but the schedule are not
+    known."""
+    job = PeriodicJob(MINUTELY, Tick(), id="ticks", run_on_start=True)
+    other = PeriodicJob(MINUTELY, Tick(), id="other", run_on_start="first_registration")
+    async with enqueuing(schema, job, other) as one:
+        await one.run()
+        assert await find_causes(schema) == [("start", None)] * 2
+        await one.move("ticks", SECOND)
+        await one.run()
+        assert await find_causes(schema) == [("schedule", None)]
+        await request_run(schema, None)
+        await one.run()
+        assert await find_causes(schema) == [("request", None)]
+        await request_run(schema, "ann")
+        await request_run(schema, "bob")
+        await one.run()
+        assert await find_causes(schema) == [("request", "ann")]
+        for note in ("run_request", "'5'", """'{"cause": "start", "at": "2999-01-01T00:00:00"}'"""):
+            await schema.execute(
+                f"UPDATE riverpy_periodic SET run_requested_at = now(), run_request = {note}"
+                " WHERE id = 'ticks'"
+            )
+            await one.run()
+            assert await find_causes(schema) == [(None, None)]
+        await schema.execute("ALTER TABLE riverpy_periodic RENAME COLUMN run_request TO moved")
+        try:
+            await request_run(schema, "ann")
+            await one.run()
+            assert await find_causes(schema) == [(None, None)]
+            await one.move("ticks", SECOND)
+            await one.run()
+            assert await find_causes(schema) == [("schedule", None)]
+        finally:
+            await schema.execute("ALTER TABLE riverpy_periodic RENAME COLUMN moved TO run_request")
 
 
 async def test_changes_while_running(schema: Schema) -> None:

@@ -139,6 +139,8 @@
     waiting = null;
     updateChildren(live, parsed.content);
     noteAges(live);
+    const titled = live.querySelector("[data-title]");
+    if (titled) document.title = titled.dataset.title;
   }
 
   function announce(words) {

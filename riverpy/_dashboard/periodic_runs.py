@@ -1,0 +1,87 @@
+"""The runs of periodic jobs: why the leader inserted each job, and what became of it, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from riverpy._dashboard.rendering import format_utc, format_value
+from riverpy._dashboard.sentence import Sentence
+from riverpy._postgres.periodic import decode_periodic_run, find_periodic_run
+from riverpy.job import JobColumn, JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from riverpy._dashboard.sentence import Health
+    from riverpy._postgres.dashboard_reads import InsertedPeriodicJob
+    from riverpy._postgres.periodic import PeriodicRun
+    from riverpy.job import JobRow
+
+UNKNOWN_CAUSE = "not known"
+_OUTCOME_BY_STATE: dict[str, tuple[Health, str]] = {
+    JobState.AVAILABLE: ("ok", "waits for a worker"),
+    JobState.CANCELLED: ("look", "was cancelled"),
+    JobState.COMPLETED: ("ok", "completed"),
+    JobState.DISCARDED: ("look", "failed every attempt"),
+    JobState.PENDING: ("ok", "is pending"),
+    JobState.RETRYABLE: ("look", "failed, and is tried again"),
+    JobState.RUNNING: ("ok", "runs now"),
+    JobState.SCHEDULED: ("ok", "is scheduled"),
+}
+
+
+class ShownRun(NamedTuple):
+    """A run of a periodic job: its job, and why the leader inserted it."""
+
+    job_id: int
+    kind: str
+    queue: str
+    state: str
+    cause: str
+    """Why the job was inserted, such as `by hand: ann`."""
+    is_by_schedule: bool
+    due_at: datetime | None
+    """The time of the schedule, or of the request. None: not known."""
+
+    def describe(self) -> Sentence:
+        """Return what became of the job."""
+        health, outcome = _OUTCOME_BY_STATE.get(self.state, ("ok", f"is {self.state}"))
+        due = "" if self.due_at is None else f" was due at {format_utc(self.due_at)}. It"
+        text = f"The last run by schedule{due} {outcome}."
+        return Sentence(health, text, f"/jobs/{self.job_id}", f"Job {self.job_id}")
+
+
+def show_inserted_job(job: InsertedPeriodicJob) -> ShownRun:
+    """Return the run of a job that a search of jobs found."""
+    run = None if job.run_json is None else decode_periodic_run(job.run_json)
+    return _make_run(job.job_id, job.kind, job.queue, job.state, run)
+
+
+def show_job(job: JobRow) -> ShownRun:
+    """Return the run of a job."""
+    run = find_periodic_run(job.columns()[JobColumn.METADATA])
+    return _make_run(job.id, job.kind, job.queue, job.state, run)
+
+
+def find_run_by_schedule(runs: Sequence[ShownRun]) -> ShownRun | None:
+    """Return the first run that its schedule caused. None: there is none."""
+    return next((run for run in runs if run.is_by_schedule), None)
+
+
+def _make_run(job_id: int, kind: str, queue: str, state: str, run: PeriodicRun | None) -> ShownRun:
+    if run is None:
+        return ShownRun(job_id, kind, queue, state, UNKNOWN_CAUSE, False, None)
+    return ShownRun(
+        job_id, kind, queue, state, _describe_cause(run), run.cause == "schedule", run.due_at
+    )
+
+
+def _describe_cause(run: PeriodicRun) -> str:
+    match run.cause:
+        case "schedule":
+            return "by schedule"
+        case "start":
+            return "by run_on_start"
+        case "request":
+            return "by hand" if run.user is None else f"by hand: {format_value(run.user)}"

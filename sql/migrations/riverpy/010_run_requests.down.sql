@@ -1,0 +1,1 @@
+ALTER TABLE /* schema */ riverpy_periodic DROP COLUMN run_request;
