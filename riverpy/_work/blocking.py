@@ -79,7 +79,10 @@ class BlockingJobRunner:
         future = asyncio.get_running_loop().run_in_executor(
             self._job_threads or self._get_thread_pool(),
             lambda: context.run(
-                _call_job_function, function, attempt, is_surrounded=self._job_threads is None
+                _call_job_function,
+                function,
+                attempt,
+                uses_process_plugins=self._job_threads is None,
             ),
         )
         try:
@@ -113,14 +116,14 @@ class BlockingJobRunner:
         loop = asyncio.get_running_loop()
         start_timer = loop.call_later(PROCESS_START_TIMEOUT, child.kill_after_start_timeout)
 
-        def start_timeout() -> None:
+        def restart_attempt_timeout() -> None:
             start_timer.cancel()
             self._running_attempts.restart_timeout(attempt)
 
-        job.on_start = lambda: _call_in_loop(loop, start_timeout)
+        job.on_start = lambda: _call_in_loop(loop, restart_attempt_timeout)
         future = self._submit_to_thread(child.run_job, job)
         try:
-            await self._wait_for_process(future, child)
+            await self._wait_for_job_in_child(future, child)
             error = future.result()
         except ChildProcessError as ended:
             if not child.is_job_cancelled:
@@ -131,7 +134,7 @@ class BlockingJobRunner:
             for key, text in job.metadata.items():
                 attempt.merge_metadata(key, text)
             self._child_processes.release_child(claim_key)
-            self._end_idle_children_later()
+            self._start_idle_timer()
             del future  # break the reference cycle of its exception and this frame
         if error is not None:
             try:
@@ -139,19 +142,19 @@ class BlockingJobRunner:
             finally:
                 del error  # break the reference cycle between error and this frame
 
-    def _end_idle_children_later(self) -> None:
+    def _start_idle_timer(self) -> None:
         if self._idle_timer is None:
             self._idle_timer = asyncio.get_running_loop().call_later(
-                IDLE_CHILD_TIMEOUT + 1, self._end_idle_children
+                IDLE_CHILD_TIMEOUT + 1, self._end_long_idle_children
             )
 
-    def _end_idle_children(self) -> None:
+    def _end_long_idle_children(self) -> None:
         self._idle_timer = None
-        self._child_processes.end_old_children()
+        self._child_processes.end_long_idle_children()
         if self._child_processes.has_idle_children:
-            self._end_idle_children_later()
+            self._start_idle_timer()
 
-    async def check_process_functions(self, workers: Sequence[RegisteredWorker]) -> None:
+    async def check_process_functions_importable(self, workers: Sequence[RegisteredWorker]) -> None:
         """Check that a process can find the functions of jobs by their names.
 
         If child processes import the main module, for example of a script, a child process imports
@@ -166,7 +169,7 @@ class BlockingJobRunner:
         child = self._child_processes.take_child()
         loop = asyncio.get_running_loop()
         start_timer = loop.call_later(PROCESS_START_TIMEOUT, child.kill_after_start_timeout)
-        future = self._submit_to_thread(child.check_functions, packed)
+        future = self._submit_to_thread(child.find_import_errors, packed)
         try:
             try:
                 await asyncio.wait([future])
@@ -180,7 +183,7 @@ class BlockingJobRunner:
         finally:
             start_timer.cancel()
             self._child_processes.keep_or_end_child(child)
-            self._end_idle_children_later()
+            self._start_idle_timer()
         for unit, error in zip(workers, errors, strict=True):
             if error is not None:
                 raise ConfigError(
@@ -189,7 +192,9 @@ class BlockingJobRunner:
                     'module, and not under `if __name__ == "__main__":`'
                 )
 
-    async def _wait_for_process(self, future: asyncio.Future[Any], child: ChildProcess) -> None:
+    async def _wait_for_job_in_child(
+        self, future: asyncio.Future[Any], child: ChildProcess
+    ) -> None:
         try:
             await asyncio.wait([future])
         except asyncio.CancelledError:
@@ -216,7 +221,7 @@ class BlockingJobRunner:
         """End idle threads and processes. Threads and processes that run a job continue."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        self._child_processes.end_idle_children()
+        self._child_processes.end_all_idle_children()
         if self._thread_pool is not None:
             self._thread_pool.shutdown(wait=False, cancel_futures=True)
 
@@ -228,13 +233,13 @@ def _call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], None])
 
 
 def _call_job_function(
-    function: Callable[[Job[Any]], object], job: Job[Any], *, is_surrounded: bool
+    function: Callable[[Job[Any]], object], job: Job[Any], *, uses_process_plugins: bool
 ) -> None:
-    """Run the function, and record what it returns as the output. If `is_surrounded`, run it in the
-    context managers of the process plugins. A StopIteration becomes a RuntimeError, as in a
+    """Run the function, and record what it returns as the output. If `uses_process_plugins`, run it
+    in the context managers of the process plugins. A StopIteration becomes a RuntimeError, as in a
     coroutine, because a future cannot store a StopIteration."""
     try:
-        if is_surrounded and process_plugins:
+        if uses_process_plugins and process_plugins:
             with surround_blocking_job():
                 record_returned_value(job, function(job))
         else:

@@ -41,8 +41,8 @@ from riverpy._work.child_messages import (
 )
 from riverpy._work.failure import (
     find_error_of_type,
-    make_storable_error_text,
     make_storable_trace,
+    make_storable_type_and_message,
 )
 from riverpy._work.returned_value import record_returned_value
 from riverpy.context import running_job
@@ -171,22 +171,24 @@ class _WorkerConnection:
             return
         send_message(self._pipe_to_worker, PROGRESS_REPORTED, self._unsent_progress)
         self._unsent_progress = None
-        self._progress_timer = threading.Timer(PROGRESS_SEND_INTERVAL, self._end_progress_interval)
+        self._progress_timer = threading.Timer(
+            PROGRESS_SEND_INTERVAL, self._send_progress_after_interval
+        )
         self._progress_timer.daemon = True
         self._progress_timer.start()
 
-    def _end_progress_interval(self) -> None:
+    def _send_progress_after_interval(self) -> None:
         with self._send_lock, suppress(OSError):  # the worker may have ended
             if threading.current_thread() is self._progress_timer:  # not of an earlier job
                 self._send_newest_progress()
 
-    def start_job(self, job: _ChildJob) -> None:
-        """Tell the worker that the job starts."""
+    def report_job_start(self, job: _ChildJob) -> None:
+        """Report to the worker that the job starts."""
         self._running_job = job
         self.send(JOB_STARTED)
 
-    def end_job(self, result: bytes) -> None:
-        """Send the result of the job, after the end of its output."""
+    def report_job_end(self, result: bytes) -> None:
+        """Report the result of the job to the worker, after the end of its output."""
         if os.getpid() != self._pid:  # this is a process that the job has forked
             os._exit(0)
         with self._send_lock:
@@ -231,7 +233,7 @@ def run_jobs(
     """Call the setup functions, each `module:function`, and run jobs until the worker ends."""
     worker = _WorkerConnection(token, owns_process_group=owns_process_group)
     faulthandler.enable()  # after a crash in C code, the places of the threads are in the output
-    _line_buffer_c_output()
+    _enable_c_line_buffering()
     refusal = _call_setup_functions(setup_functions) or _import_main_module(main_module)
     if refusal is None:
         worker.send(CHILD_READY)
@@ -258,7 +260,7 @@ def _move_stdio_pipes() -> tuple[IO[bytes], IO[bytes], int]:
     return from_worker, to_worker, os.dup(2)
 
 
-def _line_buffer_c_output() -> None:
+def _enable_c_line_buffering() -> None:
     """Let C code write each line at once. To a pipe, C code writes only when a buffer is full."""
     if sys.platform == "linux":
         import ctypes
@@ -290,7 +292,7 @@ def _import_main_module(main_module: dict[str, str]) -> str | None:
         if find_error_of_type(error, MainGuardMissingError) is not None:
             reason = "it would start the client again"
         else:
-            text = make_storable_error_text(error)
+            text = make_storable_type_and_message(error)
             reason = f"it raises {text}:\n{make_storable_trace(error)}"
         return (
             f"a process for jobs cannot import {name}, which it has to import as a module: "
@@ -304,7 +306,7 @@ def _find_import_error(pickled_function: bytes) -> str | None:
     try:
         pickle.loads(pickled_function)  # noqa: S301 (our own worker's)
     except BaseException as error:
-        return make_storable_error_text(error)
+        return make_storable_type_and_message(error)
     return None
 
 
@@ -316,15 +318,15 @@ def _run_job(pickled_job: bytes, worker: _WorkerConnection) -> None:
         # This imports user code, so it runs in the main thread and before the job starts.
         function, row, args = pickle.loads(pickled_job)  # noqa: S301 (our own worker's)
         job = _ChildJob(row, args, worker)
-        worker.start_job(job)
-        contextvars.copy_context().run(_call_function, function, job)
+        worker.report_job_start(job)
+        contextvars.copy_context().run(_call_job_function, function, job)
     except BaseException as error:
         error_to_send = _make_error_picklable(error)
         error_to_send.add_note(f"In the process of the job:\n{make_storable_trace(error)}")
-    worker.end_job(pickle.dumps(error_to_send))
+    worker.report_job_end(pickle.dumps(error_to_send))
 
 
-def _call_function(function: Callable[[Job[Any]], object], job: Job[Any]) -> None:
+def _call_job_function(function: Callable[[Job[Any]], object], job: Job[Any]) -> None:
     running_job.set(job)
     with surround_blocking_job():
         record_returned_value(job, function(job))
@@ -336,5 +338,5 @@ def _make_error_picklable(error: BaseException) -> BaseException:
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 (our own bytes)
     except Exception:
-        return RuntimeError(make_storable_error_text(error))
+        return RuntimeError(make_storable_type_and_message(error))
     return error

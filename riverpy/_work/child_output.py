@@ -24,7 +24,7 @@ LINE_BURST_MAX = 1000
 """How many lines of one process may be logged at once, after a time with little output."""
 DROPPED_LINES_LOG_INTERVAL = 10.0
 """Seconds between two events about dropped lines of the same job."""
-_READ_SIZE = 65536
+_PIPE_READ_SIZE = 65536
 _CONTROL_CHARACTER_ESCAPES = {
     number: f"\\x{number:02x}"
     for number in (*range(0x20), *range(0x7F, 0xA0))
@@ -58,37 +58,37 @@ class JobOutputLog:
         )
         self._reader_thread.start()
 
-    def add_job(self, job_id: int, kind: str) -> None:
-        """Log the next lines with this job, when the lines of the job before it have been read."""
+    def add_next_job(self, job_id: int, kind: str) -> None:
+        """Log the lines of this job with its id and kind, after the lines of the job before it."""
         self._next_jobs.append((job_id, kind))
 
-    def add_early_output(self, data: bytes) -> None:
-        """Log what Python wrote to the pipe of the messages before the child used it."""
+    def log_startup_output(self, data: bytes) -> None:
+        """Log what Python wrote to the pipe for messages before the child sent its first one."""
         if data:
             with self._lock:
-                self._add_data(data if data.endswith(b"\n") else data + b"\n")
+                self._add_output(data if data.endswith(b"\n") else data + b"\n")
 
-    def close(self, timeout: float) -> None:
+    def wait_until_all_logged(self, timeout: float) -> None:
         """Wait at most `timeout` seconds until all output of an ended process is logged."""
         self._reader_thread.join(timeout)
 
     def _read_pipe(self) -> None:
         while True:
             try:
-                data = os.read(self._pipe.fileno(), _READ_SIZE)
+                data = os.read(self._pipe.fileno(), _PIPE_READ_SIZE)
             except OSError:
                 data = b""
             if not data:
                 break
             with self._lock:
-                self._add_data(data)
+                self._add_output(data)
         with self._lock:
             if self._partial_line:
                 self._end_line()
             self._log_dropped_lines()
         self._pipe.close()
 
-    def _add_data(self, data: bytes) -> None:
+    def _add_output(self, data: bytes) -> None:
         first, *others = data.split(b"\n")
         self._add_line_part(first)
         for part in others:

@@ -36,7 +36,7 @@ class ChildProcessPool:
     def take_child(self) -> ChildProcess:
         """Return an idle or a new child. The caller must end the child or pass it to
         `keep_or_end_child`."""
-        self.end_old_children()
+        self.end_long_idle_children()
         if self._idle_children:
             return self._idle_children.pop()
         from riverpy._work.child_process import ChildProcess  # most workers start no process
@@ -48,7 +48,7 @@ class ChildProcessPool:
         """Whether a child is kept for the next job."""
         return bool(self._idle_children)
 
-    def end_old_children(self) -> None:
+    def end_long_idle_children(self) -> None:
         """End the children that have been idle for longer than `IDLE_CHILD_TIMEOUT`."""
         now = time.monotonic()
         while self._idle_children and (
@@ -70,7 +70,7 @@ class ChildProcessPool:
             child.idle_since = time.monotonic()
             self._idle_children.append(child)
 
-    def end_idle_children(self) -> None:
+    def end_all_idle_children(self) -> None:
         """End the idle children."""
         idle, self._idle_children = self._idle_children, []
         for child in idle:

@@ -122,7 +122,7 @@ class ChildProcess:
         Raises:
             ChildProcessError: the process has ended, or cannot run jobs.
         """
-        self._output_log.add_job(job.id, job.kind)
+        self._output_log.add_next_job(job.id, job.kind)
         try:
             self._wait_until_ready()
             send_message(self._pipe_to_child, RUN_JOB, job.pickled_job)
@@ -131,7 +131,7 @@ class ChildProcess:
                 self._handle_message(job, kind, content)
                 kind, content = receive_message(self._pipe_from_child)
         except (EOFError, OSError, ValueError):
-            raise self._end_process() from None
+            raise self._kill_and_make_exit_error() from None
         finally:
             self._is_running_job = False
         return _unpickle(content)
@@ -147,7 +147,7 @@ class ChildProcess:
         elif kind == PROGRESS_REPORTED:
             job.on_progress(content.decode())
 
-    def check_functions(self, packed_functions: list[bytes]) -> list[str | None]:
+    def find_import_errors(self, packed_functions: list[bytes]) -> list[str | None]:
         """Import functions in the child. Return for each the text of its error, or None. This call
         blocks, so call it in a thread.
 
@@ -159,13 +159,13 @@ class ChildProcess:
             send_message(self._pipe_to_child, CHECK_FUNCTIONS, _pickle(packed_functions))
             return _unpickle(receive_message(self._pipe_from_child)[1])
         except (EOFError, OSError, ValueError):
-            raise self._end_process() from None
+            raise self._kill_and_make_exit_error() from None
 
     def _wait_until_ready(self) -> None:
         if self._is_ready:
             return
         # Before the token there may be output of code that Python runs at its start.
-        self._output_log.add_early_output(
+        self._output_log.log_startup_output(
             read_until_token(self._pipe_from_child, self._token.encode())
         )
         self._process_group_id = int(receive_message(self._pipe_from_child)[1])
@@ -175,8 +175,8 @@ class ChildProcess:
             raise EOFError
         self._is_ready = True
 
-    def _end_process(self) -> ChildProcessError:
-        """Return the error for a child that has closed its pipe. Kill its remaining processes."""
+    def _kill_and_make_exit_error(self) -> ChildProcessError:
+        """Kill the remaining processes of a child that has closed its pipe. Return the error."""
         if sys.platform == "linux":
             with suppress(subprocess.TimeoutExpired):
                 # The guard ends in the same way as the process that runs jobs. But code that closes
@@ -232,7 +232,7 @@ class ChildProcess:
         give_up_at = time.monotonic() + timeout
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
-        self._output_log.close(max(give_up_at - time.monotonic(), 0.0))
+        self._output_log.wait_until_all_logged(max(give_up_at - time.monotonic(), 0.0))
 
     @property
     def has_exited(self) -> bool:
@@ -307,11 +307,13 @@ def pickle_job(function: Callable[[Job[Any]], object], attempt: Attempt) -> byte
             raise
         # A generic model such as Page[int] inside a model has no name: the process decodes the
         # JSON text of the args again.
-        return pickle.dumps((function, columns, _EncodedModel(args_class, attempt.encoded_args)))
+        return pickle.dumps(
+            (function, columns, _JsonPickledModel(args_class, attempt.encoded_args))
+        )
 
 
-class _EncodedModel(NamedTuple):
-    """A pydantic model that is pickled as JSON text. It is unpickled as a model."""
+class _JsonPickledModel(NamedTuple):
+    """A pydantic model that is pickled as JSON text, and unpickled as a model."""
 
     cls: type[Any]
     text: str

@@ -33,7 +33,7 @@ def main() -> None:
     """Read the setup from stdin, one line of JSON, and run jobs."""
     is_session_leader = sys.platform != "win32" and os.getsid(0) == os.getpid()
     if sys.platform == "linux" and is_session_leader:
-        _fork_guard_process(int(sys.argv[1]))
+        _fork_job_process(int(sys.argv[1]))
     with os.fdopen(0, "rb", buffering=0, closefd=False) as pipe:
         setup = json.loads(pipe.readline())
     sys.path[:] = setup["path"]
@@ -47,8 +47,8 @@ def main() -> None:
     )
 
 
-def _fork_guard_process(worker_pid: int) -> None:
-    """Fork. Returns in the new process, which runs jobs. This process becomes its guard."""
+def _fork_job_process(worker_pid: int) -> None:
+    """Fork the process that runs jobs, and return in it. This process becomes its guard."""
     import ctypes
 
     prctl, guard_pid = ctypes.CDLL(None).prctl, os.getpid()
@@ -78,10 +78,10 @@ def _run_guard(worker_pid: int, job_process: int) -> NoReturn:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
-    def forward(number: int, _frame: FrameType | None) -> None:
+    def forward_signal(number: int, _frame: FrameType | None) -> None:
         os.kill(job_process, number)
 
-    signal.signal(signal.SIGTERM, forward)
+    signal.signal(signal.SIGTERM, forward_signal)
     poll = select.poll()
     poll.register(0, 0)  # without an event: poll reports only that the worker's end is closed
     poll.register(signals, select.POLLIN)

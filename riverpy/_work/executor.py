@@ -29,9 +29,9 @@ from riverpy._work.attempt import Attempt, Outcome
 from riverpy._work.expiry import EXPIRED_ERROR_TEXT, is_job_expired
 from riverpy._work.failure import (
     find_deciding_error,
-    make_storable_error_text,
     make_storable_message,
     make_storable_trace,
+    make_storable_type_and_message,
 )
 from riverpy._work.middleware import MiddlewareStack
 from riverpy._work.returned_value import record_returned_value
@@ -68,7 +68,7 @@ CANCEL_GRACE_SHARE_OF_HARD_STOP = 0.3
 """The same limit as a fraction of the hard stop timeout. The shorter of the two times is used."""
 UNCLASSIFIED_ERROR_RETRY_DELAY = 60.0
 """Seconds until the retry of a job, if a fault prevents riverpy from choosing its outcome."""
-UNKNOWN_KIND_SETTINGS = None, math.inf
+UNKNOWN_KIND_WORKER_AND_TIMEOUT = None, math.inf
 """For a kind without a worker: no worker, and no timeout."""
 _get_claim_order_key = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
@@ -146,7 +146,7 @@ class JobExecutor:
             self._job_threads,
         )
 
-    async def check_process_functions(self) -> None:
+    async def check_process_functions_importable(self) -> None:
         """Check that a process can run the jobs of the kinds with `executor="process"`.
 
         Raises:
@@ -155,16 +155,16 @@ class JobExecutor:
         workers = (worker for worker, _ in self._worker_and_timeout_by_kind.values())
         units = {id(worker): worker for worker in workers if worker.executor == "process"}
         if units:
-            await self._blocking_runner.check_process_functions(list(units.values()))
+            await self._blocking_runner.check_process_functions_importable(list(units.values()))
 
     def close(self) -> None:
         """Stop the idle threads and processes that work blocking jobs."""
         if "_blocking_runner" in vars(self):
             self._blocking_runner.close()
         else:  # a job that an earlier run abandoned may have ended since, and left its process
-            self._child_processes.end_idle_children()
+            self._child_processes.end_all_idle_children()
 
-    def launch_attempts(
+    def make_and_start_attempts(
         self, job_rows: Sequence[Any], release_slot: Callable[[], None], free_slot_count: int
     ) -> list[Attempt]:
         """Make an attempt for each claimed row, and start the first `free_slot_count` attempts.
@@ -175,7 +175,7 @@ class JobExecutor:
         attempts = [
             Attempt(
                 row,
-                units.get(row[JobColumn.KIND], UNKNOWN_KIND_SETTINGS),
+                units.get(row[JobColumn.KIND], UNKNOWN_KIND_WORKER_AND_TIMEOUT),
                 release_slot,
                 now,
                 store,
@@ -228,7 +228,9 @@ class JobExecutor:
             if attempt.started_at > self._task_start_deadline and not self._may_start_jobs():
                 outcomes.set_released_outcome(attempt)
                 return
-            if EXPIRES_AT_METADATA_KEY in attempt.metadata_text and _is_attempt_expired(attempt):
+            if EXPIRES_AT_METADATA_KEY in attempt.metadata_text and _was_job_expired_at_start(
+                attempt
+            ):
                 attempt.outcome = outcomes.make_cancel_outcome(attempt, EXPIRED_ERROR_TEXT)
                 return
             stack = (
@@ -258,7 +260,7 @@ class JobExecutor:
             )
         attempt.set_args(unit.decode_args(attempt.encoded_args))
         if unit.get_job_timeout is not None:
-            self._set_timeout(attempt, unit, unit.get_job_timeout(attempt))
+            self._set_attempt_timeout(attempt, unit, unit.get_job_timeout(attempt))
         attempt.read_stored_steps()
         if unit.executor is None:
             returned = await unit.work(attempt)
@@ -283,7 +285,7 @@ class JobExecutor:
             seconds=round(time.monotonic() - attempt.started_at, 3),
         )
 
-    def _set_timeout(
+    def _set_attempt_timeout(
         self, attempt: Attempt, worker: RegisteredWorker, timeout: timedelta | UnsetType | None
     ) -> None:
         if timeout is UNSET:
@@ -307,7 +309,7 @@ class JobExecutor:
         if attempt.step_runner is not None:
             attempt.step_runner.record_progress()
         try:
-            attempt.outcome = self._classify_error(attempt, error)
+            attempt.outcome = self._make_outcome_from_error(attempt, error)
         except BaseException:  # catch SystemExit too: it would end the event loop
             self._limited_log.exception(ERROR_CLASSIFICATION_FAILED, job_id=attempt.id)
         is_failure = attempt.outcome.event_kind is EventKind.JOB_FAILED
@@ -315,7 +317,7 @@ class JobExecutor:
         if is_failure and not isinstance(error, GeneratorExit):
             await self._call_error_handler(attempt, error, attempt.outcome)
 
-    def _classify_error(self, attempt: Attempt, error: BaseException) -> Outcome:
+    def _make_outcome_from_error(self, attempt: Attempt, error: BaseException) -> Outcome:
         if attempt.stop_cause is StopCause.JOB_CANCELLED:
             return outcomes.make_cancel_outcome(attempt, outcomes.REMOTE_CANCEL_ERROR_TEXT)
         match find_deciding_error(error):
@@ -337,7 +339,7 @@ class JobExecutor:
         if attempt.worker is None:  # unknown kind: store the same text as River
             text, trace = make_storable_message(error), ""
         else:
-            text, trace = make_storable_error_text(error), make_storable_trace(error)
+            text, trace = make_storable_type_and_message(error), make_storable_trace(error)
         delay = choose_retry_delay(
             attempt, attempt.worker, self._config.retry_policy, self._limited_log
         ).total_seconds()
@@ -378,9 +380,9 @@ class JobExecutor:
             )
 
 
-def _is_attempt_expired(attempt: Attempt) -> bool:
-    """Whether the job expired before this attempt started. The start is computed by the server's
-    clock: the time of the claim plus the time since then."""
+def _was_job_expired_at_start(attempt: Attempt) -> bool:
+    """Whether the job expired before this attempt started. By the server's clock, the start is the
+    time of the claim plus the time since then."""
     microseconds = int((attempt.started_at - attempt.claimed_at) * 1e6)
     return is_job_expired(attempt.metadata_text, attempt.claim_key.attempted_at + microseconds)
 

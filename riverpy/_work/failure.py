@@ -27,7 +27,7 @@ TRACE_ENTRY_LENGTH_MAX = 1024
 exception."""
 TRACE_LENGTH_MAX = 32 * 1024
 """The maximum number of characters of a stored traceback. A longer traceback loses its start."""
-_STANDARD_LIBRARY = Path(traceback.__file__).parent
+_STANDARD_LIBRARY_DIRECTORY = Path(traceback.__file__).parent
 FILES_THAT_CALL_JOB_CODE = {
     *(
         str(Path(__file__).with_name(name))
@@ -40,13 +40,13 @@ FILES_THAT_CALL_JOB_CODE = {
         for name in ("task_runs.py", "task_workers.py")
     ),
     # The path is not read from `__file__`, because importing multiprocessing costs 1 MiB.
-    str(_STANDARD_LIBRARY / "concurrent" / "futures" / "thread.py"),
-    str(_STANDARD_LIBRARY / "multiprocessing" / "spawn.py"),
+    str(_STANDARD_LIBRARY_DIRECTORY / "concurrent" / "futures" / "thread.py"),
+    str(_STANDARD_LIBRARY_DIRECTORY / "multiprocessing" / "spawn.py"),
     "<frozen runpy>",
 }
 """The files of riverpy and Python that call the code of a job. Stored tracebacks start after the
 frames of these files."""
-_UNSTORABLE_CHARACTER = re.compile("[\0\ud800-\udfff]")
+_UNSTORABLE_CHARACTER_PATTERN = re.compile("[\0\ud800-\udfff]")
 """The characters that PostgreSQL refuses: NUL and lone surrogates."""
 
 AttemptEnding: TypeAlias = Literal["completed", "snoozed", "cancelled", "stopped", "failed"]
@@ -56,10 +56,10 @@ ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 def replace_unstorable_characters(text: str) -> str:
     """Return the text, with U+FFFD in place of each character that PostgreSQL cannot store."""
-    return _UNSTORABLE_CHARACTER.sub("\ufffd", text)
+    return _UNSTORABLE_CHARACTER_PATTERN.sub("\ufffd", text)
 
 
-def make_storable_error_text(error: BaseException) -> str:
+def make_storable_type_and_message(error: BaseException) -> str:
     """Return the type and the message of the exception, without characters that PostgreSQL
     refuses."""
     return replace_unstorable_characters(format_error_with_type(error))

@@ -1,4 +1,4 @@
-"""LoopWatch: detects that the event loop is blocked, and names the job that blocks it.
+"""EventLoopWatch: detects that the event loop is blocked, and names the job that blocks it.
 
 A job that computes or waits without `await` blocks everything in its process: other jobs, the
 heartbeat, the leases. The blocked event loop cannot log this, so a thread checks the event loop.
@@ -43,7 +43,7 @@ _FILES_AROUND_JOB_CODE = FILES_THAT_CALL_JOB_CODE | {
 """The files of riverpy and asyncio whose frames call the code of a job."""
 
 
-class LoopWatch:
+class EventLoopWatch:
     """Watches the event loop of its task. It logs once that the event loop is blocked, and
     afterwards for how long it was blocked."""
 

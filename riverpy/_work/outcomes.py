@@ -111,11 +111,11 @@ def next_snooze_count(metadata: str) -> int:
     except (msgspec.DecodeError, RecursionError):
         return 1
     raw = members.get(SNOOZE_COUNT_METADATA_KEY)
-    count = 0 if raw is None else _read_snooze_count(bytes(raw).decode())
+    count = 0 if raw is None else _parse_snooze_count(bytes(raw).decode())
     return min(count, _INT64_MAX - 1) + 1
 
 
-def _read_snooze_count(text: str) -> int:
+def _parse_snooze_count(text: str) -> int:
     if text == "true":
         return 1
     text = text.strip('"')

@@ -18,7 +18,7 @@ OUTPUT_STORE_TIMEOUT = 5.0
 """Seconds for which a failing statement that stores an output is tried again."""
 
 
-class MergeMetadata(Protocol):
+class MergeMetadataFunction(Protocol):
     """Merges keys and their values, as JSON texts, into the metadata of a running job."""
 
     def __call__(
@@ -41,7 +41,9 @@ class OutputSaver:
     """Stores outputs of running jobs, one statement at a time for each attempt. If a newer value
     arrives while a call waits, only the newer value is stored."""
 
-    def __init__(self, merge_metadata: MergeMetadata, on_saved: Callable[[JobRow], None]) -> None:
+    def __init__(
+        self, merge_metadata: MergeMetadataFunction, on_saved: Callable[[JobRow], None]
+    ) -> None:
         """`on_saved` is called with each job whose output was stored."""
         self._merge_metadata, self._on_saved = merge_metadata, on_saved
         self._calls_by_claim_key: dict[ClaimKey, _OutputCalls] = {}

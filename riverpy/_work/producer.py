@@ -410,7 +410,7 @@ class Producer:
 
     def release_claimed_jobs(self, rows: list[Record]) -> None:
         """Release jobs that were claimed after this queue was stopped."""
-        attempts = self._executor.launch_attempts(rows, self.release_slot, 0)
+        attempts = self._executor.make_and_start_attempts(rows, self.release_slot, 0)
         self._free_slot_count -= len(attempts)
         self._running_attempts.release(attempts)
 
@@ -514,7 +514,7 @@ class Producer:
         may_start = self._heartbeat.can_claim_jobs  # False: the heartbeat stopped during the claim
         # `resize` may have removed slots during the claim.
         slots = max(self._free_slot_count, 0) if may_start else 0
-        waiting = self._executor.launch_attempts(job_rows, self.release_slot, slots)
+        waiting = self._executor.make_and_start_attempts(job_rows, self.release_slot, slots)
         for job_id in cancelled_job_ids:
             self._running_attempts.cancel_job(job_id, self.queue)
         self._free_slot_count -= len(job_rows) - len(waiting)

@@ -58,7 +58,7 @@ from riverpy._work.elections import ElectionManager
 from riverpy._work.executor import JobExecutor
 from riverpy._work.ignored_periodic_jobs import IgnoredPeriodicJobsLog
 from riverpy._work.job_count_writer import JobCountWriter
-from riverpy._work.loop_watch import LoopWatch
+from riverpy._work.loop_watch import EventLoopWatch
 from riverpy._work.producer import Producer
 from riverpy._work.progress_writer import ProgressWriter
 from riverpy._work.reconciler import Reconciler
@@ -387,7 +387,7 @@ class ClientRun:
             IgnoredPeriodicJobsLog(self._client.periodic_jobs).start()
         try:
             with self.until_stop_requested():
-                await self._job_executor.check_process_functions()
+                await self._job_executor.check_process_functions_importable()
                 await self._open_connections()
             async with (
                 self._completer.storing_results(self._stop_timeouts.wait_until_results_stored),
@@ -457,7 +457,7 @@ class ClientRun:
         await services.start(self._summary_logger)
         if JOB_COUNTS_MIGRATION in schema_versions:
             await services.start(self._job_count_writer)
-        await services.start(LoopWatch(self.running_attempts, self._record_loop_lag))
+        await services.start(EventLoopWatch(self.running_attempts, self._record_loop_lag))
         if self._notifier is not None:
             await services.start(self._fleet_publisher)
             await services.start(self._notifier)

@@ -187,7 +187,7 @@ class InlineRun:
         context = nullcontext() if self._guard is None else await self._guard.begin()
         try:
             with context:
-                self._executor.launch_attempts([row], lambda: None, 1)
+                self._executor.make_and_start_attempts([row], lambda: None, 1)
                 (attempt,) = self._running
                 with anyio.CancelScope() as scope:
                     self._stuck_handler.on_stuck = scope.cancel

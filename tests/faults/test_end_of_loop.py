@@ -117,7 +117,8 @@ async def claim(*args, **kwargs):
     await asyncio.sleep(0)
 
 if sys.argv[1] == "launched":
-    launch_as_ever, JobExecutor.launch_attempts = JobExecutor.launch_attempts, launch
+    launch_as_ever = JobExecutor.make_and_start_attempts
+    JobExecutor.make_and_start_attempts = launch
 else:
     claim_as_ever, producer.job_claim = producer.job_claim, claim
 try:

@@ -393,7 +393,7 @@ def test_reuse_of_children(monkeypatch: pytest.MonkeyPatch) -> None:
         assert second.has_exited
         children.release_child(two)
     finally:
-        children.end_idle_children()
+        children.end_all_idle_children()
 
 
 @pytest.mark.timeout(120)

@@ -23,13 +23,13 @@ def log_output(write: Callable[[JobOutputLog, int], None]) -> None:
     """Let a function write to the pipe of two jobs, 1 and 2, and wait until all is logged."""
     read_end, write_end = os.pipe()
     output = JobOutputLog(os.fdopen(read_end, "rb"), END)
-    output.add_job(1, "first")
-    output.add_job(2, "second")
+    output.add_next_job(1, "first")
+    output.add_next_job(2, "second")
     try:
         write(output, write_end)
     finally:
         os.close(write_end)
-    output.close(PATIENCE)
+    output.wait_until_all_logged(PATIENCE)
 
 
 def test_each_line_has_its_job(log: list[Any]) -> None:
@@ -39,7 +39,7 @@ def test_each_line_has_its_job(log: list[Any]) -> None:
     text = b"one\n\ntwo\r\nhalf" + END + b"\n\xff\x1b[31m\tred\n" + END + b"\nlate\nlast"
 
     def write(output: JobOutputLog, pipe: int) -> None:
-        output.add_early_output(b"early")
+        output.log_startup_output(b"early")
         for start in range(0, len(text), 7):
             os.write(pipe, text[start : start + 7])
 

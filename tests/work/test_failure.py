@@ -362,7 +362,7 @@ async def test_error_that_cannot_be_classified(rig: Rig, monkeypatch: pytest.Mon
     async def work(job: Job[Task]) -> None:
         raise ValueError("no luck")
 
-    monkeypatch.setattr(riverpy._work.executor.JobExecutor, "_classify_error", broken)
+    monkeypatch.setattr(riverpy._work.executor.JobExecutor, "_make_outcome_from_error", broken)
     row = await rig.run_one()
     assert row["state"] == "retryable"
     assert errors_of(row)[0]["error"] == "riverpy could not classify the error"

@@ -265,7 +265,7 @@ async def test_time_limit_before_the_first_step(rig: Rig) -> None:
     async with rig.working() as client:
         run = client._run
         assert run is not None
-        launch = run._job_executor.launch_attempts
+        launch = run._job_executor.make_and_start_attempts
 
         def launch_late(rows: Any, free_slot: Any, slots: int) -> list[Any]:
             waiting = launch(rows, free_slot, slots)
@@ -275,7 +275,7 @@ async def test_time_limit_before_the_first_step(rig: Rig) -> None:
             assert all(attempt.deadline > time.monotonic() for attempt in run.running_attempts)
             return waiting
 
-        run._job_executor.launch_attempts = launch_late  # type: ignore[method-assign]
+        run._job_executor.make_and_start_attempts = launch_late  # type: ignore[method-assign]
         await client.insert(Task())
         assert (await rig.event()).kind is EventKind.JOB_COMPLETED
 
@@ -292,7 +292,7 @@ async def test_time_limit_of_a_late_first_step(rig: Rig) -> None:
     async with rig.working() as client:
         assert client._run is not None
         run = client._run
-        launch = run._job_executor.launch_attempts
+        launch = run._job_executor.make_and_start_attempts
 
         def launch_late(rows: Any, free_slot: Any, slots: int) -> list[Any]:
             waiting = launch(rows, free_slot, slots)
@@ -300,7 +300,7 @@ async def test_time_limit_of_a_late_first_step(rig: Rig) -> None:
                 attempt.deadline = 0.0
             return waiting
 
-        run._job_executor.launch_attempts = launch_late  # type: ignore[method-assign]
+        run._job_executor.make_and_start_attempts = launch_late  # type: ignore[method-assign]
         await client.insert(Task())
         assert (await rig.event()).kind is EventKind.JOB_COMPLETED
 
@@ -319,7 +319,7 @@ async def test_cancel_before_the_first_step(rig: Rig) -> None:
         run = client._run
         assert run is not None
         await rig.event()
-        launch = run._job_executor.launch_attempts
+        launch = run._job_executor.make_and_start_attempts
 
         def launch_and_cancel(rows: Any, free_slot: Any, slots: int) -> list[Any]:
             waiting = launch(rows, free_slot, slots)
@@ -327,10 +327,10 @@ async def test_cancel_before_the_first_step(rig: Rig) -> None:
                 run.running_attempts.cancel_job(attempt.id, attempt.queue)
             return waiting
 
-        run._job_executor.launch_attempts = launch_and_cancel  # type: ignore[method-assign]
+        run._job_executor.make_and_start_attempts = launch_and_cancel  # type: ignore[method-assign]
         inserted = await client.insert(Task(n=5))
         assert (await rig.event()).kind is EventKind.JOB_CANCELLED
-        run._job_executor.launch_attempts = launch  # type: ignore[method-assign]
+        run._job_executor.make_and_start_attempts = launch  # type: ignore[method-assign]
         await rig.work(client, Task(n=6))
     assert called == [1, 6]
     row = await rig.row(inserted.job.id)
