@@ -14,7 +14,7 @@ from riverpy._postgres.clients import client_count_live
 from riverpy._postgres.driver import DATABASE_ERRORS, InsufficientPrivilegeError
 from riverpy._postgres.queues import queue_get_lags, queue_list_with_waiting_jobs
 from riverpy._postgres.schema import CLIENTS_MIGRATION, DOMAINS_MIGRATION, make_migrate_command
-from riverpy._tools.doctor.server import expect_primary
+from riverpy._tools.doctor.server import require_primary
 from riverpy._tools.domain_map import TABLE_MISSING_SQLSTATE, read_domains
 from riverpy._tools.health.http_client import NO_HEALTH_SERVER_ERROR, http_get, parse_address
 from riverpy._tools.health.probes import CheckResult, ProbeResult, check_leaders
@@ -126,7 +126,9 @@ async def _probe_database(database: DatabaseSettings, max_lag: timedelta) -> Pro
 
 async def _run_database_checks(database: DatabaseSettings, max_lag: timedelta) -> ProbeResult:
     async with open_connection(database) as found:
-        await wait_for_statement("reading the role of the server", expect_primary(found.connection))
+        await wait_for_statement(
+            "reading the role of the server", require_primary(found.connection)
+        )
         checks: dict[str, CheckResult] = {}
         if found.has_riverpy_migration(CLIENTS_MIGRATION):
             living = await found.run_read(client_count_live)

@@ -224,7 +224,7 @@ def service_names() -> list[str]:
 LISTS: list[tuple[str, Callable[[], Iterable[str]], str]] = [
     ("configuration", lambda: [one.name for one in SETTINGS], "| `{}` |"),
     ("inserting", lambda: riverpy.InsertOpts.__struct_fields__, "| `{}` |"),
-    ("doctor", lambda: [name for name, _ in check_runner.CHECKS], "| `{}` |"),
+    ("doctor", lambda: [name for name, _ in check_runner.SCHEMA_CHECKS], "| `{}` |"),
     ("leader", service_names, "| {} |"),
 ]
 

@@ -21,7 +21,7 @@ from riverpy._tools.doctor import (
     tables,
     waiting_jobs,
 )
-from riverpy._tools.doctor.finding import Finding, fail, limit_problems, set_check_name, warn
+from riverpy._tools.doctor.finding import Finding, fail, limit_problems, warn, with_check_name
 from riverpy._tools.doctor.session import DoctorSession, SessionLostError
 from riverpy._tools.doctor.snapshot import DatabaseSnapshot
 from riverpy._tools.domain_map import PRIVILEGE_MISSING_SQLSTATE, TABLE_MISSING_SQLSTATE
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DoctorOptions
     from riverpy._tools.doctor.statements import ServerRow
 
-_DATABASE_MISSING = "3D000"
+_DATABASE_MISSING_SQLSTATE = "3D000"
 _UNREACHABLE_SERVER_FIX = (
     "check that the server runs, that the network allows the connection, and that the server "
     "accepts this role"
@@ -48,7 +48,7 @@ _DAMAGED_DATA_FIX = (
     "the server cannot read its own data: find out what damages its disk "
     "(docs/faults.md#damaged-rows)"
 )
-CHECKS: tuple[tuple[str, Callable[[DatabaseSnapshot], Awaitable[list[Finding]]]], ...] = (
+SCHEMA_CHECKS: tuple[tuple[str, Callable[[DatabaseSnapshot], Awaitable[list[Finding]]]], ...] = (
     ("schema", tables.check_dropped_tables),
     ("grants", tables.check_grants),
     ("notifications", notifications.check_notification_queue),
@@ -88,12 +88,12 @@ class CheckRunner:
 
     def __init__(
         self,
-        request: DoctorOptions,
+        options: DoctorOptions,
         report_finding: Callable[[Finding], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
-        self._request, self._report_finding, self._on_error = request, report_finding, on_error
-        self._session = DoctorSession(request.url, request.password)
+        self._options, self._report_finding, self._on_error = options, report_finding, on_error
+        self._session = DoctorSession(options.url, options.password)
         self._skipped_checks: dict[str, dict[str, str]] = {
             PRIVILEGE_MISSING_SQLSTATE: {},
             TABLE_MISSING_SQLSTATE: {},
@@ -104,7 +104,7 @@ class CheckRunner:
     async def run(self) -> None:
         """Run the checks. Without River's tables, only the checks of the server run."""
         try:
-            row = await self._connect()
+            row = await self._run_connect_check()
             if row is not None:
                 await self._run_all_checks(row)
                 self._report_skipped_checks(row.session_role)
@@ -115,7 +115,7 @@ class CheckRunner:
         finally:
             await self._session.close()
 
-    async def _connect(self) -> ServerRow | None:
+    async def _run_connect_check(self) -> ServerRow | None:
         try:
             row, finding = await server.check_server(self._session)
         except (*DATABASE_ERRORS, RiverError) as error:
@@ -133,13 +133,14 @@ class CheckRunner:
         await self._run_check("settings", partial(server.check_settings, session, row.session_role))
         await self._run_check("clock", partial(server.check_clock, session))
         await self._run_check("connections", partial(server.check_connection_usage, session))
-        state = await self._read_schema_state()
+        state = await self._run_migrations_check()
         if state is not None and not row.is_standby:
             await self._run_schema_checks(row, state)
 
-    async def _read_schema_state(self) -> SchemaState | None:
-        """Return the migrations of the schema; None: the checks of jobs cannot run."""
-        schema, url = self._request.schema, self._request.url
+    async def _run_migrations_check(self) -> SchemaState | None:
+        """Report the migrations of the schema, and return its state. None: the checks of
+        `SCHEMA_CHECKS` cannot run."""
+        schema, url = self._options.schema, self._options.url
         try:
             state = await self._session.read(read_schema_state, schema)
         except (*DATABASE_ERRORS, RiverError) as error:
@@ -156,10 +157,10 @@ class CheckRunner:
         return state if not state.missing_needed_versions() else None
 
     async def _run_schema_checks(self, row: ServerRow, schema_state: SchemaState) -> None:
-        snapshot = DatabaseSnapshot(self._session, row, schema_state, self._request)
-        for name, check in CHECKS:
+        snapshot = DatabaseSnapshot(self._session, row, schema_state, self._options)
+        for name, check in SCHEMA_CHECKS:
             await self._run_check(name, partial(check, snapshot))
-        program = self._request.program
+        program = self._options.program
         if program is not None:
             await self._run_check("code", partial(kinds.check_program_kinds, program, snapshot))
 
@@ -178,7 +179,7 @@ class CheckRunner:
         self._report_findings(name, *findings)
 
     def _report_findings(self, check_name: str, *findings: Finding) -> None:
-        for finding in set_check_name(check_name, limit_problems(findings)):
+        for finding in with_check_name(check_name, limit_problems(findings)):
             self._report_finding(finding)
 
     def _report_skipped_checks(self, role: str) -> None:
@@ -204,6 +205,6 @@ class CheckRunner:
 def _connection_error_fix(error: BaseException) -> str:
     if isinstance(error, ConfigError):
         return "correct the URL"
-    if getattr(error, "sqlstate", None) == _DATABASE_MISSING:
+    if getattr(error, "sqlstate", None) == _DATABASE_MISSING_SQLSTATE:
         return "correct the name of the database in the URL, or create it (CREATE DATABASE)"
     return _UNREACHABLE_SERVER_FIX

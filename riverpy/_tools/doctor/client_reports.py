@@ -53,7 +53,7 @@ async def check_stuck_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
 def _stuck_jobs_finding(client: ClientRow, groups: Sequence[RunningJobGroup]) -> Finding:
     number = len(client.stuck_job_ids)
     slots = None if client.queue_slots is None else sum(client.queue_slots)
-    full_queues = _find_filled_queues(client, groups)
+    full_queues = _find_queues_filled_by_stuck_jobs(client, groups)
     is_full = slots is not None and number >= slots
     used = (
         format_count(number, "slot")
@@ -90,7 +90,9 @@ def _describe_job_group(group: RunningJobGroup) -> str:
     return f"{group.job_count:,} of {place} for {limit}{format_seconds(group.longest_run_seconds)}"
 
 
-def _find_filled_queues(client: ClientRow, groups: Sequence[RunningJobGroup]) -> list[str]:
+def _find_queues_filled_by_stuck_jobs(
+    client: ClientRow, groups: Sequence[RunningJobGroup]
+) -> list[str]:
     """Return the queues in which stuck jobs use all slots of the client."""
     used: Counter[str] = Counter()
     for row in groups:
@@ -118,7 +120,9 @@ async def check_skipped_rows(snapshot: DatabaseSnapshot) -> list[Finding]:
     return findings or [ok("no client has set a row aside", rows=0)]
 
 
-def _skipped_rows_finding(client_id: str, rows: Sequence[SkippedRow], unnamed_rows: int) -> Finding:
+def _skipped_rows_finding(
+    client_id: str, rows: Sequence[SkippedRow], unnamed_row_count: int
+) -> Finding:
     first, tries = min(rows, key=lambda row: row.failing_since), max(row.tries for row in rows)
     text = (
         f"{client_id}: {format_count(len(rows), 'row')} set aside ({first.operation}): "
@@ -126,8 +130,8 @@ def _skipped_rows_finding(client_id: str, rows: Sequence[SkippedRow], unnamed_ro
         f"{'up to ' if len(rows) > 1 else ''}{format_count(tries, 'try', plural='tries')}: "
         f"{format_error(first.error)}"
     )
-    if unnamed_rows:
-        text += f". This client has set {format_count(unnamed_rows, 'more row')} aside"
+    if unnamed_row_count:
+        text += f". This client has set {format_count(unnamed_row_count, 'more row')} aside"
     return warn(
         text,
         _SKIPPED_ROWS_FIX,
@@ -137,5 +141,5 @@ def _skipped_rows_finding(client_id: str, rows: Sequence[SkippedRow], unnamed_ro
         since=first.failing_since,
         tries=tries,
         error=first.error,
-        unnamed=unnamed_rows,
+        unnamed=unnamed_row_count,
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME
 from riverpy._postgres.domains import DOMAIN_ORPHANED_AFTER_SECONDS
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
-from riverpy._tools.doctor.leader import ELECTION_TIMEOUT, NO_CANDIDATE_FIX, no_election_finding
+from riverpy._tools.doctor.leader import ELECTION_TIMEOUT, NO_CANDIDATE_FIX, failed_election_finding
 from riverpy._tools.doctor.waiting_jobs import find_late_periodic_jobs
 from riverpy._tools.text import format_count, format_names, format_seconds
 
@@ -109,7 +109,7 @@ def _check_missing_leader(domains: DomainMap, domain: str) -> list[Finding]:
     if not candidates:
         text += f", and no client of it takes part in leader election: {effect}"
         return [fail(text, NO_CANDIDATE_FIX, **data)]
-    return [no_election_finding(text, candidates, "riverpy_lease", **data)]
+    return [failed_election_finding(text, candidates, "riverpy_lease", **data)]
 
 
 def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork) -> list[Finding]:

@@ -36,7 +36,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     level: Level
     name: str = ""
-    """The name of the check. `set_check_name` sets it. The name does not change between
+    """The name of the check. `with_check_name` sets it. The name does not change between
     versions."""
     text: str
     """The result, in one line."""
@@ -61,7 +61,7 @@ def fail(text: str, fix: str, /, **data: object) -> Finding:
     return Finding(level=Level.FAIL, text=text, fix=fix, data=data)
 
 
-def set_check_name(check_name: str, findings: Iterable[Finding]) -> list[Finding]:
+def with_check_name(check_name: str, findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings with the name of their check."""
     return [msgspec.structs.replace(finding, name=check_name) for finding in findings]
 

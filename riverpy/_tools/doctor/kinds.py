@@ -35,7 +35,7 @@ FAILED_JOBS_WARN_COUNT = 10
 
 
 async def check_program_kinds(program: WorkerProgram, snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report the kinds of waiting jobs that would fail: the program has no worker for them."""
+    """Report the kinds of waiting jobs for which the program has no worker."""
     backlogs = [
         row
         for row in await snapshot.backlogs()
@@ -80,15 +80,19 @@ async def check_kinds_without_worker(snapshot: DatabaseSnapshot) -> list[Finding
     rows = await snapshot.kinds(backlogs)
     worked = {kind for client in live for kind in client.kinds}
     unknown = [row for row in rows if row.kind not in worked]
-    foreign = await _non_riverpy_queues(snapshot, live) if unknown else set[str]()
+    non_riverpy_queues = (
+        await _find_non_riverpy_client_queues(snapshot, live) if unknown else set[str]()
+    )
     known = {row.kind: row.kind in worked for row in rows}
     return [
         ok(f"{format_count(len(rows), 'kind')} of waiting jobs", kinds=known),
-        *(_kind_without_worker_finding(row, backlogs, live, foreign) for row in unknown),
+        *(_kind_without_worker_finding(row, backlogs, live, non_riverpy_queues) for row in unknown),
     ]
 
 
-async def _non_riverpy_queues(snapshot: DatabaseSnapshot, clients: Sequence[ClientRow]) -> set[str]:
+async def _find_non_riverpy_client_queues(
+    snapshot: DatabaseSnapshot, clients: Sequence[ClientRow]
+) -> set[str]:
     """Return the queues that a client in another language may work. If such a client is the leader,
     these are all queues. Otherwise they are the recently updated queues that no riverpy client
     works."""
@@ -105,11 +109,14 @@ async def _non_riverpy_queues(snapshot: DatabaseSnapshot, clients: Sequence[Clie
 
 
 def _kind_without_worker_finding(
-    row: KindRow, backlogs: Sequence[BacklogRow], clients: Sequence[ClientRow], foreign: set[str]
+    row: KindRow,
+    backlogs: Sequence[BacklogRow],
+    clients: Sequence[ClientRow],
+    non_riverpy_queues: set[str],
 ) -> Finding:
     worked = [queue for queue in row.queues if any(queue in client.queues for client in clients)]
     text = f'no riverpy worker has kind "{row.kind}". {_describe_waiting_jobs(row, backlogs)}'
-    if foreign & set(row.queues):
+    if non_riverpy_queues & set(row.queues):
         text += " (a client in another language may have the kind)"
     where = "" if worked else ", for this queue"
     fix = f"start or deploy a worker that has the kind{where}. Until then the jobs wait unchanged"

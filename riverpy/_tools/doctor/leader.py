@@ -82,7 +82,7 @@ async def _missing_leader_finding(
         "candidates": [client.client_id for client in candidates],
     }
     if candidates:
-        return no_election_finding(text, candidates, "river_leader", **data)
+        return failed_election_finding(text, candidates, "river_leader", **data)
     if live and all(client.is_stopping for client in live):
         ids = format_names(client.client_id for client in live)
         text += f", and all running clients are stopping ({ids}): {_NO_LEADER_EFFECT}"
@@ -95,7 +95,7 @@ async def _missing_leader_finding(
     return warn(f"{text}, and {reason}: {_NO_LEADER_EFFECT}", _START_WORKER_FIX, **data)
 
 
-def no_election_finding(
+def failed_election_finding(
     text: str, candidates: Sequence[ClientRow | DomainMember], lease_table: str, /, **data: object
 ) -> Finding:
     """Return the finding that no candidate has become leader. The finding starts with `text`.

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from riverpy._tools.lease_map import LeaseMap
     from riverpy.stats import LeaseLag
 
-EXPIRED_LEASE_AGE_MIN = 60.0
+EXPIRED_LEASE_WARN_SECONDS_MIN = 60.0
 """A lease that expired at least this many seconds ago is reported. A process that waits for a lease
 acquires it before that."""
-EXPIRED_LEASE_WITHOUT_STANDBY_AGE_MIN = 10.0
+EXPIRED_LEASE_WITHOUT_STANDBY_WARN_SECONDS_MIN = 10.0
 """A lease for which no client stands by is reported if it expired at least this many seconds ago. A
 `LeaseManager` that waits for the lease acquires it before that."""
-EXPIRED_LEASE_AGE_MAX = 86_400.0
+EXPIRED_LEASE_WARN_SECONDS_MAX = 86_400.0
 """A lease that expired this many seconds ago or earlier is no longer reported: probably no process
 needs it."""
 DESCRIBED_LEASES_MAX = 20
 """The maximum number of held leases that are described."""
 
 
-class _Lease(NamedTuple):
+class _UserLease(NamedTuple):
     """A lease of user code that is held or has expired."""
 
     name: str
@@ -49,8 +49,8 @@ class _Lease(NamedTuple):
 
     @property
     def seconds_behind(self) -> float:
-        """How old the oldest item may be now, in seconds: its reported age and the time since the
-        report; 0: no item was waiting. If its age was not reported: the time since the report."""
+        """The estimated age of the oldest item, in seconds: its reported age plus the time since
+        the report. 0: no item was waiting. If no age was reported: the time since the report."""
         if self.lag is None or not (self.lag.age or self.lag.count):
             return 0.0
         return (self.lag.age or 0.0) + self.lag.reported_ago
@@ -64,10 +64,10 @@ async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
         lease_list,
         snapshot.schema,
         prefix=USER_LEASE_NAME_PREFIX,
-        expired_within=timedelta(seconds=EXPIRED_LEASE_AGE_MAX),
+        expired_within=timedelta(seconds=EXPIRED_LEASE_WARN_SECONDS_MAX),
     )
     lease_map = await snapshot.lease_map()
-    leases = [lease for row in rows if (lease := _make_lease(row, lease_map)) is not None]
+    leases = [lease for row in rows if (lease := _make_user_lease(row, lease_map)) is not None]
     limit = snapshot.options.max_lag_age.total_seconds()
     return [
         _held_leases_finding([lease for lease in leases if lease.is_held], lease_map),
@@ -76,17 +76,17 @@ async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
     ]
 
 
-def _make_lease(row: LeaseRow, lease_map: LeaseMap | None) -> _Lease | None:
+def _make_user_lease(row: LeaseRow, lease_map: LeaseMap | None) -> _UserLease | None:
     """Return a lease; None: it was released."""
     if row.seconds_until_expiry is None:
         return None
     holder = row.holder if row.seconds_until_expiry >= 0 else None
     reports = find_lease_reports(lease_map, row.name, holder=holder, epoch=row.epoch)
     name = row.name.removeprefix(USER_LEASE_NAME_PREFIX)
-    return _Lease(name, row, row.seconds_until_expiry, *reports)
+    return _UserLease(name, row, row.seconds_until_expiry, *reports)
 
 
-def _held_leases_finding(held_leases: Sequence[_Lease], lease_map: LeaseMap | None) -> Finding:
+def _held_leases_finding(held_leases: Sequence[_UserLease], lease_map: LeaseMap | None) -> Finding:
     text = format_count(len(held_leases), "lease") + " of user code"
     if held_leases:
         shown = [_describe_lease(lease) for lease in held_leases[:DESCRIBED_LEASES_MAX]]
@@ -100,7 +100,7 @@ def _held_leases_finding(held_leases: Sequence[_Lease], lease_map: LeaseMap | No
     return ok(text, **data)
 
 
-def _describe_lease(lease: _Lease) -> str:
+def _describe_lease(lease: _UserLease) -> str:
     parts = [f'"{lease.name}" held by {lease.row.holder} (epoch {lease.row.epoch})']
     if lease.standbys is not None:
         count = len(lease.standbys)
@@ -111,13 +111,19 @@ def _describe_lease(lease: _Lease) -> str:
     return ", ".join(parts)
 
 
-def _expired_lease_findings(leases: Sequence[_Lease], lease_map: LeaseMap | None) -> list[Finding]:
+def _expired_lease_findings(
+    leases: Sequence[_UserLease], lease_map: LeaseMap | None
+) -> list[Finding]:
     is_known = lease_map is not None and not lease_map.client_ids_without_report
-    found: list[_Lease] = []
+    found: list[_UserLease] = []
     for lease in leases:
         is_alone = is_known and not lease.standbys
-        age_min = EXPIRED_LEASE_WITHOUT_STANDBY_AGE_MIN if is_alone else EXPIRED_LEASE_AGE_MIN
-        if age_min <= -lease.seconds_until_expiry < EXPIRED_LEASE_AGE_MAX:
+        age_min = (
+            EXPIRED_LEASE_WITHOUT_STANDBY_WARN_SECONDS_MIN
+            if is_alone
+            else EXPIRED_LEASE_WARN_SECONDS_MIN
+        )
+        if age_min <= -lease.seconds_until_expiry < EXPIRED_LEASE_WARN_SECONDS_MAX:
             found.append(lease)
     if not found:
         return []
@@ -142,7 +148,7 @@ def _expired_lease_findings(leases: Sequence[_Lease], lease_map: LeaseMap | None
     ]
 
 
-def _lag_findings(leases_behind: Sequence[_Lease]) -> list[Finding]:
+def _lag_findings(leases_behind: Sequence[_UserLease]) -> list[Finding]:
     return [
         warn(
             f'the holder of "{lease.name}" is behind: {describe_lag(lease.lag)}',

@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
     from riverpy._tools.doctor.statements import SessionRow
 
-QUEUE_USAGE_WARN = 0.5
+NOTIFICATION_QUEUE_USAGE_WARN = 0.5
 """If more than this fraction of the queue (0 to 1) is used, the server warns each session that
 notifies."""
-QUEUE_USAGE_FULL = 0.9
+NOTIFICATION_QUEUE_USAGE_FULL = 0.9
 """If this fraction of the queue (0 to 1) or more is used, riverpy sends no notifications."""
 SERVER_WARNING_INTERVAL = 5.5
 """Seconds to wait for the server's next warning. The server warns at most once in 5 s."""
@@ -67,11 +67,11 @@ _LISTEN_SKIPPED_FINDING = warn(
 async def check_notification_queue(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report how full the notification queue is, and which session blocks it."""
     usage = await snapshot.session.read(read_notification_usage)
-    snapshot.is_notification_queue_full = usage >= QUEUE_USAGE_FULL
+    snapshot.is_notification_queue_full = usage >= NOTIFICATION_QUEUE_USAGE_FULL
     text = f"the server's notification queue is {usage:.0%} full"
-    if usage <= QUEUE_USAGE_WARN:
+    if usage <= NOTIFICATION_QUEUE_USAGE_WARN:
         return [ok(text, usage=usage)]
-    pid = await _read_blocking_pid(snapshot)
+    pid = await _find_blocking_session_pid(snapshot)
     sessions = await snapshot.session.read(read_sessions, pid)
     blockers = "; ".join(map(_describe_session, sessions)) or "a session that this role may not see"
     verb = "blocks" if pid is not None else "probably blocks"
@@ -101,17 +101,19 @@ def _describe_session(row: SessionRow) -> str:
     )
 
 
-async def _read_blocking_pid(snapshot: DatabaseSnapshot) -> int | None:
+async def _find_blocking_session_pid(snapshot: DatabaseSnapshot) -> int | None:
     """Return the process id of the session that blocks the queue; None: not known. The server names
     this session in a warning to a session that notifies."""
-    pid = await _read_pid_from_warning(snapshot)
+    pid = await _read_pid_from_server_warning(snapshot)
     if pid is None:
         await anyio.sleep(SERVER_WARNING_INTERVAL)
-        pid = await _read_pid_from_warning(snapshot)
+        pid = await _read_pid_from_server_warning(snapshot)
     return pid
 
 
-async def _read_pid_from_warning(snapshot: DatabaseSnapshot) -> int | None:
+async def _read_pid_from_server_warning(snapshot: DatabaseSnapshot) -> int | None:
+    """Send a notification, and return the process id in the server's warning; None: the server sent
+    no warning."""
     found: list[ServerWarning] = []
     with collect_warnings(await snapshot.session.open_connection(), found):
         try:
@@ -134,13 +136,13 @@ async def check_notification_delivery(snapshot: DatabaseSnapshot) -> list[Findin
     finding = (
         _LISTEN_SKIPPED_FINDING
         if snapshot.is_notification_queue_full
-        else await _test_notification_delivery(snapshot)
+        else await _notification_delay_finding(snapshot)
     )
     snapshot.has_received_notification = finding.level is Level.OK
     return [finding]
 
 
-async def _test_notification_delivery(snapshot: DatabaseSnapshot) -> Finding:
+async def _notification_delay_finding(snapshot: DatabaseSnapshot) -> Finding:
     listen_url = snapshot.options.listen_url
     url = listen_url or snapshot.session.url
     what = "the listen URL" if listen_url else "the database URL"

@@ -33,7 +33,7 @@ CONNECTION_USAGE_WARN = 0.8
 """If this fraction of `max_connections` (0 to 1) or more is used, the check warns."""
 CONNECTION_USAGE_FAIL = 0.95
 """If this fraction of `max_connections` (0 to 1) or more is used, the check fails."""
-TIMEOUT_SETTINGS_MIN = {
+HARMLESS_TIMEOUT_SECONDS_MIN = {
     "statement_timeout": 5.0,
     "transaction_timeout": 10.0,
     "idle_in_transaction_session_timeout": 5.0,
@@ -53,12 +53,12 @@ _HARMLESS_SETTING_VALUES = {
 _CLIENT_SETTING_SOURCES = {"client", "environment variable"}
 
 
-def local_now() -> datetime:
+def local_utc_now() -> datetime:
     """Return the time of this machine's clock."""
     return datetime.now(UTC)
 
 
-async def expect_primary(connection: Transaction) -> None:
+async def require_primary(connection: Transaction) -> None:
     """Check that the server is not a standby. The unlogged tables of leader and clients are empty
     on a standby.
 
@@ -76,11 +76,11 @@ async def expect_primary(connection: Transaction) -> None:
 async def check_server(session: DoctorSession) -> tuple[ServerRow, Finding]:
     """Connect, and report the server and its role. Raises the errors of `open_connection`."""
     server = await session.await_with_timeout(read_server(await session.open_connection()))
-    latency, _ = await session.read(_measure_latency_and_skew)
-    return server, _check_connection(server, latency)
+    latency, _ = await session.read(_measure_latency_and_clock_skew)
+    return server, _server_finding(server, latency)
 
 
-def _check_connection(server: ServerRow, latency: float) -> Finding:
+def _server_finding(server: ServerRow, latency: float) -> Finding:
     data: dict[str, object] = {
         "version": server.version,
         "role": server.session_role,
@@ -127,10 +127,11 @@ async def check_pooler(session: DoctorSession, server: ServerRow) -> list[Findin
 async def check_settings(session: DoctorSession, role: str) -> list[Finding]:
     """Report settings of the role's sessions that harm riverpy."""
     connection = await session.open_connection()
-    names = [*TIMEOUT_SETTINGS_MIN, *_HARMLESS_SETTING_VALUES]
+    names = [*HARMLESS_TIMEOUT_SECONDS_MIN, *_HARMLESS_SETTING_VALUES]
     findings = [
         warn(
-            f"{setting.name} is {_format_setting(setting)}, set by the {setting.source}: {effect}",
+            f"{setting.name} is {_format_setting_value(setting)}, set by the {setting.source}: "
+            f"{effect}",
             _setting_fix(setting, role),
             setting=setting.name,
             value=setting.value,
@@ -148,13 +149,13 @@ def _harmful_effect(setting: SettingRow) -> str | None:
     if setting.name in _HARMLESS_SETTING_VALUES:
         value, effect = _HARMLESS_SETTING_VALUES[setting.name]
         return None if setting.value == value else effect
-    if not setting.seconds or setting.seconds >= TIMEOUT_SETTINGS_MIN[setting.name]:
+    if not setting.seconds or setting.seconds >= HARMLESS_TIMEOUT_SECONDS_MIN[setting.name]:
         return None
     what = "closes idle connections" if "session" in setting.name else "cancels statements"
     return f"it {what} of normal work. riverpy has its own timeouts"
 
 
-def _format_setting(setting: SettingRow) -> str:
+def _format_setting_value(setting: SettingRow) -> str:
     return setting.value if setting.seconds is None else format_seconds(setting.seconds)
 
 
@@ -165,14 +166,14 @@ def _setting_fix(setting: SettingRow, role: str) -> str:
     if setting.name in _HARMLESS_SETTING_VALUES:
         value = f"'{_HARMLESS_SETTING_VALUES[setting.name][0]}'"
     else:
-        value = f"'{TIMEOUT_SETTINGS_MIN[setting.name]:g}s', or 0 for no limit"
+        value = f"'{HARMLESS_TIMEOUT_SECONDS_MIN[setting.name]:g}s', or 0 for no limit"
     alter = f"ALTER ROLE {quote_identifier(role)} SET {setting.name}"
     return f"{alter} = {value}; then restart the workers"
 
 
 async def check_clock(session: DoctorSession) -> list[Finding]:
     """Report the difference between the clock of this machine and the clock of the server."""
-    round_trip, skew = await session.read(_measure_latency_and_skew)
+    round_trip, skew = await session.read(_measure_latency_and_clock_skew)
     error = round_trip / 2
     data: dict[str, object] = {"skew": round(skew, 6), "error": round(error, 6)}
     text = (
@@ -185,12 +186,12 @@ async def check_clock(session: DoctorSession) -> list[Finding]:
     return [warn(text, "synchronise both clocks (NTP: chronyd or systemd-timesyncd)", **data)]
 
 
-async def _measure_latency_and_skew(connection: Transaction) -> tuple[float, float]:
+async def _measure_latency_and_clock_skew(connection: Transaction) -> tuple[float, float]:
     """Return two durations in seconds. The first is a round trip to the server. The second is how
     far this machine's clock is ahead of the server's clock."""
     measured: list[tuple[float, float]] = []
     for _ in range(LATENCY_MEASUREMENT_COUNT):
-        before, start = local_now(), monotonic()
+        before, start = local_utc_now(), monotonic()
         at = await read_server_time(connection)
         round_trip = monotonic() - start
         measured.append((round_trip, (before - at).total_seconds() + round_trip / 2))

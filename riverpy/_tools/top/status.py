@@ -22,7 +22,7 @@ from riverpy._postgres.schema import (
     RIVERPY_MIGRATION_LINE,
     check_schema,
 )
-from riverpy._tools.doctor.server import expect_primary
+from riverpy._tools.doctor.server import require_primary
 from riverpy._tools.domain_map import read_domains_if_permitted
 from riverpy._tools.reads import (
     read_clients,
@@ -260,7 +260,7 @@ class StatusStatements:
         Raises:
             ConfigError, DatabaseError, or one of DATABASE_ERRORS: the server cannot be used.
         """
-        await expect_primary(connection)
+        await require_primary(connection)
         state = await check_schema(connection, self._schema, url=url)
         versions = state.applied_versions(RIVERPY_MIGRATION_LINE)
         self._has_client_table = CLIENTS_MIGRATION in versions

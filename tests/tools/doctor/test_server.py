@@ -83,12 +83,12 @@ async def test_settings(fresh_database_url: str) -> None:
 
 async def test_clock(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong clock is reported with the direction and the error of the measurement."""
-    monkeypatch.setattr(server, "local_now", lambda: datetime.now(UTC) + timedelta(minutes=1))
+    monkeypatch.setattr(server, "local_utc_now", lambda: datetime.now(UTC) + timedelta(minutes=1))
     found = (await doctor()).one("clock", "warn")
     assert "ahead of the server" in found["text"]
     assert abs(found["data"]["skew"] - 60) < 1 + found["data"]["error"]
     assert "NTP" in found["fix"]
-    monkeypatch.setattr(server, "local_now", lambda: datetime.now(UTC) - timedelta(minutes=1))
+    monkeypatch.setattr(server, "local_utc_now", lambda: datetime.now(UTC) - timedelta(minutes=1))
     assert "behind the server" in (await doctor()).one("clock", "warn")["text"]
 
 
