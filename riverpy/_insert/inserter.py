@@ -52,7 +52,7 @@ from riverpy._postgres.inserts import (
     job_insert_with_copy,
     list_queues_with_due_jobs,
 )
-from riverpy._postgres.transactions import expect_copy_support, expect_transaction, savepoint
+from riverpy._postgres.transactions import expect_copy_support, savepoint, validate_tx
 from riverpy._without_loop import refuse_wait, sleep
 from riverpy.errors import InsertError, TransactionError
 from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
@@ -296,7 +296,7 @@ class Inserter:
         if any(row.replace is not None for row in rows):
             raise InsertError("insert_many_fast cannot replace jobs: use insert_many")
         if tx is not None and get_recorder() is None:
-            expect_copy_support(expect_transaction(tx))
+            expect_copy_support(validate_tx(tx))
         return await self._insert_rows(tx, args, rows, self._send_copy_statement)
 
     def _make_rows(self, params: Sequence[InsertManyParams]) -> tuple[list[Args], list[InsertRow]]:
@@ -399,7 +399,7 @@ class Inserter:
                     self._expect_open()
                     return cast("T", await self._shared_sender.insert(rows, size))
             return await self._send_with_retries(rows, send)
-        connection = expect_transaction(tx)
+        connection = validate_tx(tx)
         with translate_insert_errors(connection):
             return await send(connection, rows, self._find_queues_to_notify(rows))
 

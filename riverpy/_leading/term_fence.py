@@ -15,10 +15,10 @@ from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.transactions import (
     TRANSACTION_CHECK_TIMEOUT,
     expect_no_savepoint,
-    expect_open_transaction,
     expect_read_committed,
     make_wrong_database_error,
     run_at_once_if_blocking,
+    validate_fence_connection,
 )
 from riverpy._without_loop import fail_after
 from riverpy.errors import FencedOutError
@@ -98,7 +98,7 @@ class LeaderTerm:
         return run_at_once_if_blocking(connection, self._fence(connection))
 
     async def _fence(self, connection: object) -> None:
-        transaction = expect_open_transaction(connection)
+        transaction = validate_fence_connection(connection)
         self.expect_held()
         is_rivers_row = self.lease.name == DEFAULT_DOMAIN
         if is_rivers_row:

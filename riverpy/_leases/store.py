@@ -34,7 +34,7 @@ from riverpy._postgres.leases import (
     make_lease_fence_sql,
 )
 from riverpy._postgres.schema import LEASES_MIGRATION, expect_migration_version, read_schema_state
-from riverpy._postgres.transactions import expect_open_transaction, make_wrong_database_error
+from riverpy._postgres.transactions import make_wrong_database_error, validate_fence_connection
 from riverpy.errors import ConfigError, TransactionError
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class LeaseStore(ABC):
         """Return the error for a transaction in another database or schema than the row of the held
         lease."""
         return await make_wrong_database_error(
-            expect_open_transaction(transaction), f"lease {name!r}"
+            validate_fence_connection(transaction), f"lease {name!r}"
         )
 
     def fence_statement(self, name: str, epoch: int, *, timeout: timedelta) -> str:
@@ -231,7 +231,7 @@ class LeaseTable(LeaseStore):
         lock_timeout: timedelta,
     ) -> bool:
         return await lease_fence_transaction(
-            expect_open_transaction(transaction),
+            validate_fence_connection(transaction),
             self._schema,
             name=self.lease_name_prefix + name,
             epoch=epoch,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _STATEMENT_NAME_PATTERN = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _INCLUDE_PATTERN = re.compile(r"^\s*-- include: (\w+)\.(\w+)$", re.MULTILINE)
-_QUEUES_PATTERN = re.compile(r"^\s*-- queues: (\S+)$", re.MULTILINE)
+_QUEUE_CONDITION_PATTERN = re.compile(r"^\s*-- queues: (\S+)$", re.MULTILINE)
 _QUEUE_CONDITION_BY_SUFFIX = {
     "": "",
     "_in_queues": r"and \1 = any(@queues::text[])",
@@ -65,7 +65,7 @@ _FINITE_TIME_SQL = (
 """The SQL expression that limits a timestamp to the years that Python can have."""
 
 
-COMPOSED_QUERIES_MAX = 1_000
+CACHED_QUERIES_MAX = 1_000
 """The maximum number of cached statements with conditional parts. The least recently used one is
 dropped."""
 
@@ -150,8 +150,10 @@ def load_statements(file: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, body in zip(parts[1::2], parts[2::2], strict=True):
         for suffix, condition in _QUEUE_CONDITION_BY_SUFFIX.items():
-            if not suffix or _QUEUES_PATTERN.search(body):
-                found[name + suffix] = _expand_comments(_QUEUES_PATTERN.sub(condition, body))
+            if not suffix or _QUEUE_CONDITION_PATTERN.search(body):
+                found[name + suffix] = _expand_comments(
+                    _QUEUE_CONDITION_PATTERN.sub(condition, body)
+                )
     return found
 
 
@@ -168,7 +170,7 @@ def get_query(file: str, name: str, schema: str | None) -> Query:
     return _number_parameters(splice_schema(load_statements(file)[name], schema))
 
 
-@lru_cache(maxsize=COMPOSED_QUERIES_MAX)
+@lru_cache(maxsize=CACHED_QUERIES_MAX)
 def get_query_with_parts(file: str, name: str, schema: str | None, parts: frozenset[str]) -> Query:
     """Return the block `name` of `sql/queries/<file>.sql` for this schema, with these of its
     conditional parts."""

@@ -18,118 +18,132 @@ _RUN_LOCK_NAMESPACE: Final = 0x72697672
 _TEMPLATE_LOCK_NAMESPACE: Final = 0x72697674
 
 
-def _get(name: str) -> Query:
+def _get_statement(name: str) -> Query:
     return get_query("test_database", f"test_database_{name}", None)
 
 
 async def lock_run(connection: Transaction, run: int) -> None:
     """Hold the shared lock of a run. Wait while another process drops the databases of the run."""
-    await _get("lock_run").execute(connection, namespace=_RUN_LOCK_NAMESPACE, run=run)
+    await _get_statement("lock_run").execute(connection, namespace=_RUN_LOCK_NAMESPACE, run=run)
 
 
 async def unlock_run(connection: Transaction, run: int) -> None:
     """Release the shared lock of a run."""
-    await _get("unlock_run").execute(connection, namespace=_RUN_LOCK_NAMESPACE, run=run)
+    await _get_statement("unlock_run").execute(connection, namespace=_RUN_LOCK_NAMESPACE, run=run)
 
 
 async def try_lock_ended_run(connection: Transaction, run: int) -> bool:
     """Acquire the lock of a run that no process holds. Return False if a process holds it."""
-    return await _get("try_lock_run").fetchval(connection, namespace=_RUN_LOCK_NAMESPACE, run=run)
+    return await _get_statement("try_lock_run").fetchval(
+        connection, namespace=_RUN_LOCK_NAMESPACE, run=run
+    )
 
 
 async def unlock_ended_run(connection: Transaction, run: int) -> None:
     """Release the lock of `try_lock_ended_run`."""
-    await _get("unlock_ended_run").execute(connection, namespace=_RUN_LOCK_NAMESPACE, run=run)
+    await _get_statement("unlock_ended_run").execute(
+        connection, namespace=_RUN_LOCK_NAMESPACE, run=run
+    )
 
 
 async def lock_template(connection: Transaction, run: int) -> None:
     """Hold the lock for making the template of a run."""
-    await _get("lock_template").execute(connection, namespace=_TEMPLATE_LOCK_NAMESPACE, run=run)
+    await _get_statement("lock_template").execute(
+        connection, namespace=_TEMPLATE_LOCK_NAMESPACE, run=run
+    )
 
 
 async def unlock_template(connection: Transaction, run: int) -> None:
     """Release the lock for making the template of a run."""
-    await _get("unlock_template").execute(connection, namespace=_TEMPLATE_LOCK_NAMESPACE, run=run)
+    await _get_statement("unlock_template").execute(
+        connection, namespace=_TEMPLATE_LOCK_NAMESPACE, run=run
+    )
 
 
-async def stay_connected(connection: Transaction) -> None:
+async def disable_idle_session_timeout(connection: Transaction) -> None:
     """Let the session be idle for any time."""
-    await _get("stay_connected").execute(connection)
+    await _get_statement("stay_connected").execute(connection)
 
 
 async def fetch_database_oid(connection: Transaction) -> int:
     """Return the oid of the database of this connection."""
-    return await _get("oid").fetchval(connection)
+    return await _get_statement("oid").fetchval(connection)
 
 
 async def fetch_database_names(connection: Transaction, prefix: str) -> list[str]:
     """Return the names of the databases whose names start with `prefix`."""
-    rows = await _get("names").fetch(connection, prefix=prefix)
+    rows = await _get_statement("names").fetch(connection, prefix=prefix)
     return [row[0] for row in rows]
 
 
 async def make_database(connection: Transaction, name: str) -> None:
     """Create an empty database."""
-    await _execute(connection, "make", a_new_database=name)
+    await _execute_with_database_names(connection, "make", a_new_database=name)
 
 
 async def copy_database(connection: Transaction, template: str, name: str) -> None:
     """Create a database as a copy of another one."""
-    await _execute(connection, "copy", a_new_database=name, a_template_database=template)
+    await _execute_with_database_names(
+        connection, "copy", a_new_database=name, a_template_database=template
+    )
 
 
 async def refuse_connections(connection: Transaction, name: str) -> None:
     """Let no more sessions connect to a database, and end those that are connected."""
-    await _execute(connection, "refuse_connections", a_template_database=name)
-    await _get("end_connections").execute(connection, name=name)
+    await _execute_with_database_names(connection, "refuse_connections", a_template_database=name)
+    await _get_statement("end_connections").execute(connection, name=name)
 
 
 async def rename_database(connection: Transaction, name: str, new_name: str) -> None:
     """Rename a database that has no connections."""
-    await _execute(connection, "rename", a_new_database=name, a_template_database=new_name)
+    await _execute_with_database_names(
+        connection, "rename", a_new_database=name, a_template_database=new_name
+    )
 
 
 async def drop_database(connection: Transaction, name: str) -> None:
     """Drop a database with its connections, if it exists."""
-    await _execute(connection, "drop", a_new_database=name)
+    await _execute_with_database_names(connection, "drop", a_new_database=name)
 
 
-async def find_kept_tables(connection: Transaction) -> None:
+async def record_tables_to_keep(connection: Transaction) -> None:
     """Record in this session which tables have rows. `empty_tables` keeps these rows."""
-    await _execute(connection, "find_kept_tables")
+    await _execute_with_database_names(connection, "find_kept_tables")
 
 
 async def empty_tables(connection: Transaction) -> None:
-    """Delete the rows of all tables that had none at `find_kept_tables` in the same session."""
-    await _execute(connection, "empty_tables")
+    """Delete the rows of all tables, except those that `record_tables_to_keep` recorded in this
+    session."""
+    await _execute_with_database_names(connection, "empty_tables")
 
 
 async def fetch_filled_tables(connection: Transaction) -> list[str]:
-    """Return the tables that have rows, and had none at `find_kept_tables` in the same session."""
-    await _execute(connection, "find_filled_tables")
-    return [row[0] for row in await _get("filled_tables").fetch(connection)]
+    """Return the tables that have rows, except those that `record_tables_to_keep` recorded in this
+    session."""
+    await _execute_with_database_names(connection, "find_filled_tables")
+    return [row[0] for row in await _get_statement("filled_tables").fetch(connection)]
 
 
 async def fetch_locking_transactions(connection: Transaction) -> list[Any]:
     """Return the transactions of other sessions that have written or hold locks, as rows with
     `pid`, `began_at` (a text), `application_name`, `state` and `query`."""
-    return [*await _get("locking_transactions").fetch(connection)]
+    return [*await _get_statement("locking_transactions").fetch(connection)]
 
 
 async def fetch_blocking_sessions(connection: Transaction, pid: int) -> list[Any]:
     """Return the sessions that the session of `pid` waits for, as rows with `pid`,
     `application_name`, `state` and `query`."""
-    return [*await _get("blocking_sessions").fetch(connection, pid=pid)]
+    return [*await _get_statement("blocking_sessions").fetch(connection, pid=pid)]
 
 
 async def end_session(connection: Transaction, pid: int) -> None:
     """End a session of the server."""
-    await _get("end_session").execute(connection, pid=pid)
+    await _get_statement("end_session").execute(connection, pid=pid)
 
 
 async def mark_transaction(connection: Transaction) -> None:
     """Mark the transaction of a test, and limit its waits for locks to 10 seconds."""
-    await _get("mark_transaction").execute(connection)
+    await _get_statement("mark_transaction").execute(connection)
 
 
 class TransactionState(NamedTuple):
@@ -143,16 +157,18 @@ class TransactionState(NamedTuple):
 
 async def fetch_transaction_state(connection: Transaction) -> TransactionState:
     """Return the state of the open transaction."""
-    (row,) = await _get("transaction_state").fetch(connection)
+    (row,) = await _get_statement("transaction_state").fetch(connection)
     return TransactionState(row["is_marked"], row["has_changed_tables"])
 
 
 async def reset_session(connection: Transaction) -> None:
     """Reset the settings, locks, cursors, channels and temporary tables of an idle session."""
-    await _execute(connection, "reset_session")
+    await _execute_with_database_names(connection, "reset_session")
 
 
-async def _execute(connection: Transaction, block: str, **databases: str) -> None:
+async def _execute_with_database_names(
+    connection: Transaction, block: str, **databases: str
+) -> None:
     """Run a statement that takes no parameters, with the names of these databases."""
     text = load_statements("test_database")[f"test_database_{block}"]
     for placeholder, name in databases.items():

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Transaction
 
-T = TypeVar("T")
+ResultT = TypeVar("ResultT")
 
-ROLLBACK_TIMEOUT = 5.0
+SAVEPOINT_ROLLBACK_TIMEOUT = 5.0
 """The timeout for a rollback to a savepoint, in seconds."""
 TRANSACTION_CHECK_TIMEOUT = 5.0
 """The timeout for one statement that checks a transaction, in seconds."""
@@ -50,7 +50,7 @@ TRANSACTION_ABORTED_ERROR_TEXT = (
 )
 
 
-def expect_transaction(tx: object) -> Transaction:
+def validate_tx(tx: object) -> Transaction:
     """Check a caller's argument `tx`, without a round trip. Return the connection, or an adapter
     with the methods of asyncpg's connection that statements use.
 
@@ -61,7 +61,7 @@ def expect_transaction(tx: object) -> Transaction:
     connection = _adapt_if_needed(tx)
     if connection is None:
         raise TypeError(f"tx must be {_describe_accepted_types()}, got {describe_wrong_type(tx)}")
-    _expect_kind_for_client(connection, tx)
+    _validate_async_or_blocking(connection, tx)
     if is_closed_for_good(connection):
         raise TransactionError(
             "the connection given as tx is closed or back in its pool: nothing was done"
@@ -88,7 +88,7 @@ def _describe_accepted_types() -> str:
     return BLOCKING_TX_TYPES_TEXT if is_without_loop() else ASYNC_TX_TYPES_TEXT
 
 
-def _expect_kind_for_client(connection: Transaction, tx: object) -> None:
+def _validate_async_or_blocking(connection: Transaction, tx: object) -> None:
     """Raise TypeError for an async connection in a call without an event loop, and for a blocking
     connection in the event loop, which it would block."""
     is_blocking = isinstance(connection, CallerSession) and connection.is_blocking
@@ -115,8 +115,8 @@ def is_blocking_transaction(tx: object) -> bool:
 
 
 def run_at_once_if_blocking(
-    tx: object, call: Coroutine[object, None, T]
-) -> T | Coroutine[object, None, T]:
+    tx: object, call: Coroutine[object, None, ResultT]
+) -> ResultT | Coroutine[object, None, ResultT]:
     """Run a call in a blocking transaction at once, and return its result. In another transaction,
     return the call, which the caller awaits."""
     return run_without_loop(call) if is_blocking_transaction(tx) else call
@@ -199,17 +199,21 @@ async def flush_session(tx: object) -> None:
 
 
 async def run_caller_function(
-    connection: Transaction, function: Callable[[Any], Awaitable[T]], tx: object
-) -> T:
+    connection: Transaction, function: Callable[[Any], Awaitable[ResultT]], tx: object
+) -> ResultT:
     """Run a caller's function with the object that the caller passed as `tx`. If `tx` is None, pass
     the library's own connection under `connection`."""
     if isinstance(connection, CallerSession):
         async with connection.savepoint():
-            return await call_async_function(function, connection.native if tx is None else tx)
+            return await call_async_function(
+                function, connection.native_session if tx is None else tx
+            )
     return await call_async_function(function, connection)
 
 
-async def call_async_function(function: Callable[[Any], Awaitable[T]], argument: object) -> T:
+async def call_async_function(
+    function: Callable[[Any], Awaitable[ResultT]], argument: object
+) -> ResultT:
     """Call a function of the user's and await what it returns.
 
     Raises:
@@ -227,7 +231,7 @@ async def call_async_function(function: Callable[[Any], Awaitable[T]], argument:
 async def _roll_back_to_savepoint(connection: Transaction) -> Exception | None:
     """Roll back to the savepoint. Return the error if that fails."""
     try:
-        with fail_after(ROLLBACK_TIMEOUT):
+        with fail_after(SAVEPOINT_ROLLBACK_TIMEOUT):
             await _run_statement(connection, "session_savepoint_rollback")
             await _run_statement(connection, "session_savepoint_release")
     except (TransactionError, *DATABASE_ERRORS) as error:
@@ -239,7 +243,7 @@ async def _run_statement(connection: Transaction, statement_name: str) -> None:
     await get_query("session", statement_name, None).execute(connection)
 
 
-def expect_open_transaction(connection: object) -> Transaction:
+def validate_fence_connection(connection: object) -> Transaction:
     """Check the connection for a fence, without a round trip. Return it or its adapter. Raise
     TransactionError if riverpy does not know its type, or if it has no open transaction."""
     adapted = _adapt_if_needed(connection)
@@ -248,7 +252,7 @@ def expect_open_transaction(connection: object) -> Transaction:
             f"a fence takes a transaction: {_describe_accepted_types()}, got "
             f"{describe_wrong_type(connection)}"
         )
-    _expect_kind_for_client(adapted, connection)
+    _validate_async_or_blocking(adapted, connection)
     if not is_in_transaction(adapted):
         raise TransactionError(
             "a fence outside a transaction guards nothing: call it inside `async with "

@@ -22,7 +22,7 @@ JOBS_PER_PAYLOAD_MAX = 200
 most 35: an id of 19 digits, a state and punctuation."""
 
 
-class WaitedState(NamedTuple):
+class WaitedJobState(NamedTuple):
     """The state of a job that is waited for."""
 
     id: int
@@ -38,24 +38,24 @@ class JobEndMessage(msgspec.Struct):
     """The ids and states."""
 
 
-async def wait_read_states(
+async def job_get_states(
     connection: Transaction, schema: str | None, ids: list[int]
-) -> list[WaitedState]:
+) -> list[WaitedJobState]:
     """Return the states of the given jobs that exist."""
     rows = await get_query("riverpy_wait", "wait_states", schema).fetch(connection, id=ids)
-    return [WaitedState(*row) for row in rows]
+    return [WaitedJobState(*row) for row in rows]
 
 
-async def wait_read_states_and_mark(
+async def job_get_states_and_mark_waited(
     connection: Transaction, schema: str | None, ids: list[int]
-) -> list[WaitedState]:
+) -> list[WaitedJobState]:
     """Return the states of the given jobs that exist. Mark those that no client has claimed: the
     client that claims such a job sends a notification when the job ends."""
     query = get_query("riverpy_wait", "wait_states_and_mark", schema)
-    return [WaitedState(*row) for row in await query.fetch(connection, id=ids)]
+    return [WaitedJobState(*row) for row in await query.fetch(connection, id=ids)]
 
 
-async def wait_notify_ends(
+async def job_notify_ends(
     connection: Transaction, schema: str | None, ended_jobs: Iterable[tuple[int, str]]
 ) -> None:
     """Notify the clients that wait for these jobs, each given as an id and a state."""

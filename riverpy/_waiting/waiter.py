@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
 
     from riverpy._postgres.driver import Transaction
-    from riverpy._postgres.waits import WaitedState
+    from riverpy._postgres.waits import WaitedJobState
     from riverpy._waiting.listener import SharedListener
     from riverpy._waiting.pool_connection import SharedPoolConnection
 
@@ -292,13 +292,13 @@ class JobWaiter:
 
     async def _read_states(
         self, connection: Transaction, jobs: list[_WaitedJob]
-    ) -> list[tuple[_WaitedJob, WaitedState | None]]:
+    ) -> list[tuple[_WaitedJob, WaitedJobState | None]]:
         """Read the states of jobs. Mark new jobs, so that the workers notify their ends."""
-        found: dict[int, WaitedState] = {}
+        found: dict[int, WaitedJobState] = {}
         for is_new in (True, False):
-            read = waits.wait_read_states
+            read = waits.job_get_states
             if is_new and self._can_mark_jobs and self._listener.can_listen:
-                read = waits.wait_read_states_and_mark
+                read = waits.job_get_states_and_mark_waited
             ids = [job.id for job in jobs if job.is_new is is_new]
             for part in _split_ids(ids, JOBS_PER_STATEMENT_MAX):
                 found.update(
@@ -329,7 +329,7 @@ class JobWaiter:
                 job.state = JobState(row[JobColumn.STATE])
                 job.schedule_read(now, is_notified=self._is_listening)
 
-    def _schedule_next_read(self, job: _WaitedJob, state: WaitedState, now: float) -> None:
+    def _schedule_next_read(self, job: _WaitedJob, state: WaitedJobState, now: float) -> None:
         job.is_new, job.is_marked, job.state = False, state.is_marked, JobState(state.state)
         job.schedule_read(now, is_notified=self._is_listening)
 

@@ -9,7 +9,7 @@ from riverpy._log import get_logger
 from riverpy._log_events import JOB_END_NOTIFICATION_FAILED, QUEUE_NOTIFICATION_FAILED
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.jobs import FINAL_STATES, job_notify_queues
-from riverpy._postgres.waits import NOTIFY_END_METADATA_KEY, wait_notify_ends
+from riverpy._postgres.waits import NOTIFY_END_METADATA_KEY, job_notify_ends
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,7 +62,7 @@ class ResultNotifier:
                 async with self._connection.acquire(
                     "notifying clients of ended jobs", NOTIFY_TIMEOUT
                 ) as connection:
-                    await wait_notify_ends(connection, self._schema, ended)
+                    await job_notify_ends(connection, self._schema, ended)
             except DATABASE_ERRORS as error:
                 self._log.debug(JOB_END_NOTIFICATION_FAILED, error=describe_error(error))
         if self._queues:

@@ -17,7 +17,7 @@ from riverpy._postgres.driver import (
     is_permanent_statement_error,
 )
 from riverpy._postgres.jobs import FINAL_STATES, job_get_many
-from riverpy._postgres.waits import wait_read_states
+from riverpy._postgres.waits import job_get_states
 from riverpy._waiting.job_wait import JobWait, make_missing_job_error
 from riverpy._without_loop import sleep
 from riverpy.job import JobRow, JobState
@@ -109,7 +109,7 @@ class BlockingWaits(ClientMethods):
                 ended: list[int] = []
                 for start in range(0, len(ids), JOBS_PER_STATEMENT_MAX):
                     part = ids[start : start + JOBS_PER_STATEMENT_MAX]
-                    found = await wait_read_states(connection, schema, part)
+                    found = await job_get_states(connection, schema, part)
                     states.update((one.id, JobState(one.state)) for one in found)
                     ended += [one.id for one in found if one.state in FINAL_STATES]
                     for job_id in set(part).difference(one.id for one in found):

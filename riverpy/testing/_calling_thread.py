@@ -21,7 +21,7 @@ from riverpy._postgres.sessions.session import (
     NestedTransaction,
     make_no_transaction_error,
 )
-from riverpy._postgres.transactions import expect_transaction
+from riverpy._postgres.transactions import validate_tx
 from riverpy._without_loop import run_without_loop
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _run_sync_to_async_in(executor: Executor) -> None:
 
 
 async def _adapt(tx: object) -> CallerSession:
-    return cast("CallerSession", expect_transaction(tx))  # no connection of asyncpg is blocking
+    return cast("CallerSession", validate_tx(tx))  # no connection of asyncpg is blocking
 
 
 class CallingThreadSession(CallerSession):
@@ -143,8 +143,8 @@ class CallingThreadSession(CallerSession):
         self.pooler_remedy = self._session.pooler_remedy
 
     @property
-    def native(self) -> object:
-        return self._session.native
+    def native_session(self) -> object:
+        return self._session.native_session
 
     def get_state(self) -> SessionState:
         return self._session.get_state()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.sessions.session import CallerSession
 from riverpy._postgres.sql_files import get_query
-from riverpy._postgres.transactions import expect_transaction, read_server_time
+from riverpy._postgres.transactions import read_server_time, validate_tx
 from riverpy.errors import TransactionError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class TransactionGuard:
 
     async def begin(self) -> AbstractContextManager[None]:
         """Set a savepoint before the code of the job. Run the code in the returned context."""
-        connection = self._connection = expect_transaction(self._tx)
+        connection = self._connection = validate_tx(self._tx)
         if isinstance(connection, CallerSession):
             self._nested = await connection.begin_nested()
         if self._nested is None:
@@ -82,7 +82,7 @@ class TransactionGuard:
     async def _check_usable(self) -> Exception | None:
         """Return why the transaction cannot be used; None: it can."""
         try:
-            await read_server_time(expect_transaction(self._tx))
+            await read_server_time(validate_tx(self._tx))
         except (TransactionError, *DATABASE_ERRORS) as error:
             return error
         return None

@@ -90,5 +90,5 @@ def _begin_if_needed(session: CallerSession | None) -> AbstractAsyncContextManag
         or session.get_state() is not SessionState.NO_TRANSACTION
     ):
         return nullcontext()
-    block: Any = cast("Any", session.native).transaction()
+    block: Any = cast("Any", session.native_session).transaction()
     return make_async(block) if session.is_blocking else block

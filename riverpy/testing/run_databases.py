@@ -123,7 +123,7 @@ class RunDatabases:
 
     async def begin(self) -> None:
         """Hold the lock of the run, and drop the databases of runs that have ended."""
-        await statements.stay_connected(self._connection)
+        await statements.disable_idle_session_timeout(self._connection)
         await statements.lock_run(self._connection, self._run)
         oid = await statements.fetch_database_oid(self._connection)
         self._prefix = f"{DATABASE_NAME_PREFIX}{oid}_"
@@ -176,8 +176,8 @@ class RunDatabases:
         with _explaining_errors(self._url_setting_name):
             await statements.copy_database(self._connection, self._name("template"), name)
             self._database = await _connect(url)
-            await statements.stay_connected(self._database)
-            await statements.find_kept_tables(self._database)
+            await statements.disable_idle_session_timeout(self._database)
+            await statements.record_tables_to_keep(self._database)
         return url
 
     async def _make_template_once(

@@ -67,7 +67,7 @@ async def test_insert_and_wait(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Non
     one connection that listens, and those that begin together share a statement."""
     never_poll(monkeypatch)
     reads: list[int] = []
-    read = waits.wait_read_states
+    read = waits.job_get_states
 
     async def count(connection: Any, schema: Any, ids: list[int]) -> Any:
         reads.append(len(ids))
@@ -88,7 +88,7 @@ async def test_insert_and_wait(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Non
         listeners = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1"
         in_database = f"{listeners} AND datname = current_database()"
         assert await rig.schema.fetchval(in_database, "riverpy listener") == 2
-        monkeypatch.setattr(waits, "wait_read_states_and_mark", count)
+        monkeypatch.setattr(waits, "job_get_states_and_mark_waited", count)
         job = (await client.insert(Task(100), InsertOpts(notify_end=True))).job
         reads.clear()
         async with asyncio.TaskGroup() as tasks:
@@ -340,7 +340,7 @@ async def test_unmarked_jobs_and_failing_notifications(
         sent.extend(job_id for job_id, _ in ended)
         raise asyncpg.ProgramLimitExceededError("too many notifications in the NOTIFY queue")
 
-    monkeypatch.setattr(result_notifier, "wait_notify_ends", fail)
+    monkeypatch.setattr(result_notifier, "job_notify_ends", fail)
 
     rig.register_task()
     async with rig.working() as client:
@@ -358,7 +358,7 @@ async def test_payloads(rig: Rig) -> None:
     async with rig.schema.connected() as listening, rig.schema.connected() as sending:
         channel = f"{rig.schema.name}.riverpy_job"
         await listening.add_listener(channel, lambda *args: received.append(args[3]))
-        await waits.wait_notify_ends(sending, rig.schema.name, jobs)
+        await waits.job_notify_ends(sending, rig.schema.name, jobs)
         with anyio.fail_after(PATIENCE):
             while len(received) < 5:
                 await asyncio.sleep(0.002)

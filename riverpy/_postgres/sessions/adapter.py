@@ -25,10 +25,10 @@ _ADAPTER_MODULES = {"sqlalchemy": "sqlalchemy", "psycopg": "psycopg", "django": 
 """The module in this package that adapts objects of a library, by the name of the library's
 package. A module has `adapt(tx)`, which returns the adapter, or None for other objects. A module is
 imported when the caller passes an object of its library."""
-_ALIAS_MODULE = "django"
+_DJANGO_ALIAS_MODULE = "django"
 """The module that adapts a text as `tx` of a blocking client, if the caller has imported Django's
 connections."""
-_HINTS = {
+_HINT_BY_CLASS_NAME = {
     "AsyncEngine": "open a session or connection of the engine: `async with engine.begin() as tx:`",
     "Engine": "open a session or connection of the engine: `with engine.begin() as tx:`",
     "async_sessionmaker": "make a session: `async with sessionmaker.begin() as tx:`",
@@ -55,15 +55,15 @@ def adapt_session(tx: object) -> CallerSession | None:
         return tx
     if isinstance(tx, str):
         is_alias = "django.db" in sys.modules and is_without_loop()
-        return _adapt_with(_ALIAS_MODULE, tx) if is_alias else None
+        return _adapt_with_module(_DJANGO_ALIAS_MODULE, tx) if is_alias else None
     for base in type(tx).__mro__:
         module_name = _ADAPTER_MODULES.get(base.__module__.partition(".")[0])
         if module_name is not None:
-            return _adapt_with(module_name, tx)
+            return _adapt_with_module(module_name, tx)
     return None
 
 
-def _adapt_with(module_name: str, tx: object) -> CallerSession | None:
+def _adapt_with_module(module_name: str, tx: object) -> CallerSession | None:
     module = import_module(f"riverpy._postgres.sessions.{module_name}")
     adapt: Callable[[object], CallerSession | None] = module.adapt
     return adapt(tx)
@@ -72,5 +72,9 @@ def _adapt_with(module_name: str, tx: object) -> CallerSession | None:
 def describe_wrong_type(tx: object) -> str:
     """Return the name of the object's type and, if it is known, what to pass instead."""
     name = type(tx).__name__
-    hints = [_HINTS[base.__name__] for base in type(tx).__mro__ if base.__name__ in _HINTS]
+    hints = [
+        _HINT_BY_CLASS_NAME[base.__name__]
+        for base in type(tx).__mro__
+        if base.__name__ in _HINT_BY_CLASS_NAME
+    ]
     return f"{name}: {hints[0]}" if hints else name

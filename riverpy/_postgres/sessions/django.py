@@ -94,7 +94,7 @@ class DjangoSession(CallerSession):
         self._connection: Any = connection
 
     @property
-    def native(self) -> object:
+    def native_session(self) -> object:
         return self._connection
 
     @property

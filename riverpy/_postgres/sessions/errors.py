@@ -15,7 +15,7 @@ from riverpy.errors import ArgsError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_DIAGNOSTIC_FIELDS = {
+_PSYCOPG_NAME_BY_FIELD = {
     "S": "severity",
     "V": "severity_nonlocalized",
     "C": "sqlstate",
@@ -34,7 +34,7 @@ _DIAGNOSTIC_FIELDS = {
     "R": "source_function",
 }
 """The fields of an error in PostgreSQL's protocol, with their names in psycopg's `Diagnostic`."""
-_PROTOCOL_FIELDS = {
+_ASYNCPG_NAME_BY_FIELD = {
     "C": "sqlstate",
     "M": "message",
     "D": "detail",
@@ -66,10 +66,10 @@ def make_asyncpg_error(error: BaseException, *, is_connection_closed: bool) -> E
     for cause in _iterate_causes(error):
         if isinstance(cause, PostgresError):
             # Make a new error: an error cannot be raised from itself.
-            return PostgresError.new(_read_fields(cause, _PROTOCOL_FIELDS))
+            return PostgresError.new(_read_fields(cause, _ASYNCPG_NAME_BY_FIELD))
         diagnostic = getattr(cause, "diag", None)
         if diagnostic is not None and getattr(diagnostic, "sqlstate", None):
-            return PostgresError.new(_read_fields(diagnostic, _DIAGNOSTIC_FIELDS))
+            return PostgresError.new(_read_fields(diagnostic, _PSYCOPG_NAME_BY_FIELD))
     original = next(_iterate_driver_errors(error), error)
     text = " ".join(str(original).split()) or type(original).__name__
     if is_connection_closed:

@@ -42,7 +42,7 @@ _STATE_BY_STATUS = {
 }
 
 
-T = TypeVar("T")
+ResultT = TypeVar("ResultT")
 
 
 def adapt(tx: object) -> CallerSession | None:
@@ -125,18 +125,18 @@ class PsycopgSession(CallerSession):
     def _make_cursor(self) -> Any:
         return _StatementCursor(self._connection, row_factory=tuple_row)
 
-    async def _await_if_async(self, result: Awaitable[T] | T) -> T:
+    async def _await_if_async(self, result: Awaitable[ResultT] | ResultT) -> ResultT:
         """Return the result of a method of psycopg. A blocking method has returned it already."""
-        return cast("T", result)
+        return cast("ResultT", result)
 
     def _make_async_context(
-        self, context: AbstractAsyncContextManager[T] | AbstractContextManager[T]
-    ) -> AbstractAsyncContextManager[T]:
+        self, context: AbstractAsyncContextManager[ResultT] | AbstractContextManager[ResultT]
+    ) -> AbstractAsyncContextManager[ResultT]:
         """Return a context manager of psycopg for `async with`."""
-        return make_async(cast("AbstractContextManager[T]", context))
+        return make_async(cast("AbstractContextManager[ResultT]", context))
 
     @property
-    def native(self) -> object:
+    def native_session(self) -> object:
         return self._connection
 
     def get_state(self) -> SessionState:
@@ -153,7 +153,7 @@ class PsycopgSession(CallerSession):
         cursor = self._make_cursor()
         is_pipelined = self._is_pipelined()
         if is_pipelined:
-            await self._end_pipelined_statements()
+            await self._await_pipelined_results()
         try:
             parameters = [encode_value(value) for value in values]
             if is_pipelined:
@@ -174,7 +174,7 @@ class PsycopgSession(CallerSession):
         names = (result.fname(column) or b"" for column in range(result.nfields))
         return make_records([name.decode() for name in names], rows)
 
-    async def _end_pipelined_statements(self) -> None:
+    async def _await_pipelined_results(self) -> None:
         """Wait for the results of the caller's statements: then the transaction's state is
         known."""
         try:
@@ -230,10 +230,10 @@ class AsyncPsycopgSession(PsycopgSession):
     def _make_cursor(self) -> Any:
         return _AsyncStatementCursor(self._connection, row_factory=tuple_row)
 
-    async def _await_if_async(self, result: Awaitable[T] | T) -> T:
-        return await cast("Awaitable[T]", result)
+    async def _await_if_async(self, result: Awaitable[ResultT] | ResultT) -> ResultT:
+        return await cast("Awaitable[ResultT]", result)
 
     def _make_async_context(
-        self, context: AbstractAsyncContextManager[T] | AbstractContextManager[T]
-    ) -> AbstractAsyncContextManager[T]:
-        return cast("AbstractAsyncContextManager[T]", context)
+        self, context: AbstractAsyncContextManager[ResultT] | AbstractContextManager[ResultT]
+    ) -> AbstractAsyncContextManager[ResultT]:
+        return cast("AbstractAsyncContextManager[ResultT]", context)

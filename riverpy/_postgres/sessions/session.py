@@ -65,7 +65,7 @@ class CallerSession(ABC):
 
     @property
     @abstractmethod
-    def native(self) -> object:
+    def native_session(self) -> object:
         """The connection or session of the library."""
 
     @abstractmethod

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.sessions.records import Record
 
-T = TypeVar("T")
+ResultT = TypeVar("ResultT")
 
-_DRIVERS = ("asyncpg", "psycopg", "psycopg2")
+_SUPPORTED_DRIVERS = ("asyncpg", "psycopg", "psycopg2")
 _EXECUTION_OPTIONS = {"stream_results": False, "yield_per": None, "no_parameters": False}
 """Options of riverpy's statements, which replace those of the engine. The results are small and
 read at once, and `%%` needs parameters."""
@@ -92,7 +92,7 @@ def _copy_buffer_to_bytes(value: object) -> object:
 
 
 @contextmanager
-def _make_plain_cursors(connection: Connection) -> Generator[None]:
+def _use_plain_cursors(connection: Connection) -> Generator[None]:
     """Let psycopg2 make plain cursors in a `with` block. The caller's class of cursors may need
     columns with names."""
     is_psycopg2 = connection.dialect.driver == "psycopg2"
@@ -131,7 +131,7 @@ class SqlAlchemySession(CallerSession):
         self._connection: Connection | None = None
 
     @property
-    def native(self) -> object:
+    def native_session(self) -> object:
         return self._tx
 
     def get_state(self) -> SessionState:
@@ -146,14 +146,14 @@ class SqlAlchemySession(CallerSession):
             return SessionState.CLOSED
         return SessionState.USABLE  # SQLAlchemy begins a transaction by itself
 
-    async def _run(self, function: Callable[[], T]) -> T:
+    async def _run_blocking(self, function: Callable[[], ResultT]) -> ResultT:
         """Call a function that may block."""
         return function()
 
     async def fetch(self, statement: str, *values: object) -> list[Record]:
-        return await self._run(lambda: self._fetch(statement, values))
+        return await self._run_blocking(lambda: self._fetch_blocking(statement, values))
 
-    def _fetch(self, statement: str, values: tuple[object, ...]) -> list[Record]:
+    def _fetch_blocking(self, statement: str, values: tuple[object, ...]) -> list[Record]:
         connection = self._connection
         if connection is None:
             connection = self._connection = self._open_connection()
@@ -165,7 +165,7 @@ class SqlAlchemySession(CallerSession):
                 parameters = {
                     f"p{number}": encode_value(value) for number, value in enumerate(values, 1)
                 }
-            with _make_plain_cursors(connection):
+            with _use_plain_cursors(connection):
                 result = connection.exec_driver_sql(
                     statement, parameters, execution_options=_EXECUTION_OPTIONS
                 )
@@ -182,7 +182,7 @@ class SqlAlchemySession(CallerSession):
 
     async def flush(self) -> None:
         if isinstance(session := self._tx, Session):
-            await self._run(session.flush)
+            await self._run_blocking(session.flush)
 
     def savepoint(self) -> AbstractAsyncContextManager[object]:
         if isinstance(self._tx, Session):
@@ -201,7 +201,7 @@ class SqlAlchemySession(CallerSession):
             self._connection = self._open_connection()
             return nested
 
-        return _NestedSessionTransaction(self, session, await self._run(begin_now))
+        return _NestedSessionTransaction(self, session, await self._run_blocking(begin_now))
 
     @contextmanager
     def keep_connection_if_cancelled(self) -> Generator[None]:
@@ -225,7 +225,9 @@ class SqlAlchemySession(CallerSession):
         if nested not in _iterate_nested_transactions(session):
             return
         try:
-            await self._run(nested.commit if keep and nested.is_active else nested.rollback)
+            await self._run_blocking(
+                nested.commit if keep and nested.is_active else nested.rollback
+            )
         except SQLAlchemyError as error:
             raise self._translate_error(error) from error
 
@@ -252,7 +254,7 @@ class SqlAlchemySession(CallerSession):
         except SQLAlchemyError as error:
             raise self._translate_error(error) from error
         dialect = connection.dialect
-        if dialect.name != "postgresql" or dialect.driver not in _DRIVERS:
+        if dialect.name != "postgresql" or dialect.driver not in _SUPPORTED_DRIVERS:
             raise TypeError(
                 "tx must use PostgreSQL with the driver asyncpg, psycopg or psycopg2, got "
                 f"{dialect.name}+{dialect.driver}"
@@ -310,10 +312,10 @@ class AsyncSqlAlchemySession(SqlAlchemySession):
         self._async_tx = tx
 
     @property
-    def native(self) -> object:
+    def native_session(self) -> object:
         return self._async_tx
 
-    async def _run(self, function: Callable[[], T]) -> T:
+    async def _run_blocking(self, function: Callable[[], ResultT]) -> ResultT:
         return await self._async_tx.run_sync(lambda _: function())
 
     def savepoint(self) -> AbstractAsyncContextManager[object]:
