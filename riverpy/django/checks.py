@@ -22,7 +22,7 @@ from riverpy.django.settings import (
     import_workers,
     read_settings,
 )
-from riverpy.django.worker import find_task_backends, has_task_backend, read_slots
+from riverpy.django.worker import find_task_backends, has_task_backend, read_queue_slots
 from riverpy.errors import RiverError
 from riverpy.worker import Workers
 
@@ -99,7 +99,7 @@ def check_workers(**_: Any) -> Sequence[CheckMessage]:
 
 def check_task_queues(**_: Any) -> Sequence[CheckMessage]:
     """Check that the worker works the queues of Django's tasks."""
-    slots = read_slots()
+    slots = read_queue_slots()
     if slots is None:
         return []
     worked = ", ".join(slots) or "none"
@@ -121,7 +121,7 @@ def check_task_queues(**_: Any) -> Sequence[CheckMessage]:
 def check_pools(**_: Any) -> Sequence[CheckMessage]:
     """Check that Django's connection pools are large enough for the threads of a worker."""
     sizes = {alias: size for alias in connections if (size := _read_pool_size(alias)) is not None}
-    slots = sum((read_slots() or {}).values()) if sizes else 0
+    slots = sum((read_queue_slots() or {}).values()) if sizes else 0
     return [
         Warning(
             f"the pool of DATABASES[{alias!r}] has at most {size} connections, and the worker runs "

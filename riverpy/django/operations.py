@@ -31,15 +31,15 @@ class RunRiverMigration(Operation):
         self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
     ) -> None:
         """Apply the migration's version."""
-        self._run(app_label, schema_editor, Direction.UP)
+        self._run_migration(app_label, schema_editor, Direction.UP)
 
     def database_backwards(
         self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
     ) -> None:
         """Undo the migration's version. This may drop tables with their jobs."""
-        self._run(app_label, schema_editor, Direction.DOWN)
+        self._run_migration(app_label, schema_editor, Direction.DOWN)
 
-    def _run(self, app_label: str, schema_editor: Any, direction: Direction) -> None:
+    def _run_migration(self, app_label: str, schema_editor: Any, direction: Direction) -> None:
         alias = schema_editor.connection.alias
         if alias == read_settings().database and router.allow_migrate(alias, app_label):
             run_migration(schema_editor, self.line, self.version, direction)

@@ -83,9 +83,9 @@ def read_schema(connection: BaseDatabaseWrapper, schema: str | None) -> RiverSch
 
 
 def run_migration(editor: Any, line: str, version: int, direction: Direction) -> None:
-    """Apply or undo a migration, unless the database has it in this state already: the command
-    `riverpy migrate`, River in Go or an earlier `manage.py migrate` may have done it. The first
-    migration creates the schema of the settings, if it is missing.
+    """Apply or undo a migration. Do nothing if that was done already, for example by `riverpy
+    migrate` or by River in Go. The first migration creates the schema of the settings, if it is
+    missing.
 
     Args:
         editor: Django's schema editor, in a transaction. If it only collects SQL, nothing is read.

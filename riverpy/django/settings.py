@@ -60,7 +60,7 @@ def read_settings() -> RiverpySettings:
     Raises:
         ImproperlyConfigured: a key or value is wrong.
     """
-    values = _read_values()
+    values = _read_setting_values()
     if problems := find_setting_problems():
         raise ImproperlyConfigured(f"{problems[0].message}: {problems[0].hint}")
     given = {_FIELD_BY_KEY[key]: value for key, value in values.items()}
@@ -75,20 +75,20 @@ def read_settings() -> RiverpySettings:
 def read_schema_name() -> str | None:
     """Return the schema of River's tables. If the setting is wrong, return None: Django imports the
     calling modules before it reports wrong settings."""
-    values = _read_values()
+    values = _read_setting_values()
     config = values.get("CONFIG")
     schema = values.get("SCHEMA") or (config.schema if isinstance(config, Config) else None)
     return schema if schema and _find_schema_problem(schema) is None else None
 
 
-def are_migrations_of_django() -> bool:
+def is_migrated_by_django() -> bool:
     """Whether `manage.py migrate` creates River's tables."""
-    return _read_values().get("MIGRATIONS") != "riverpy"
+    return _read_setting_values().get("MIGRATIONS") != "riverpy"
 
 
 def read_database_alias() -> str:
     """Return the alias of the database that has River's tables."""
-    return _read_values().get("DATABASE", DEFAULT_DB_ALIAS)
+    return _read_setting_values().get("DATABASE", DEFAULT_DB_ALIAS)
 
 
 def _replace_schema(config: Config, schema: str) -> Config:
@@ -97,7 +97,7 @@ def _replace_schema(config: Config, schema: str) -> Config:
     return replace(config, schema=schema)
 
 
-def _read_values() -> dict[str, Any]:
+def _read_setting_values() -> dict[str, Any]:
     values = getattr(django_settings, SETTING_NAME, None)
     return cast("dict[str, Any]", values) if isinstance(values, dict) else {}
 
@@ -112,7 +112,7 @@ def find_setting_problems() -> list[SettingProblem]:
                 f'write {SETTING_NAME} = {{"WORKERS": "shop.jobs:workers"}}',
             )
         ]
-    values = _read_values()
+    values = _read_setting_values()
     problems = [_describe_unknown_key(key) for key in values if key not in _FIELD_BY_KEY]
     checks = {
         "WORKERS": _find_workers_problem,
@@ -221,7 +221,7 @@ def _find_config_problem(value: object) -> SettingProblem | None:
 
 
 def import_workers(import_path: str) -> object:
-    """Import the object that `RIVERPY["WORKERS"]` names. If it is a function, call it.
+    """Import the object that `RIVERPY["WORKERS"]` names. A function is returned, not called.
 
     Raises:
         Exception: the module cannot be imported, or has no such attribute.

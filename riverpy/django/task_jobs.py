@@ -74,12 +74,12 @@ class TaskMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
     """The failed attempts, by the number of the attempt as text."""
 
 
-def make_kind(module_path: str) -> str:
+def make_job_kind(module_path: str) -> str:
     """Return the kind of a task's jobs."""
     return TASK_KIND_PREFIX + module_path
 
 
-def map_priority(priority: int) -> int:
+def to_river_priority(priority: int) -> int:
     """Return River's priority, 1 (first) to 4 (last), for Django's priority, -100 (last) to 100
     (first). The four ranges are equally wide. Django's default 0 becomes 2."""
     width = TASK_MAX_PRIORITY - TASK_MIN_PRIORITY + 1
@@ -87,14 +87,14 @@ def map_priority(priority: int) -> int:
     return 1 + band
 
 
-def make_args(task: Any, args: list[Any], kwargs: dict[str, Any]) -> RawArgs:
+def make_job_args(task: Any, args: list[Any], kwargs: dict[str, Any]) -> RawArgs:
     """Return the args of a task's job.
 
     Raises:
         ArgsError: a number has no JSON form, such as NaN, or a text cannot be stored.
     """
     text = encode({"args": args, "kwargs": kwargs})
-    return RawArgs(make_kind(task.module_path), text)
+    return RawArgs(make_job_kind(task.module_path), text)
 
 
 def make_insert_opts(task: Any, backend: str, max_attempts: int | None) -> InsertOpts:
@@ -105,14 +105,14 @@ def make_insert_opts(task: Any, backend: str, max_attempts: int | None) -> Inser
     metadata = TaskMetadata(backend, task.priority, run_after)
     return InsertOpts(
         queue=task.queue_name,
-        priority=map_priority(task.priority),
+        priority=to_river_priority(task.priority),
         scheduled_at=run_after,
         max_attempts=max_attempts,
         metadata={TASK_METADATA_KEY: msgspec.to_builtins(metadata)},
     )
 
 
-def read_metadata(row: JobRow) -> TaskMetadata | None:
+def read_task_metadata(row: JobRow) -> TaskMetadata | None:
     """Return the metadata of a task's job; None: a program without Django inserted it."""
     try:
         return msgspec.convert(row.metadata.get(TASK_METADATA_KEY), TaskMetadata)
@@ -133,7 +133,7 @@ def find_task(module_path: str) -> Any:
     return cast("Any", found)
 
 
-def make_result(row: JobRow, metadata: TaskMetadata, task: Any) -> Any:
+def make_task_result(row: JobRow, metadata: TaskMetadata, task: Any) -> Any:
     """Return the result of a task, made from its job. `task` is the decorated function's task."""
     given = cast("Mapping[str, Any]", msgspec.json.decode(row.encoded_args))
     started_at = metadata.started_at or row.attempted_at

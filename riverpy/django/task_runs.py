@@ -1,4 +1,4 @@
-"""TaskRun: runs one attempt at a task."""
+"""TaskAttemptRunner: runs one attempt at a task."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from riverpy.django.task_jobs import (
     TASK_METADATA_KEY,
     TaskFailure,
     TaskMetadata,
-    make_result,
-    read_metadata,
+    make_task_result,
+    read_task_metadata,
 )
 from riverpy.django.tasks_api import (
     TaskContext,
@@ -37,14 +37,14 @@ _UNRECORDED_EXCEPTIONS = (asyncio.CancelledError, GeneratorExit, JobSnooze)
 """The exceptions after which an attempt is repeated and no error is recorded."""
 
 
-class TaskRun:
+class TaskAttemptRunner:
     """Runs the function of a task for one attempt, and records data for the task's result."""
 
     def __init__(self, job: Job[dict[str, Any]], task: Any, backend_class: type[Any]) -> None:
         """`backend_class` sends Django's signals about the task."""
         self._job, self._backend_class = job, backend_class
-        self._metadata = read_metadata(job) or TaskMetadata(task.backend, task.priority)
-        self._result = make_result(job, self._metadata, task)
+        self._metadata = read_task_metadata(job) or TaskMetadata(task.backend, task.priority)
+        self._result = make_task_result(job, self._metadata, task)
         self._function = task.func
         self._should_signal_end = False
         """Whether the last attempt has ended, so that Django's signal must be sent."""
@@ -53,11 +53,13 @@ class TaskRun:
         """Run the task's function, which is not async."""
         task_started.send(sender=self._backend_class, task_result=self._result)
         try:
-            with self._record_end():
-                self._store_value(self._function(*self._make_arguments(), **self._result.kwargs))
+            with self._record_attempt_end():
+                self._store_return_value(
+                    self._function(*self._make_arguments(), **self._result.kwargs)
+                )
         finally:
-            # Send the signal here: the error is still being handled, but not in `_record_end` any
-            # more.
+            # Send the signal here: the error is still being handled, but not in
+            # `_record_attempt_end` any more.
             if self._should_signal_end:
                 task_finished.send(sender=self._backend_class, task_result=self._result)
 
@@ -65,9 +67,9 @@ class TaskRun:
         """Run the task's function, which is async."""
         await task_started.asend(sender=self._backend_class, task_result=self._result)
         try:
-            with self._record_end():
+            with self._record_attempt_end():
                 returned = await self._function(*self._make_arguments(), **self._result.kwargs)
-                self._store_value(returned)
+                self._store_return_value(returned)
         finally:
             if self._should_signal_end:
                 await task_finished.asend(sender=self._backend_class, task_result=self._result)
@@ -77,7 +79,7 @@ class TaskRun:
             return self._result.args
         return [TaskContext(task_result=self._result), *self._result.args]
 
-    def _store_value(self, returned: object) -> None:
+    def _store_return_value(self, returned: object) -> None:
         try:
             value = normalize_json(returned)
             if value is not None:
@@ -88,10 +90,10 @@ class TaskRun:
             raise JobCancel(
                 f"the task ran, but its return value cannot be stored: {error}"
             ) from error
-        self._set_result("_return_value", value)
+        self._set_result_field("_return_value", value)
 
     @contextmanager
-    def _record_end(self) -> Generator[None]:
+    def _record_attempt_end(self) -> Generator[None]:
         """Record the end of the attempt in the job's metadata and in the result."""
         try:
             yield
@@ -104,10 +106,10 @@ class TaskRun:
                 self._record_failure(error, should_keep_trace=is_cancel)
             self._store_metadata()
             if is_cancel or self._job.attempt >= self._job.max_attempts:
-                self._end_result(TaskResultStatus.FAILED)
+                self._finish_result(TaskResultStatus.FAILED)
             raise
         self._store_metadata()
-        self._end_result(TaskResultStatus.SUCCESSFUL)
+        self._finish_result(TaskResultStatus.SUCCESSFUL)
 
     def _record_failure(self, error: BaseException, *, should_keep_trace: bool) -> None:
         cls = type(error)
@@ -127,10 +129,10 @@ class TaskRun:
             self._metadata = msgspec.structs.replace(self._metadata, started_at=started_at)
         self._job.set_metadata(TASK_METADATA_KEY, msgspec.to_builtins(self._metadata))
 
-    def _end_result(self, status: Any) -> None:
-        self._set_result("finished_at", timezone.now())
-        self._set_result("status", status)
+    def _finish_result(self, status: Any) -> None:
+        self._set_result_field("finished_at", timezone.now())
+        self._set_result_field("status", status)
         self._should_signal_end = True
 
-    def _set_result(self, name: str, value: object) -> None:
+    def _set_result_field(self, name: str, value: object) -> None:
         object.__setattr__(self._result, name, value)  # Django's result class is frozen

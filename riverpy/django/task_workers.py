@@ -13,8 +13,8 @@ import msgspec
 from django.apps import apps
 from msgspec import UNSET, UnsetType
 
-from riverpy.django.task_jobs import find_task, make_kind
-from riverpy.django.task_runs import TaskRun
+from riverpy.django.task_jobs import find_task, make_job_kind
+from riverpy.django.task_runs import TaskAttemptRunner
 from riverpy.django.tasks_api import Task, task_backends
 from riverpy.job import Job  # noqa: TC001 (the registry reads the annotations)
 
@@ -67,7 +67,7 @@ def register_tasks(workers: Workers, options_by_backend: dict[str, TaskOptions])
     paths = {path for options in options_by_backend.values() for path in _find_task_paths(options)}
     for path in sorted(paths):
         task = find_task(path)
-        if make_kind(path) not in workers:
+        if make_job_kind(path) not in workers:
             options = options_by_backend.get(task.backend, TaskOptions())
             _register_task(workers, task, options.timeout)
     return bool(paths)
@@ -99,18 +99,18 @@ def _import_with_submodules(name: str) -> Iterator[ModuleType]:
 
 
 def _register_task(workers: Workers, task: Any, timeout: timedelta | UnsetType | None) -> None:
-    kind = make_kind(task.module_path)
+    kind = make_job_kind(task.module_path)
     if iscoroutinefunction(task.func):
 
         @workers.job(kind=kind, timeout=timeout)
         async def _run_async_task(job: Job[dict[str, Any]]) -> None:
-            await TaskRun(job, task, _get_backend_class(task)).run_async()
+            await TaskAttemptRunner(job, task, _get_backend_class(task)).run_async()
 
         return
 
     @workers.blocking_job(kind=kind, timeout=timeout)
     def _run_task(job: Job[dict[str, Any]]) -> None:
-        TaskRun(job, task, _get_backend_class(task)).run()
+        TaskAttemptRunner(job, task, _get_backend_class(task)).run()
 
 
 def _get_backend_class(task: Any) -> type[Any]:

@@ -26,11 +26,11 @@ from riverpy.django.settings import read_settings
 from riverpy.django.task_jobs import (
     TASK_KIND_PREFIX,
     find_task,
-    make_args,
     make_insert_opts,
-    make_kind,
-    make_result,
-    read_metadata,
+    make_job_args,
+    make_job_kind,
+    make_task_result,
+    read_task_metadata,
 )
 from riverpy.django.task_workers import TaskOptions, is_found_by_workers
 from riverpy.django.tasks_api import (
@@ -80,7 +80,7 @@ class RiverpyBackend(BaseTaskBackend):
         super().validate_task(task)
         try:
             validate_queue_name(task.queue_name)
-            validate_kind(make_kind(task.module_path))
+            validate_kind(make_job_kind(task.module_path))
         except ConfigError as error:
             raise InvalidTask(str(error)) from None
 
@@ -94,7 +94,7 @@ class RiverpyBackend(BaseTaskBackend):
                 async.
         """
         self.validate_task(task)
-        _check_no_event_loop()
+        _expect_no_event_loop()
         module_name = task.func.__module__
         if not is_found_by_workers(module_name, self.task_options):
             raise InvalidTask(
@@ -103,10 +103,10 @@ class RiverpyBackend(BaseTaskBackend):
                 f"{{'MODULES': [{module_name!r}]}}"
             )
         given = cast("Any", normalize_json([list(args), kwargs]))
-        raw_args = make_args(task, *given)
+        raw_args = make_job_args(task, *given)
         opts = make_insert_opts(task, self.alias, self.task_options.max_attempts)
         row = client().insert(raw_args, opts).job
-        result = self._make_result(row, task)
+        result = self._make_task_result(row, task)
         task_enqueued.send(type(self), task_result=result)
         return result
 
@@ -127,7 +127,7 @@ class RiverpyBackend(BaseTaskBackend):
         row = None if record is None else JobRow(cast("Sequence[Any]", record))
         if row is None or not row.kind.startswith(TASK_KIND_PREFIX):
             raise TaskResultDoesNotExist(result_id)
-        metadata = read_metadata(row)
+        metadata = read_task_metadata(row)
         if metadata is None or metadata.backend != self.alias:
             raise TaskResultDoesNotExist(result_id)
         module_path = row.kind.removeprefix(TASK_KIND_PREFIX)
@@ -137,12 +137,12 @@ class RiverpyBackend(BaseTaskBackend):
             task = find_task(module_path)
         except (ImportError, SuspiciousOperation) as error:  # the task was renamed or removed
             raise TaskResultDoesNotExist(result_id) from error
-        return self._make_result(row, task)
+        return self._make_task_result(row, task)
 
-    def _make_result(self, row: JobRow, task: Any) -> Any:
-        metadata = read_metadata(row)
+    def _make_task_result(self, row: JobRow, task: Any) -> Any:
+        metadata = read_task_metadata(row)
         assert metadata is not None  # noqa: S101 (`enqueue` has written it, or the caller checks)
-        return make_result(row, metadata, task)
+        return make_task_result(row, metadata, task)
 
     def check(self, **_: Any) -> list[CheckMessage]:
         """Check the options, the queue names, that the app is installed, and that the modules with
@@ -182,7 +182,7 @@ class RiverpyBackend(BaseTaskBackend):
         return found
 
 
-def _check_no_event_loop() -> None:
+def _expect_no_event_loop() -> None:
     """Raise an error in async code, where Django allows no use of its connections."""
     try:
         asyncio.get_running_loop()
@@ -194,6 +194,6 @@ def _check_no_event_loop() -> None:
         )
 
 
-def find_backends() -> list[RiverpyBackend]:
+def find_riverpy_backends() -> list[RiverpyBackend]:
     """Return the backends of riverpy in Django's setting TASKS."""
     return [one for one in task_backends.all() if isinstance(one, RiverpyBackend)]

@@ -29,7 +29,7 @@ async def make_client() -> Client:
         ImproperlyConfigured: the setting is wrong.
     """
     settings = read_settings()
-    found = None if settings.workers is None else await _load_workers(settings.workers)
+    found = None if settings.workers is None else await _load_workers_or_client(settings.workers)
     if isinstance(found, Client):
         _include_task_workers(found.workers)
         return found
@@ -50,7 +50,7 @@ async def make_client() -> Client:
     )
 
 
-def read_slots() -> dict[str, int] | None:
+def read_queue_slots() -> dict[str, int] | None:
     """Return the queues of `manage.py riverpy worker`, with the number of jobs that run at the same
     time. None: only the started worker knows them, or a setting is wrong. This imports the workers,
     and opens no connection."""
@@ -71,9 +71,9 @@ def find_task_backends() -> Sequence[RiverpyBackend]:
     """Return riverpy's backends in Django's setting TASKS. Empty: Django has no tasks."""
     if not has_task_backend():
         return ()
-    from riverpy.django.tasks import find_backends
+    from riverpy.django.tasks import find_riverpy_backends
 
-    return find_backends()
+    return find_riverpy_backends()
 
 
 def has_task_backend() -> bool:
@@ -89,7 +89,7 @@ def has_task_backend() -> bool:
     return is_named and any(map(find_spec, ("django.tasks", "django_tasks")))
 
 
-async def _load_workers(import_path: str) -> Workers | Client:
+async def _load_workers_or_client(import_path: str) -> Workers | Client:
     found = import_workers(import_path)
     if callable(found) and not isinstance(found, (Workers, Client, type)):
         result: object = cast("Any", found)()
@@ -109,12 +109,12 @@ def _include_task_workers(workers: Workers | None) -> Sequence[str]:
         return ()
     try:
         from riverpy.django.task_workers import register_tasks
-        from riverpy.django.tasks import find_backends
+        from riverpy.django.tasks import find_riverpy_backends
     except ModuleNotFoundError as error:
         if error.name != "django_tasks":
             raise
         return ()  # Django 5.2 without the package django-tasks
-    backends = find_backends()
+    backends = find_riverpy_backends()
     if not backends or not register_tasks(
         workers, {one.alias: one.task_options for one in backends}
     ):

@@ -21,7 +21,7 @@ from riverpy._names import make_unique_id
 from riverpy._plugins import PluginLists
 from riverpy._without_loop import make_async
 from riverpy.errors import ClientStateError
-from riverpy.sync._waits import BlockingWaits
+from riverpy.sync._waits import PollingWaitMethods
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -50,9 +50,9 @@ class BlockingCalls(
     LeadershipMethods,
     PeriodicJobMethods,
     ExecutionMethods,
-    BlockingWaits,
+    PollingWaitMethods,
 ):
-    """The calls of a blocking client. They are coroutines, but `run_without_loop` runs them."""
+    """The calls of a blocking client, as coroutines that `run_without_loop` runs."""
 
     def __init__(
         self, database: BlockingDatabase | None, config: Config, workers: Workers | None

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from riverpy.config import Config
     from riverpy.sync._database import BlockingDatabase
 
-_ASYNC_HINTS = ("AsyncEngine", "AsyncConnectionPool", "AsyncNullConnectionPool", "AsyncConnection")
+_ASYNC_CLASS_NAMES = (
+    "AsyncEngine",
+    "AsyncConnectionPool",
+    "AsyncNullConnectionPool",
+    "AsyncConnection",
+)
 
 
 def make_database(
@@ -40,11 +45,11 @@ def make_database(
             through_pooler=config.pooler,
             password=password_source,
         )
-    found = _adapt_object(database)
+    found = _make_database_of_object(database)
     if found is None:
         raise ConfigError(
             "the database is a postgres:// URL, an Engine of SQLAlchemy, or a ConnectionPool or "
-            f"Connection of psycopg, got {_describe(database)}"
+            f"Connection of psycopg, got {_describe_object(database)}"
         )
     return found
 
@@ -59,14 +64,14 @@ def _expect_psycopg() -> None:
         ) from error
 
 
-def _adapt_object(database: object) -> BlockingDatabase | None:
+def _make_database_of_object(database: object) -> BlockingDatabase | None:
     packages = {base.__module__.partition(".")[0] for base in type(database).__mro__}
     if "sqlalchemy" in packages:
         from sqlalchemy import Engine
 
-        from riverpy.sync._engine import EngineDatabase
+        from riverpy.sync._engine import SqlAlchemyDatabase
 
-        return EngineDatabase(database) if isinstance(database, Engine) else None
+        return SqlAlchemyDatabase(database) if isinstance(database, Engine) else None
     if "psycopg" in packages:
         import psycopg
 
@@ -84,9 +89,9 @@ def _adapt_object(database: object) -> BlockingDatabase | None:
     return None
 
 
-def _describe(database: object) -> str:
+def _describe_object(database: object) -> str:
     name = type(database).__name__
-    if is_pool(database) or name in _ASYNC_HINTS:
+    if is_pool(database) or name in _ASYNC_CLASS_NAMES:
         return f"{name}, which is async: use riverpy.Client for it"
     if name in {"Session", "scoped_session", "Connection"}:
         return f"{name}: pass it as tx= of each call, and give the client its engine or nothing"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from riverpy.client import Client as AsyncClient
 from riverpy.context import running_blocking_client, running_client, running_client_loop
 from riverpy.errors import ClientStateError
-from riverpy.sync._job_client import JobClient
+from riverpy.sync._job_client import BlockingJobClient
 from riverpy.sync.client import Client
 
 
@@ -30,4 +30,4 @@ def current_client() -> Client:
             "riverpy.sync.current_client() is for a blocking job in a thread of a worker: in a job "
             "with executor='process', and elsewhere, make a riverpy.sync.Client"
         )
-    return JobClient(client, loop)
+    return BlockingJobClient(client, loop)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.sessions.session import CallerSession
 
 T = TypeVar("T")
-_LOGIN_REFUSALS = (
+_LOGIN_REFUSED_TEXTS = (
     "password authentication failed",
     "authentication failed for user",
     "no password supplied",
@@ -87,6 +87,6 @@ def make_connect_error(error: BaseException, hosts: str | None = None) -> OSErro
     text = mask_passwords(" ".join(str(error).split())) or type(error).__name__
     place = f"to {hosts}" if hosts else "to the database"
     error_type = TimeoutError if "timeout" in type(error).__name__.lower() else ConnectionError
-    if any(refusal in text for refusal in _LOGIN_REFUSALS):
+    if any(refusal in text for refusal in _LOGIN_REFUSED_TEXTS):
         error_type = LoginRefusedError
     return error_type(f"cannot connect {place}: {text}")

@@ -1,4 +1,4 @@
-"""EngineDatabase: opens transactions on an engine of SQLAlchemy."""
+"""SqlAlchemyDatabase: opens transactions on an engine of SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from riverpy.sync._database import Isolation
 
 
-class EngineDatabase(BlockingDatabase):
+class SqlAlchemyDatabase(BlockingDatabase):
     """The database of a blocking client that was created with an engine of SQLAlchemy. The client
     does not close the engine."""
 
@@ -30,7 +30,7 @@ class EngineDatabase(BlockingDatabase):
     @contextmanager
     def transaction(self, isolation: Isolation) -> Generator[SqlAlchemySession]:
         opened = translate_block_errors(
-            _connect(self._engine), SQLAlchemyError, _translate, _translate_connect_error
+            _connect(self._engine), SQLAlchemyError, _translate_error, _translate_connect_error
         )
         with opened as connection:
             if isolation is None and getattr(
@@ -40,7 +40,7 @@ class EngineDatabase(BlockingDatabase):
             if isolation is not None:
                 level = isolation.replace("_", " ").upper()
                 connection = connection.execution_options(isolation_level=level)
-            with translate_block_errors(connection.begin(), SQLAlchemyError, _translate):
+            with translate_block_errors(connection.begin(), SQLAlchemyError, _translate_error):
                 yield SqlAlchemySession(connection)
 
 
@@ -51,7 +51,7 @@ def _connect(engine: Engine) -> Generator[Connection]:
         yield connection
 
 
-def _translate(error: SQLAlchemyError) -> Exception:
+def _translate_error(error: SQLAlchemyError) -> Exception:
     is_lost = isinstance(error, DBAPIError) and error.connection_invalidated
     return make_asyncpg_error(error, is_connection_closed=is_lost)
 

@@ -1,4 +1,4 @@
-"""JobClient: the client of a blocking job in a thread of a worker."""
+"""BlockingJobClient: the client of a blocking job in a thread of a worker."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class JobClient(Client):
-    """A client for a blocking job, which runs in another thread than the client's event loop. A
-    call without `tx` runs in the event loop, on the client's own connections. A call with `tx` runs
-    in the calling thread."""
+class BlockingJobClient(Client):
+    """The client of a blocking job. The job runs in a thread of a worker. A call without `tx` runs
+    in the worker's event loop, on the connections of the worker's client. A call with `tx` runs in
+    the job's thread."""
 
     def __init__(self, client: AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
         """`loop` is the event loop in which the client runs."""
@@ -55,9 +55,11 @@ class JobClient(Client):
                 "the worker's own connections are async, so fn cannot use them. Nothing was done"
             )
 
-    def _iterate(self, found: AsyncGenerator[T], tx: BlockingTransaction | None) -> Iterator[T]:
+    def _iterate_results(
+        self, found: AsyncGenerator[T], tx: BlockingTransaction | None
+    ) -> Iterator[T]:
         if tx is not None:
-            yield from super()._iterate(found, tx)
+            yield from super()._iterate_results(found, tx)
             return
 
         async def get_next() -> T:

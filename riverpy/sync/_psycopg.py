@@ -71,7 +71,7 @@ class PsycopgConnectionDatabase(BlockingDatabase):
                 yield session
 
 
-class ConnectionPool(Protocol):
+class PsycopgConnectionPool(Protocol):
     """A pool of psycopg's, such as `psycopg_pool.ConnectionPool`."""
 
     def connection(self) -> AbstractContextManager[psycopg.Connection[Any]]:
@@ -82,7 +82,7 @@ class ConnectionPool(Protocol):
 class PsycopgPoolDatabase(BlockingDatabase):
     """A database that uses the caller's pool of psycopg, and does not close it."""
 
-    def __init__(self, pool: ConnectionPool) -> None:
+    def __init__(self, pool: PsycopgConnectionPool) -> None:
         self._pool = pool
 
     @contextmanager

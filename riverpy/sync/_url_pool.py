@@ -39,7 +39,7 @@ NETWORK_TIMEOUT = 30.0
 """Seconds without an answer on the network after which a connection counts as lost."""
 FREE_CONNECTION_TIMEOUT = 10.0
 """The longest wait for a connection while all of them are in use, in seconds."""
-IDLE_LIFETIME = 300.0
+IDLE_CONNECTION_LIFETIME = 300.0
 """Seconds after which an idle connection is closed and not used again."""
 _KEEPALIVE_COUNT = 3
 
@@ -51,7 +51,7 @@ class _IdleConnection(NamedTuple):
     idle_since: float
 
 
-class _Connections:
+class _ProcessConnections:
     """The connections that one process has opened."""
 
     def __init__(self, size: int) -> None:
@@ -72,8 +72,8 @@ class UrlDatabase(BlockingDatabase):
         self._options = _make_connect_options(url, through_pooler=through_pooler)
         self._size, self._password = size, password
         self._through_pooler = through_pooler
-        self._connections = _Connections(size)
-        self._inherited: list[_Connections] = []
+        self._connections = _ProcessConnections(size)
+        self._inherited: list[_ProcessConnections] = []
         """The connections of parent processes. The references stay: to close these connections
         would end the parent's sessions."""
         self._opener_pid: int | None = None
@@ -90,7 +90,7 @@ class UrlDatabase(BlockingDatabase):
         """
         if self._opener_pid == os.getpid():
             raise ClientStateError("the client is open already")
-        with self._connection():
+        with self._borrow_connection():
             self._opener_pid, self.is_open = os.getpid(), True
 
     def close(self) -> None:
@@ -102,17 +102,20 @@ class UrlDatabase(BlockingDatabase):
 
     @contextmanager
     def transaction(self, isolation: Isolation) -> Generator[PsycopgSession]:
-        with self._connection() as connection, open_transaction(connection, isolation) as session:
+        with (
+            self._borrow_connection() as connection,
+            open_transaction(connection, isolation) as session,
+        ):
             yield session
 
-    def _get_connections(self) -> _Connections:
+    def _get_connections(self) -> _ProcessConnections:
         if self._connections.pid != os.getpid():
             self._inherited.append(self._connections)
-            self._connections = _Connections(self._size)
+            self._connections = _ProcessConnections(self._size)
         return self._connections
 
     @contextmanager
-    def _connection(self) -> Generator[psycopg.Connection[Any]]:
+    def _borrow_connection(self) -> Generator[psycopg.Connection[Any]]:
         connections = self._get_connections()
         if not connections.free_places.acquire(timeout=FREE_CONNECTION_TIMEOUT):
             raise TimeoutError(
@@ -120,26 +123,30 @@ class UrlDatabase(BlockingDatabase):
                 f"{self._size} are in use: increase Config(pool_size=…)"
             )
         try:
-            connection = self._take_idle(connections) or self._connect()
+            connection = self._take_idle_connection(connections) or self._connect()
             try:
                 yield connection
             finally:
-                self._give_back(connections, connection)
+                self._return_connection(connections, connection)
         finally:
             connections.free_places.release()
 
-    def _take_idle(self, connections: _Connections) -> psycopg.Connection[Any] | None:
+    def _take_idle_connection(
+        self, connections: _ProcessConnections
+    ) -> psycopg.Connection[Any] | None:
         """Return an idle connection that is still open. None: there is none."""
         while True:
             try:
                 connection, idle_since = connections.idle.pop()
             except IndexError:  # another thread has taken the last connection
                 return None
-            if time.monotonic() - idle_since < IDLE_LIFETIME and _is_alive(connection):
+            if time.monotonic() - idle_since < IDLE_CONNECTION_LIFETIME and _is_usable(connection):
                 return connection
             connection.close()
 
-    def _give_back(self, connections: _Connections, connection: psycopg.Connection[Any]) -> None:
+    def _return_connection(
+        self, connections: _ProcessConnections, connection: psycopg.Connection[Any]
+    ) -> None:
         status = connection.pgconn.transaction_status
         if self.is_open and status == TransactionStatus.IDLE and connections.pid == os.getpid():
             connections.idle.append(_IdleConnection(connection, time.monotonic()))
@@ -166,7 +173,7 @@ class UrlDatabase(BlockingDatabase):
         return connection
 
 
-def _is_alive(connection: psycopg.Connection[Any]) -> bool:
+def _is_usable(connection: psycopg.Connection[Any]) -> bool:
     """Return whether an idle connection can be used. If its socket has data to read, the server has
     probably closed the connection."""
     if connection.closed:

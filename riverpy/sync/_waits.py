@@ -41,8 +41,9 @@ JOBS_PER_STATEMENT_MAX = 10_000
 ResultT = TypeVar("ResultT")
 
 
-class BlockingWaits(ClientMethods):
-    """The waits of a blocking client, as coroutines. While they sleep, they use no connection."""
+class PollingWaitMethods(ClientMethods):
+    """The methods of a blocking client that wait for jobs, as coroutines. While they sleep, they
+    use no connection."""
 
     @abstractmethod
     async def insert(
@@ -52,7 +53,8 @@ class BlockingWaits(ClientMethods):
 
     def expect_no_open_transaction(self) -> None:
         """Raise TransactionError if calls without `tx` would run in an open transaction of the
-        caller, which a wait would keep open, or if the caller must not block its thread."""
+        caller, because a wait would keep it open. Raise it also if the caller must not block its
+        thread."""
 
     def handle_lost_connection(self) -> None:
         """After a failed read, let the next call open a new connection."""
@@ -85,7 +87,7 @@ class BlockingWaits(ClientMethods):
         read_error: str | None = None
         while wait.waiting_ids:
             try:
-                await self._read_jobs(wait, states)
+                await self._poll_jobs(wait, states)
                 read_error = None
             except DATABASE_ERRORS as error:
                 if is_permanent_statement_error(error):
@@ -101,7 +103,7 @@ class BlockingWaits(ClientMethods):
         row_by_id = wait.get_rows_or_raise(timeout, states, read_error)
         return [row_by_id[job_id] for job_id in ids]
 
-    async def _read_jobs(self, wait: JobWait, states: dict[int, JobState]) -> None:
+    async def _poll_jobs(self, wait: JobWait, states: dict[int, JobState]) -> None:
         """Read the states of the jobs, and the rows of jobs that have ended."""
         schema, ids = self._config.schema, list(wait.waiting_ids)
         with translate_insert_errors(None, in_savepoint=True):
@@ -129,7 +131,7 @@ class BlockingWaits(ClientMethods):
                 wait.add_row(row)
 
 
-class WaitMethods:
+class BlockingWaitMethods:
     """The methods of `riverpy.sync.Client` that wait for the end of jobs."""
 
     _calls: Any

@@ -15,7 +15,7 @@ from riverpy.config import Config
 from riverpy.errors import ConfigError
 from riverpy.sync._calls import BlockingCalls
 from riverpy.sync._choice import make_database
-from riverpy.sync._waits import WaitMethods
+from riverpy.sync._waits import BlockingWaitMethods
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -44,12 +44,12 @@ ResultT = TypeVar("ResultT")
 TransactionT = TypeVar("TransactionT", bound="BlockingTransaction")
 
 
-def _give_tx(tx: BlockingTransaction | None) -> CallerTransaction | None:
+def _cast_tx(tx: BlockingTransaction | None) -> CallerTransaction | None:
     """Return `tx` unchanged, with another type. The called methods check its real type."""
     return cast("CallerTransaction | None", tx)
 
 
-class Client(WaitMethods):
+class Client(BlockingWaitMethods):
     """A River client for code that is not async: it inserts jobs, and changes jobs and queues.
     `riverpy worker` works the jobs.
 
@@ -144,7 +144,7 @@ class Client(WaitMethods):
     def _expect_blocking_connection(self, tx: BlockingTransaction | None) -> None:
         """Raise ClientStateError if the function of `run_once` would get an async connection."""
 
-    def _iterate(
+    def _iterate_results(
         self, found: AsyncGenerator[ResultT], tx: BlockingTransaction | None
     ) -> Iterator[ResultT]:
         """Return an iterator over the results of an async generator."""
@@ -175,7 +175,7 @@ class Client(WaitMethods):
             SchemaMissingError: the database has no River tables.
             ClientStateError: there is no `tx`, and the client has no database or is closed.
         """
-        return self._run(self._calls.insert(args, opts, tx=_give_tx(tx)), tx)
+        return self._run(self._calls.insert(args, opts, tx=_cast_tx(tx)), tx)
 
     def insert_many(
         self, params: Sequence[InsertManyParams], *, tx: BlockingTransaction | None = None
@@ -186,7 +186,7 @@ class Client(WaitMethods):
             InsertError: there is no job, or a job is not allowed; nothing was sent.
             RiverError, TypeError: as `insert`.
         """
-        return self._run(self._calls.insert_many(params, tx=_give_tx(tx)), tx)
+        return self._run(self._calls.insert_many(params, tx=_cast_tx(tx)), tx)
 
     def insert_many_fast(
         self, params: Sequence[InsertManyParams], *, tx: BlockingTransaction | None = None
@@ -199,7 +199,7 @@ class Client(WaitMethods):
             InsertError: as `insert_many`; or riverpy has no COPY on this kind of connection.
             RiverError, TypeError: as `insert`.
         """
-        return self._run(self._calls.insert_many_fast(params, tx=_give_tx(tx)), tx)
+        return self._run(self._calls.insert_many_fast(params, tx=_cast_tx(tx)), tx)
 
     # -- one job
 
@@ -211,7 +211,7 @@ class Client(WaitMethods):
             NotFoundError: there is no job with this id.
             JobDamagedError: the server cannot read the job.
         """
-        return self._run(self._calls.job_get(job_id, tx=_give_tx(tx)), tx)
+        return self._run(self._calls.job_get(job_id, tx=_cast_tx(tx)), tx)
 
     def job_cancel(self, job_id: int, *, tx: BlockingTransaction | None = None) -> JobRow:
         """Cancel a job, as `riverpy.Client.job_cancel`. Returns the job.
@@ -219,7 +219,7 @@ class Client(WaitMethods):
         Raises:
             ConfigError, NotFoundError, JobDamagedError: as `job_get`.
         """
-        return self._run(self._calls.job_cancel(job_id, tx=_give_tx(tx)), tx)
+        return self._run(self._calls.job_cancel(job_id, tx=_cast_tx(tx)), tx)
 
     def job_retry(self, job_id: int, *, tx: BlockingTransaction | None = None) -> JobRow:
         """Make a job available now, as `riverpy.Client.job_retry`. Returns the job.
@@ -228,7 +228,7 @@ class Client(WaitMethods):
             ConfigError, NotFoundError, JobDamagedError: as `job_get`.
             UniqueConflictError: another job has the same unique key now.
         """
-        return self._run(self._calls.job_retry(job_id, tx=_give_tx(tx)), tx)
+        return self._run(self._calls.job_retry(job_id, tx=_cast_tx(tx)), tx)
 
     def job_update(
         self, job_id: int, *, output: object, tx: BlockingTransaction | None = None
@@ -239,7 +239,7 @@ class Client(WaitMethods):
             ArgsError: the output cannot be encoded as JSON, or is larger than 32 MiB as JSON.
             ConfigError, NotFoundError, JobDamagedError: as `job_get`.
         """
-        return self._run(self._calls.job_update(job_id, output=output, tx=_give_tx(tx)), tx)
+        return self._run(self._calls.job_update(job_id, output=output, tx=_cast_tx(tx)), tx)
 
     def job_delete(self, job_id: int, *, tx: BlockingTransaction | None = None) -> JobRow:
         """Delete a job. Returns the job as it was.
@@ -248,7 +248,7 @@ class Client(WaitMethods):
             JobRunningError: the job is running. Nothing was changed.
             ConfigError, NotFoundError, JobDamagedError: as `job_get`.
         """
-        return self._run(self._calls.job_delete(job_id, tx=_give_tx(tx)), tx)
+        return self._run(self._calls.job_delete(job_id, tx=_cast_tx(tx)), tx)
 
     # -- many jobs
 
@@ -273,7 +273,7 @@ class Client(WaitMethods):
             descending=descending,
             limit=limit,
             after=after,
-            tx=_give_tx(tx),
+            tx=_cast_tx(tx),
             **filters,
         )
         return self._run(call, tx)
@@ -300,10 +300,10 @@ class Client(WaitMethods):
             descending=descending,
             page_size=page_size,
             after=after,
-            tx=_give_tx(tx),
+            tx=_cast_tx(tx),
             **filters,
         )
-        return self._iterate(found, tx)
+        return self._iterate_results(found, tx)
 
     def job_count(
         self, *, tx: BlockingTransaction | None = None, **filters: Unpack[JobFilters]
@@ -313,7 +313,7 @@ class Client(WaitMethods):
         Raises:
             ConfigError: a filter is not allowed.
         """
-        return self._run(self._calls.job_count(tx=_give_tx(tx), **filters), tx)
+        return self._run(self._calls.job_count(tx=_cast_tx(tx), **filters), tx)
 
     def job_delete_many(
         self,
@@ -332,7 +332,7 @@ class Client(WaitMethods):
             JobDamagedError: the server cannot read one of the jobs. Nothing was changed.
         """
         call = self._calls.job_delete_many(
-            limit=limit, unsafe_all=unsafe_all, tx=_give_tx(tx), **filters
+            limit=limit, unsafe_all=unsafe_all, tx=_cast_tx(tx), **filters
         )
         return self._run(call, tx)
 
@@ -350,7 +350,7 @@ class Client(WaitMethods):
             ConfigError: no filter is given, or a filter, the limit or `on_progress` is not allowed.
         """
         call = self._calls.job_retry_many(
-            limit=limit, on_progress=on_progress, tx=_give_tx(tx), **filters
+            limit=limit, on_progress=on_progress, tx=_cast_tx(tx), **filters
         )
         return self._run(call, tx)
 
@@ -368,7 +368,7 @@ class Client(WaitMethods):
             ConfigError: as `job_retry_many`.
         """
         call = self._calls.job_cancel_many(
-            limit=limit, on_progress=on_progress, tx=_give_tx(tx), **filters
+            limit=limit, on_progress=on_progress, tx=_cast_tx(tx), **filters
         )
         return self._run(call, tx)
 
@@ -386,7 +386,7 @@ class Client(WaitMethods):
             ConfigError: as `job_retry_many`.
         """
         call = self._calls.job_delete_in_batches(
-            limit=limit, on_progress=on_progress, tx=_give_tx(tx), **filters
+            limit=limit, on_progress=on_progress, tx=_cast_tx(tx), **filters
         )
         return self._run(call, tx)
 
@@ -398,7 +398,7 @@ class Client(WaitMethods):
         Raises:
             NotFoundError: no client has worked a queue with this name.
         """
-        return self._run(self._calls.queue_get(name, tx=_give_tx(tx)), tx)
+        return self._run(self._calls.queue_get(name, tx=_cast_tx(tx)), tx)
 
     def queue_list(
         self, *, limit: int = QUEUE_LIST_LIMIT_DEFAULT, tx: BlockingTransaction | None = None
@@ -408,7 +408,7 @@ class Client(WaitMethods):
         Raises:
             ConfigError: `limit` is below 1.
         """
-        return self._run(self._calls.queue_list(limit=limit, tx=_give_tx(tx)), tx)
+        return self._run(self._calls.queue_list(limit=limit, tx=_cast_tx(tx)), tx)
 
     def queue_lags(
         self, names: Sequence[str], *, tx: BlockingTransaction | None = None
@@ -418,7 +418,7 @@ class Client(WaitMethods):
         Raises:
             ConfigError: a queue name is not allowed.
         """
-        return self._run(self._calls.queue_lags(names, tx=_give_tx(tx)), tx)
+        return self._run(self._calls.queue_lags(names, tx=_cast_tx(tx)), tx)
 
     def queue_update(
         self, name: str, *, metadata: Mapping[str, object], tx: BlockingTransaction | None = None
@@ -430,7 +430,7 @@ class Client(WaitMethods):
                 7,999 bytes.
             NotFoundError: no client has worked a queue with this name.
         """
-        return self._run(self._calls.queue_update(name, metadata=metadata, tx=_give_tx(tx)), tx)
+        return self._run(self._calls.queue_update(name, metadata=metadata, tx=_cast_tx(tx)), tx)
 
     def queue_pause(self, name: str, *, tx: BlockingTransaction | None = None) -> None:
         """Stop all clients from claiming jobs of a queue, or of all queues if the name is `*`.
@@ -438,7 +438,7 @@ class Client(WaitMethods):
         Raises:
             NotFoundError: no client has worked a queue with this name.
         """
-        self._run(self._calls.queue_pause(name, tx=_give_tx(tx)), tx)
+        self._run(self._calls.queue_pause(name, tx=_cast_tx(tx)), tx)
 
     def queue_resume(self, name: str, *, tx: BlockingTransaction | None = None) -> None:
         """Let all clients claim jobs of a paused queue again, or of all queues if the name is `*`.
@@ -446,7 +446,7 @@ class Client(WaitMethods):
         Raises:
             NotFoundError: no client has worked a queue with this name.
         """
-        self._run(self._calls.queue_resume(name, tx=_give_tx(tx)), tx)
+        self._run(self._calls.queue_resume(name, tx=_cast_tx(tx)), tx)
 
     def periodic_pause(self, job_id: str, *, tx: BlockingTransaction | None = None) -> None:
         """Stop inserting jobs of a periodic job until `periodic_resume`.
@@ -455,7 +455,7 @@ class Client(WaitMethods):
             NotFoundError: no leader has registered a periodic job with this id.
             SchemaMissingError: the database lacks migration 2 of the migration line `riverpy`.
         """
-        self._run(self._calls.periodic_pause(job_id, tx=_give_tx(tx)), tx)
+        self._run(self._calls.periodic_pause(job_id, tx=_cast_tx(tx)), tx)
 
     def periodic_resume(self, job_id: str, *, tx: BlockingTransaction | None = None) -> None:
         """Resume a paused periodic job. Runs that were due during the pause are skipped.
@@ -463,7 +463,7 @@ class Client(WaitMethods):
         Raises:
             NotFoundError, SchemaMissingError: as `periodic_pause`.
         """
-        self._run(self._calls.periodic_resume(job_id, tx=_give_tx(tx)), tx)
+        self._run(self._calls.periodic_resume(job_id, tx=_cast_tx(tx)), tx)
 
     def periodic_run(self, job_id: str, *, tx: BlockingTransaction | None = None) -> None:
         """Let the leader insert one job of a periodic job now, in addition to the schedule.
@@ -471,12 +471,12 @@ class Client(WaitMethods):
         Raises:
             NotFoundError, SchemaMissingError: as `periodic_pause`.
         """
-        self._run(self._calls.periodic_run(job_id, tx=_give_tx(tx)), tx)
+        self._run(self._calls.periodic_run(job_id, tx=_cast_tx(tx)), tx)
 
     def request_resign(self, *, tx: BlockingTransaction | None = None) -> None:
         """Request that the leader of this client's leader domain resigns, as
         `riverpy.Client.request_resign`."""
-        self._run(self._calls.request_resign(tx=_give_tx(tx)), tx)
+        self._run(self._calls.request_resign(tx=_cast_tx(tx)), tx)
 
     # -- effects that happen once
 

@@ -20,7 +20,7 @@ import riverpy.django
 from riverpy import ArgsError, Config, RawArgs, TransactionError, _plugins
 from riverpy.django.connections import ConnectionCloser
 from riverpy.django.database import make_database_url
-from riverpy.django.task_jobs import find_task, map_priority
+from riverpy.django.task_jobs import find_task, to_river_priority
 from riverpy.django.tasks import RiverpyBackend
 from riverpy.django.tasks_api import (
     InvalidTask,
@@ -306,7 +306,7 @@ def test_backend() -> None:
     assert (backend.supports_defer, backend.supports_async_task) == (True, True)
     assert (backend.supports_get_result, backend.supports_priority) == (True, True)
     assert list(backend.check()) == []
-    assert [map_priority(number) for number in (100, 51, 49, 0, -1, -49, -51, -100)] == [
+    assert [to_river_priority(number) for number in (100, 51, 49, 0, -1, -49, -51, -100)] == [
         1,
         1,
         2,

@@ -6,7 +6,7 @@ With `RIVERPY = {"MIGRATIONS": "riverpy"}` the app has no migrations: this modul
 
 from __future__ import annotations
 
-from riverpy.django.settings import are_migrations_of_django
+from riverpy.django.settings import is_migrated_by_django
 
-if not are_migrations_of_django():
+if not is_migrated_by_django():
     del __path__
