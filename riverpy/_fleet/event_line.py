@@ -83,7 +83,7 @@ def build_event_line(event: Event) -> EventLine:
     )
 
 
-def build_dropped_line(count: int) -> EventLine:
+def build_dropped_events_line(count: int) -> EventLine:
     """Return an EventLine that reports the number of dropped events."""
     return EventLine(event="dropped", at=datetime.now(UTC), dropped=count)
 

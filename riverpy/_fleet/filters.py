@@ -31,7 +31,7 @@ class FollowFilter(msgspec.Struct, frozen=True, omit_defaults=True):
     queues: frozenset[str] | None = None
     job_ids: frozenset[int] | None = None
 
-    def is_matched_by(self, event: str, kind: str, queue: str, job_id: int) -> bool:
+    def matches_event(self, event: str, kind: str, queue: str, job_id: int) -> bool:
         """Whether an event matches. An event of a queue or a lease has no `kind` (an empty text)
         and no `job_id` (0)."""
         return (
@@ -89,7 +89,7 @@ def _is_list_of(values: object, expected: type) -> bool:
     return bool(items) and all(type(item) is expected for item in items)
 
 
-FOLLOW_ALL = FollowFilter()
+ALL_EVENTS_FILTER = FollowFilter()
 """The filter that all events match."""
 
 
@@ -110,4 +110,4 @@ def merge_filters(filters: Iterable[FollowFilter]) -> list[FollowFilter]:
             for one, ids in ids_by_filter.items()
         ),
     ]
-    return merged if len(merged) <= FOLLOW_FILTERS_MAX else [FOLLOW_ALL]
+    return merged if len(merged) <= FOLLOW_FILTERS_MAX else [ALL_EVENTS_FILTER]

@@ -23,7 +23,7 @@ from riverpy._fleet.messages import (
     Announcement,
     decode_message,
     encode_announcements,
-    encode_line,
+    encode_ascii_json,
 )
 from riverpy._fleet.row_reader import WatchClosedError
 from riverpy._log import get_logger
@@ -112,7 +112,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
         self._woken = asyncio.Event()
         self._unused_since: float | None = None
         self._is_stopped = False
-        self._task = BackgroundTask("fleet follower", self._run, self._handle_failure)
+        self._task = BackgroundTask("fleet follower", self._run, self._handle_task_failure)
         self._log = get_logger().with_rate_limit()
 
     # -- subscriptions and watches
@@ -181,7 +181,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
         self.close()
         for readers in self._readers_by_id.values():
             for reader in list(readers):
-                reader.fail(WatchClosedError())
+                reader.set_error(WatchClosedError())
         self._readers_by_id.clear()
         self._version_by_id.clear()
         self._ids_to_read.clear()
@@ -210,13 +210,13 @@ class FleetFollower(StreamGroup["FleetStream"]):
                 stream.add_dropped_by_workers(header.dropped)
         for message in messages:
             streams = [
-                one for one in self._open_streams if message.is_followed_by([one.follow_filter])
+                one for one in self._open_streams if message.matches_any([one.follow_filter])
             ]
             if streams and (event := make_event(message, header.client)) is not None:
                 for stream in streams:
                     stream.put(event)
 
-    def _resync(self) -> None:
+    def _read_all_watched_jobs_soon(self) -> None:
         """Read all watched jobs soon: LISTEN has just started, so notifications may be lost."""
         self._ids_to_read.update(self._readers_by_id)
         self._woken.set()
@@ -225,14 +225,17 @@ class FleetFollower(StreamGroup["FleetStream"]):
 
     async def _run(self) -> None:
         self._poll_at = time.monotonic()
-        with self._listener.listening(FLEET_TOPIC, self._receive_message, self._resync):
-            while not await self._has_been_unused():
+        with self._listener.listening(
+            FLEET_TOPIC, self._receive_message, self._read_all_watched_jobs_soon
+        ):
+            while not await self._announce_end_if_unused():
                 await self._wait_until_due()
                 await self._announce_if_due()
                 await self._read_watched_jobs()
 
-    async def _has_been_unused(self) -> bool:
-        """Return whether nothing was followed for some time. If so, notify the workers."""
+    async def _announce_end_if_unused(self) -> bool:
+        """If nothing was followed for some time, announce the end to the workers. Return whether
+        the task can end."""
         now = time.monotonic()
         if self._is_used:
             self._unused_since = None
@@ -242,7 +245,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
         if now - self._unused_since < UNUSED_FOLLOWER_TIMEOUT:
             return False
         self._unused_since = None
-        await self._send_announcements([encode_line(Announcement(self._id, is_end=True))])
+        await self._send_announcements([encode_ascii_json(Announcement(self._id, is_end=True))])
         return not self._is_used
 
     async def _wait_until_due(self) -> None:
@@ -343,9 +346,9 @@ class FleetFollower(StreamGroup["FleetStream"]):
             except DATABASE_ERRORS as error:
                 if is_permanent_statement_error(error):
                     for reader in list(self._readers_by_id.get(job_id, ())):
-                        reader.fail(make_read_error(error))
+                        reader.set_error(make_read_error(error))
 
-    def _handle_failure(self, error: Exception) -> None:
+    def _handle_task_failure(self, error: Exception) -> None:
         """End all subscriptions and watches, because the task has ended by a fault: no reader may
         wait forever."""
         self._log.error(FLEET_FOLLOWING_FAILED, exc_info=error)
@@ -353,5 +356,5 @@ class FleetFollower(StreamGroup["FleetStream"]):
             stream.close(error)
         for readers in list(self._readers_by_id.values()):
             for reader in list(readers):
-                reader.fail(error)
+                reader.set_error(error)
         self._announced.set()

@@ -50,50 +50,50 @@ class FleetJobRow(JobRow):
         row[JobColumn.ERRORS] = [_encode_error(message)] if message.error else []
         super().__init__(row)
 
-    def _raise_unknown(self, name: str) -> NoReturn:
+    def _raise_attribute_not_sent(self, name: str) -> NoReturn:
         raise ClientStateError(
             f"the job of an event of the fleet has no {name}: read the job with "
             "`await client.job_get(event.job.id)`"
         )
 
     def columns(self) -> Sequence[Any]:
-        self._raise_unknown("columns()")
+        self._raise_attribute_not_sent("columns()")
 
     @property
     def encoded_args(self) -> str:
-        self._raise_unknown("encoded_args")
+        self._raise_attribute_not_sent("encoded_args")
 
     @property
     def attempted_by(self) -> list[str]:
-        self._raise_unknown("attempted_by")
+        self._raise_attribute_not_sent("attempted_by")
 
     @property
     def error_count(self) -> int:
-        self._raise_unknown("error_count")
+        self._raise_attribute_not_sent("error_count")
 
     @property
     def metadata(self) -> dict[str, Any]:
-        self._raise_unknown("metadata")
+        self._raise_attribute_not_sent("metadata")
 
     @property
     def output(self) -> Any:
-        self._raise_unknown("output")
+        self._raise_attribute_not_sent("output")
 
     @property
     def last_progress(self) -> JobProgress | None:
-        self._raise_unknown("last_progress")
+        self._raise_attribute_not_sent("last_progress")
 
     @property
     def tags(self) -> list[str]:
-        self._raise_unknown("tags")
+        self._raise_attribute_not_sent("tags")
 
     @property
     def unique_key(self) -> bytes | None:
-        self._raise_unknown("unique_key")
+        self._raise_attribute_not_sent("unique_key")
 
     @property
     def unique_states(self) -> list[Any] | None:
-        self._raise_unknown("unique_states")
+        self._raise_attribute_not_sent("unique_states")
 
 
 def _encode_error(message: EventMessage) -> str:

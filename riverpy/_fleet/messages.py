@@ -90,10 +90,10 @@ class EventMessage(msgspec.Struct, omit_defaults=True, kw_only=True):
     cause: str = ""
     reason: str = ""
 
-    def is_followed_by(self, filters: Iterable[FollowFilter]) -> bool:
+    def matches_any(self, filters: Iterable[FollowFilter]) -> bool:
         """Whether the event matches one of the filters."""
         return any(
-            one.is_matched_by(self.event, self.kind, self.queue, self.job_id) for one in filters
+            one.matches_event(self.event, self.kind, self.queue, self.job_id) for one in filters
         )
 
 
@@ -111,7 +111,7 @@ def encode_announcements(follower: str, filters: list[FollowFilter]) -> list[str
                 part = [FollowFilter(events=one.events, job_ids=chunk)]
             parts.append(part)
     return [
-        encode_line(Announcement(follower, number, part))
+        encode_ascii_json(Announcement(follower, number, part))
         for number, part in enumerate(parts[:ANNOUNCEMENTS_MAX])
     ]
 
@@ -129,7 +129,8 @@ def _widen_filters_to_fit(follower: str, filters: list[FollowFilter]) -> list[Fo
 
 
 def _is_too_long(announcement: Announcement) -> bool:
-    return len(encode_line(announcement)) > PAYLOAD_BYTES_MAX - 20  # 20: the number of the part
+    part_number_bytes = 20
+    return len(encode_ascii_json(announcement)) > PAYLOAD_BYTES_MAX - part_number_bytes
 
 
 def decode_announcement(payload: str) -> Announcement | None:
@@ -140,7 +141,7 @@ def decode_announcement(payload: str) -> Announcement | None:
         return None
 
 
-def encode_line(message: msgspec.Struct) -> str:
+def encode_ascii_json(message: msgspec.Struct) -> str:
     """Return a message as JSON text, all in ASCII."""
     text = msgspec.json.encode(message).decode()
     return text if text.isascii() else json.dumps(json.loads(text), separators=(",", ":"))
@@ -157,26 +158,26 @@ class MessageBuilder:
         """Return the payloads for encoded events, one event a line. The first payload reports the
         dropped events. No line may be longer than `line_length_max`."""
         payloads: list[str] = []
-        parts = [self._start_message(dropped)]
+        parts = [self._make_header_line(dropped)]
         size = len(parts[0])
         for line in lines:
             if size + 1 + len(line) > PAYLOAD_BYTES_MAX:
                 payloads.append("\n".join(parts))
-                parts = [self._start_message(0)]
+                parts = [self._make_header_line(0)]
                 size = len(parts[0])
             parts.append(line)
             size += 1 + len(line)
         return [*payloads, "\n".join(parts)]
 
-    def _start_message(self, dropped: int) -> str:
+    def _make_header_line(self, dropped: int) -> str:
         self._number += 1
-        return encode_line(MessageHeader(self._client_id, self._number, dropped))
+        return encode_ascii_json(MessageHeader(self._client_id, self._number, dropped))
 
     @property
     def line_length_max(self) -> int:
         """The maximum number of bytes of the line of an event."""
         longest = MessageHeader(self._client_id, 2**63, 2**63)
-        return PAYLOAD_BYTES_MAX - len(encode_line(longest)) - 1
+        return PAYLOAD_BYTES_MAX - len(encode_ascii_json(longest)) - 1
 
 
 _event_decoder = msgspec.json.Decoder(EventMessage)

@@ -6,7 +6,7 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from riverpy._fleet.messages import encode_line
+from riverpy._fleet.messages import encode_ascii_json
 from riverpy._log import get_logger
 from riverpy._log_events import EVENT_DROPPED
 from riverpy._timestamps import encode_timestamp
@@ -52,7 +52,7 @@ class FleetOutbox:
         """Add an event if a client follows it. `make_message` is called when the event is sent, and
         not if it is dropped."""
         for one in self.filters:
-            if one.is_matched_by(event.value, kind_of_job, queue, job_id):
+            if one.matches_event(event.value, kind_of_job, queue, job_id):
                 break
         else:
             return
@@ -74,19 +74,19 @@ class FleetOutbox:
         self._waiting_events.clear()
         self.dropped_count = 0
 
-    def take_lines(self, count: int, length_max: int) -> list[str]:
-        """Remove the `count` oldest events, and return them as lines. An event whose line is longer
-        than `length_max`, or that cannot be encoded, is dropped."""
+    def take_encoded_events(self, count: int, length_max: int) -> list[str]:
+        """Remove the `count` oldest events, and return them as JSON texts. Drop an event that
+        cannot be encoded, or whose text is longer than `length_max`."""
         lines: list[str] = []
         for _ in range(min(count, len(self._waiting_events))):
             at, make_message = self._waiting_events.popleft()
             try:
                 message = make_message()
                 message.at = encode_timestamp(at)
-                line = encode_line(message)
+                line = encode_ascii_json(message)
                 if len(line) > length_max:
                     message.error = message.text = message.reason = ""
-                    line = encode_line(message)
+                    line = encode_ascii_json(message)
             except Exception:  # the row cannot be read: drop only this event
                 self._log.exception(EVENT_DROPPED)
                 line = ""

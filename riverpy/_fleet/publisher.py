@@ -101,7 +101,7 @@ class FleetPublisher:
         if announcement.is_end:
             for known in [one for one in self._announcements if one[0] == announcement.follower]:
                 del self._announcements[known]
-            self._apply_announcements()
+            self._update_outbox_filters()
             return
         until = time.monotonic() + ANNOUNCEMENT_VALIDITY
         before = self._announcements.get(key)
@@ -109,7 +109,7 @@ class FleetPublisher:
             return
         self._announcements[key] = until, announcement
         if before is None or before[1].filters != announcement.filters:
-            self._apply_announcements()
+            self._update_outbox_filters()
 
     def _drop_expired_announcements(self) -> None:
         now = time.monotonic()
@@ -117,10 +117,11 @@ class FleetPublisher:
         for key in expired:
             del self._announcements[key]
         if expired:
-            self._apply_announcements()
+            self._update_outbox_filters()
 
-    def _apply_announcements(self) -> None:
-        """Collect the events that match a valid announcement. If there is none, collect nothing."""
+    def _update_outbox_filters(self) -> None:
+        """Let the outbox collect the events that match a valid announcement. If there is no valid
+        announcement, collect nothing."""
         self._outbox.filters = merge_filters(
             one for _, announcement in self._announcements.values() for one in announcement.filters
         )
@@ -177,14 +178,18 @@ class FleetPublisher:
             float(EVENTS_PER_SECOND_MAX),
         )
         self._allowance_at = now
-        lines = self._outbox.take_lines(int(self._allowance), self._messages.line_length_max)
+        lines = self._outbox.take_encoded_events(
+            int(self._allowance), self._messages.line_length_max
+        )
         self._allowance -= len(lines)
         dropped, self._outbox.dropped_count = self._outbox.dropped_count, 0
         if not lines and not dropped:
             return True
         is_sent = False
         try:
-            is_sent = await self._notify(self._messages.build_payloads(lines, dropped), timeout)
+            is_sent = await self._send_payloads(
+                self._messages.build_payloads(lines, dropped), timeout
+            )
             if not is_sent:
                 self._log.warning(
                     FLEET_EVENTS_NOT_SENT,
@@ -199,7 +204,7 @@ class FleetPublisher:
             self._outbox.dropped_count += dropped + len(lines)
         return is_sent
 
-    async def _notify(self, payloads: list[str], timeout: float) -> bool:
+    async def _send_payloads(self, payloads: list[str], timeout: float) -> bool:
         if self._connection is None:
             self._connection = self._make_connection()
         async with self._connection.acquire("sending events", timeout) as connection:

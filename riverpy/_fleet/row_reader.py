@@ -52,13 +52,13 @@ class RowReader:
         """Receive the newest row; None: the job does not exist. The same row may be set twice, if
         another reader of the job was added."""
         if row is None:
-            self.fail(make_missing_job_error(self.job_id))
+            self.set_error(make_missing_job_error(self.job_id))
         else:
             self._version, self._unread_row = version, row
             self._ready.set()
 
-    def fail(self, error: Exception) -> None:
-        """Let the next read raise an error."""
+    def set_error(self, error: Exception) -> None:
+        """Set the error that the next read raises."""
         self._error = error
         self._ready.set()
 

@@ -42,7 +42,7 @@ class JobWatch:
         """
         while True:
             row = await self._reader.read_row()
-            kind = find_change(self._last_row, row)
+            kind = find_change_kind(self._last_row, row)
             self._last_row = row
             if kind is not None:
                 return JobChange(kind, row, row.last_progress, row.output)
@@ -68,7 +68,7 @@ def get_row_reader(watch: JobWatch) -> RowReader:
     return watch._reader  # noqa: SLF001 (own class)  # pyright: ignore[reportPrivateUsage]
 
 
-def find_change(before: JobRow | None, row: JobRow) -> JobChangeKind | None:
+def find_change_kind(before: JobRow | None, row: JobRow) -> JobChangeKind | None:
     """Return the most important change from one row of a job to a later one; None: no change that
     a watch reports."""
     if before is None:

@@ -20,7 +20,7 @@ from riverpy._insert.unique_key import (
     check_unique_opts,
     compute_unique_key,
     make_unique_state_bits,
-    warn_of_ignored_fields,
+    warn_of_ignored_unique_fields,
 )
 from riverpy._names import KIND_LENGTH_MAX, validate_kind, validate_queue_name, validate_tag
 from riverpy._postgres.inserts import InsertRow
@@ -207,7 +207,7 @@ def _prepare_row_and_unique_rule(
     )
     check_expiry_after_due_time(expires_in, scheduled_at, now)
     unique = _choose_unique_opts(call_opts, class_opts)
-    warn_of_ignored_fields(unique, kind=kind, args_class=type(args))
+    warn_of_ignored_unique_fields(unique, kind=kind, args_class=type(args))
     if unique is None:
         check_replacing_row(row)
         return row, None

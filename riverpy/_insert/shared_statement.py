@@ -362,7 +362,7 @@ class SharedStatementSender:
                 if len(calls) == 1:
                     calls[0].fail(make_insert_error(error))
                 else:
-                    await _CallParts(calls, self._send_statement).send()
+                    await _SplitStatementSender(calls, self._send_statement).send()
         except Exception as error:  # a fault in riverpy: the task must continue
             for call in calls:
                 call.fail(copy.copy(error))
@@ -423,12 +423,12 @@ class SharedStatementSender:
             self._sent_calls = []
             is_abandoned = self._uncancel_if_abandoned()
             if is_notification_queue_full(error):
-                self._log_notification_queue(selection.notified_queues, 0)
+                self._log_notification_queue_state(selection.notified_queues, 0)
             is_lost = isinstance(error, DATABASE_ERRORS) and not is_certain_rollback(error)
             if is_lost or not isinstance(error, Exception):
                 for call in calls:
-                    call.fail(_make_loss_error(error))
-            self._record_connection_error(error)
+                    call.fail(_make_connection_lost_error(error))
+            self._handle_connection_error(error)
             if is_lost or is_abandoned:
                 return
             raise
@@ -436,10 +436,10 @@ class SharedStatementSender:
             self._sent_calls = []
             self._used_at = time.monotonic()
             self._notify_limiter.record_statement_end(selection, is_stored=is_stored)
-        self._log_notification_queue(selection.notified_queues, notified_count)
-        _give_results(calls, results)
+        self._log_notification_queue_state(selection.notified_queues, notified_count)
+        _set_results(calls, results)
 
-    def _record_connection_error(self, error: BaseException) -> None:
+    def _handle_connection_error(self, error: BaseException) -> None:
         """Keep the connection if it is usable after this error, otherwise close it. After a timeout
         or a cancellation, this is decided before the next statement, so that no caller waits."""
         if is_data_error(error) or not may_break_session(error):
@@ -471,12 +471,12 @@ class SharedStatementSender:
                 self._terminate_connection()
         self._notify_limiter.record_statement_end(selection, is_stored=True)
 
-    def _log_notification_queue(self, queues: list[str], notified_count: int) -> None:
+    def _log_notification_queue_state(self, queues: list[str], notified_count: int) -> None:
         if queues:
             self._notification_queue_log.log_queue_state(is_full=notified_count < len(queues))
 
 
-class _CallParts:
+class _SplitStatementSender:
     """Sends the calls of a refused statement in smaller parts, until each refused call is alone."""
 
     def __init__(
@@ -502,7 +502,7 @@ class _CallParts:
     async def send(self) -> None:
         """Send all parts, and end all calls."""
         if not await self._sender.send_all_due_rows(timeout=SPLIT_STATEMENT_TIMEOUT):
-            self._give_up(
+            self._fail_remaining_calls(
                 TimeoutError(f"the job was not inserted within {SPLIT_STATEMENT_TIMEOUT:g} s")
             )
 
@@ -514,19 +514,19 @@ class _CallParts:
             if not is_permanent:
                 self._temporary_failure_count += 1
                 if self._temporary_failure_count >= TEMPORARY_FAILURES_MAX:
-                    self._give_up(error)
+                    self._fail_remaining_calls(error)
                     return
             raise
         self._temporary_failure_count = 0
 
-    def _give_up(self, error: Exception) -> None:
+    def _fail_remaining_calls(self, error: Exception) -> None:
         """End all remaining calls with this error."""
         for call in self._sender.unsent_rows:
             call.fail(make_insert_error(copy.copy(error)))
         self._sender.discard_unsent_rows()
 
 
-def _give_results(calls: list[InsertCall], results: list[InsertResult]) -> None:
+def _set_results(calls: list[InsertCall], results: list[InsertResult]) -> None:
     """Give each call the results of its jobs."""
     start = 0
     for call in calls:
@@ -536,7 +536,7 @@ def _give_results(calls: list[InsertCall], results: list[InsertResult]) -> None:
         start = end
 
 
-def _make_loss_error(error: BaseException) -> Exception:
+def _make_connection_lost_error(error: BaseException) -> Exception:
     """Return the error for a statement whose connection was lost. It may have committed."""
     if not isinstance(error, Exception):
         return ConnectionError(

@@ -39,7 +39,7 @@ _CHECKED_CLASSES_MAX = 1000
 
 _log = get_logger()
 _checked_args_classes: set[type[object]] = set()
-"""The args classes that `warn_of_ignored_fields` has checked."""
+"""The args classes that `warn_of_ignored_unique_fields` has checked."""
 _json_decoder = json.JSONDecoder(parse_int=str, parse_float=str)
 
 
@@ -110,7 +110,9 @@ def compute_unique_key(
     return hashlib.sha256(text.encode()).digest()
 
 
-def warn_of_ignored_fields(opts: UniqueOpts | None, *, kind: str, args_class: type[object]) -> None:
+def warn_of_ignored_unique_fields(
+    opts: UniqueOpts | None, *, kind: str, args_class: type[object]
+) -> None:
     """Log a warning if fields of an args class are marked `Unique`, but `opts` ignores these marks.
     Only the first insert of each class is checked."""
     if args_class in _checked_args_classes or len(_checked_args_classes) >= _CHECKED_CLASSES_MAX:
@@ -146,9 +148,13 @@ def _make_args_part_of_key(kind: str, args_class: type[object], args_json: str) 
     for key, raw in _iterate_json_members(args_json):
         members.setdefault(key, raw)
     if paths := find_unique_field_paths(args_class):
-        found = [(path, raw) for path in paths if (raw := _find_value(members, path)) is not None]
+        found = [
+            (path, raw) for path in paths if (raw := _find_json_value(members, path)) is not None
+        ]
         return _build_json_text(kind, found) if found else ""
-    return "{" + ",".join(f"{_encode_name(key)}:{members[key]}" for key in sorted(members)) + "}"
+    return (
+        "{" + ",".join(f"{_encode_json_name(key)}:{members[key]}" for key in sorted(members)) + "}"
+    )
 
 
 def _iterate_json_members(json_text: str) -> Iterator[tuple[str, str]]:
@@ -162,7 +168,7 @@ def _iterate_json_members(json_text: str) -> Iterator[tuple[str, str]]:
         at = end + 1 if json_text[end] == "," else end
 
 
-def _encode_name(name: str) -> str:
+def _encode_json_name(name: str) -> str:
     return _json.encode_unchecked_string(name) if _CHARACTER_TO_ESCAPE.search(name) else f'"{name}"'
 
 
@@ -180,16 +186,18 @@ def find_unique_field_paths(args_class: type[object]) -> tuple[tuple[str, ...], 
     Raises:
         InsertError: an annotation of the class cannot be resolved.
     """
-    return tuple(sorted(_find_unique_paths(args_class, {args_class}), key=".".join))
+    return tuple(sorted(_iterate_unique_field_paths(args_class, {args_class}), key=".".join))
 
 
-def _find_unique_paths(cls: type[object], visited: set[type[object]]) -> Iterator[tuple[str, ...]]:
+def _iterate_unique_field_paths(
+    cls: type[object], visited: set[type[object]]
+) -> Iterator[tuple[str, ...]]:
     for name, annotation in _get_field_annotations(cls):
         inner = _get_struct_class(annotation)
         below: list[tuple[str, ...]] = []
         if inner is not None and inner not in visited:
             visited.add(inner)
-            below = list(_find_unique_paths(inner, visited))
+            below = list(_iterate_unique_field_paths(inner, visited))
         if below:
             yield from ((name, *path) for path in below)
         elif _is_annotated_unique(annotation):
@@ -221,32 +229,32 @@ def _get_field_json_names(cls: type[object]) -> list[tuple[str, str]]:
     return [(field.name, field.name) for field in fields(cls)] if is_dataclass(cls) else []
 
 
-def _split_annotation(annotation: Any) -> tuple[list[Any], list[Any]]:
+def _split_types_and_marks(annotation: Any) -> tuple[list[Any], list[Any]]:
     """Return the types that an annotation allows, without None and UNSET, and the marks in its
     `Annotated` parts."""
     parts = get_args(annotation)
     if get_origin(annotation) is Annotated:
-        types, marks = _split_annotation(parts[0])
+        types, marks = _split_types_and_marks(parts[0])
         return types, [*parts[1:], *marks]
     if get_origin(annotation) in {Union, UnionType}:
-        found = [_split_annotation(part) for part in parts]
+        found = [_split_types_and_marks(part) for part in parts]
         return [t for types, _ in found for t in types], [m for _, marks in found for m in marks]
     return ([] if annotation in (NoneType, msgspec.UnsetType) else [annotation]), []
 
 
 def _get_struct_class(annotation: Any) -> type[object] | None:
     """Return the Struct or dataclass of an annotation that allows no other type."""
-    types, _ = _split_annotation(annotation)
+    types, _ = _split_types_and_marks(annotation)
     cls = get_origin(types[0]) or types[0] if len(types) == 1 else None
     return cls if isinstance(cls, type) and _get_field_json_names(cls) else None
 
 
 def _is_annotated_unique(annotation: Any) -> bool:
-    _, marks = _split_annotation(annotation)
+    _, marks = _split_types_and_marks(annotation)
     return any(mark is Unique or isinstance(mark, Unique) for mark in marks)
 
 
-def _find_value(members: Mapping[str, str], path: Sequence[str]) -> str | None:
+def _find_json_value(members: Mapping[str, str], path: Sequence[str]) -> str | None:
     """Return the JSON text of the value at this path; None: there is no value."""
     found = members.get(path[0])
     for name in path[1:]:
@@ -270,7 +278,9 @@ def _build_json_text(kind: str, paths_and_values: Sequence[tuple[Sequence[str], 
         below.setdefault(path[0], []).append((path[1:], raw))
     values = {name: _build_json_text(kind, inner) for name, inner in below.items()}
     if not _is_array_index(next(iter(values))):
-        return "{" + ",".join(f"{_encode_name(name)}:{raw}" for name, raw in values.items()) + "}"
+        return (
+            "{" + ",".join(f"{_encode_json_name(name)}:{raw}" for name, raw in values.items()) + "}"
+        )
     elements: list[str] = []
     for name, raw in values.items():
         if not _is_array_index(name) or int(name) > _ARRAY_INDEX_MAX:

@@ -134,7 +134,7 @@ class Election:
             cause,
             domain=self._domain,
             epoch=None if self._domain == DEFAULT_DOMAIN else lease.epoch,
-            event=(event := self._leadership_event(lease)),
+            event=(event := self._choose_leadership_event(lease)),
             reason=None if cause is None else lease.end_reason,
             error=self._term_error if event is LeaseEventKind.FAILED else None,
         )
@@ -143,7 +143,7 @@ class Election:
         except Exception:  # a subscriber's error must not end the term
             self._log.exception(LEADERSHIP_CALLBACK_FAILED)
 
-    def _leadership_event(self, lease: Lease) -> LeaseEventKind:
+    def _choose_leadership_event(self, lease: Lease) -> LeaseEventKind:
         if lease.cause is None:
             return LeaseEventKind.ACQUIRED
         if lease.is_lost:
@@ -152,8 +152,8 @@ class Election:
 
     # -- maintenance
 
-    def forget_failed_terms(self) -> None:
-        """Forget the terms that failed, because maintenance has started."""
+    def reset_failed_term_count(self) -> None:
+        """Count failed terms from zero again, because maintenance has started."""
         self._failed_term_count = 0
 
     def resign_after_failure(self, lease: Lease, error: BaseException) -> bool:

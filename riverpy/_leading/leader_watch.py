@@ -108,9 +108,9 @@ class LeaderWatch:
             self._log.debug(LEADER_CHECK_FAILED, error=describe_error(error))
             self._no_candidate_since = None  # no client can write a heartbeat in an outage
             return
-        self._check_leader(status)
+        self._warn_of_unsuitable_leader(status)
         if not self._config.candidate:
-            self._check_candidates(status)
+            self._warn_if_no_candidate(status)
         self.leader_checked.emit()
 
     async def _read_election_status(self, connection: Connection) -> ElectionStatus:
@@ -120,12 +120,16 @@ class LeaderWatch:
             connection, self._config.schema, domain=self._domain
         )
 
-    def _check_leader(self, status: ElectionStatus) -> None:
+    def _warn_of_unsuitable_leader(self, status: ElectionStatus) -> None:
         """Log a warning if the leader is a problem, once for each term (its time as leader)."""
-        is_well = status.is_leader_riverpy and (
+        is_suitable = status.is_leader_riverpy and (
             self._domain is None or status.leader_supports_domains
         )
-        if status.leader_id is None or is_well or status.elected_at == self._last_warned_elected_at:
+        if (
+            status.leader_id is None
+            or is_suitable
+            or status.elected_at == self._last_warned_elected_at
+        ):
             return
         self._last_warned_elected_at = status.elected_at
         keys: dict[str, object] = {"leader_id": status.leader_id, "elected_at": status.elected_at}
@@ -151,7 +155,7 @@ class LeaderWatch:
                 **keys,
             )
 
-    def _check_candidates(self, status: ElectionStatus) -> None:
+    def _warn_if_no_candidate(self, status: ElectionStatus) -> None:
         """Log that no client can become leader, and repeat the log line each hour. Only clients
         with `candidate=False` do this, because any other client could become leader itself."""
         now = self._timer.seconds_since_boot()

@@ -192,13 +192,13 @@ class DomainMembership:
                 ) as connection:
                     owners = await self._write_heartbeat(connection)
             except DATABASE_ERRORS as error:  # the next heartbeat comes before `dead_after` ends
-                self._record_failure(error)
+                self._record_heartbeat_failure(error)
                 continue
-            self._record_success()
+            self._record_heartbeat_success()
             self._log_moved_queues(owners)
             self.heartbeat_written.emit()
 
-    def _record_failure(self, error: Exception) -> None:
+    def _record_heartbeat_failure(self, error: Exception) -> None:
         self._log.debug(DOMAIN_HEARTBEAT_FAILED, error=describe_error(error))
         age = self._timer.seconds_since_boot() - self._last_heartbeat_at
         if age > self._config.dead_after.total_seconds() * CONTACT_LOST_AT_SHARE_OF_DEAD_AFTER:
@@ -210,7 +210,7 @@ class DomainMembership:
                 error=describe_error(error),
             )
 
-    def _record_success(self) -> None:
+    def _record_heartbeat_success(self) -> None:
         self._last_heartbeat_at = self._timer.seconds_since_boot()
         self._failure_log.log_recovery(DOMAIN_HEARTBEAT_RESTORED)
 

@@ -132,7 +132,7 @@ def _make_fenced_out_error() -> FencedOutError:
 
 
 class TermFence(LeaderTerm):
-    """The term object of the maintenance services, which write through `transaction`."""
+    """The term of a leader, for the maintenance services. They write in its `transaction`."""
 
     @asynccontextmanager
     async def transaction(

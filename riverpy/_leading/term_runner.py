@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from riverpy._leases.lease import Lease
     from riverpy._lifecycle import Service, StopScope
 
-FAILURES_MAX = 3
+CONSECUTIVE_FAILURES_MAX = 3
 """The number of consecutive failures of maintenance after which the leader resigns."""
 SERVICE_RESTART_DELAY_MIN = timedelta(seconds=1)
 SERVICE_RESTART_DELAY_MAX = timedelta(seconds=2)
@@ -67,7 +67,7 @@ class TermServicesRunner:
 
     async def run(self, scope: StopScope) -> None:
         """Run the services until the scope is stopped, or until they have failed too often."""
-        while scope.cause is None and self._failure_count < FAILURES_MAX:
+        while scope.cause is None and self._failure_count < CONSECUTIVE_FAILURES_MAX:
             self._services_started_at = None
             try:
                 await self._run_services(scope)
@@ -101,8 +101,12 @@ class TermServicesRunner:
             self._failure_count = 0
             self._restart_backoff.reset()
         self._failure_count += 1
-        keys = {"attempt": self._failure_count, "attempts": FAILURES_MAX, **error_log_keys(error)}
-        if self._failure_count < FAILURES_MAX:
+        keys = {
+            "attempt": self._failure_count,
+            "attempts": CONSECUTIVE_FAILURES_MAX,
+            **error_log_keys(error),
+        }
+        if self._failure_count < CONSECUTIVE_FAILURES_MAX:
             delay = self._restart_backoff.next_delay()
             self._choose_log_method(error)(MAINTENANCE_FAILED, seconds=round(delay, 1), **keys)
             await self._timer.sleep(delay)

@@ -202,7 +202,7 @@ class MaintenanceElection:
             lease,
             self._make_term_services,
             timer=self._timer,
-            on_services_started=self.election.forget_failed_terms,
+            on_services_started=self.election.reset_failed_term_count,
             resign=lambda error: self.election.resign_after_failure(lease, error),
         )
         await runner.run(scope)

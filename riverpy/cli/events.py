@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from riverpy._clock import Backoff
 from riverpy._dsn import url_for_display
-from riverpy._fleet.event_line import EventLine, build_dropped_line, build_event_line
+from riverpy._fleet.event_line import EventLine, build_dropped_events_line, build_event_line
 from riverpy._tools.health.event_stream import KEEPALIVE_INTERVAL
 from riverpy._tools.health.http_client import (
     HEALTH_PORT_DEFAULT,
@@ -211,7 +211,7 @@ async def _follow_fleet_events(
         async for event in subscription:
             if subscription.dropped > dropped:
                 dropped, count = subscription.dropped, subscription.dropped - dropped
-                print_line(msgspec.json.encode(build_dropped_line(count)))
+                print_line(msgspec.json.encode(build_dropped_events_line(count)))
             line = build_event_line(event)
             if (not filters["states"] or line.state in filters["states"]) and (
                 not filters["leases"] or line.lease in filters["leases"]

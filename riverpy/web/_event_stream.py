@@ -11,7 +11,7 @@ import anyio.lowlevel
 import msgspec
 
 from riverpy._dsn import mask_passwords
-from riverpy._fleet.event_line import build_dropped_line, build_event_line
+from riverpy._fleet.event_line import build_dropped_events_line, build_event_line
 from riverpy._fleet.messages import ERROR_LENGTH_MAX
 from riverpy._fleet.row_reader import WatchClosedError
 from riverpy._fleet.subscription import take_waiting_events
@@ -113,7 +113,7 @@ async def _stream_fleet(subscription: FleetSubscription) -> AsyncGenerator[bytes
             ]
             if subscription.dropped > dropped:
                 dropped, count = subscription.dropped, subscription.dropped - dropped
-                lines.insert(0, build_dropped_line(count))
+                lines.insert(0, build_dropped_events_line(count))
             yield b"".join(encode_event(line.event, msgspec.json.encode(line)) for line in lines)
             await anyio.lowlevel.checkpoint()  # let other requests run
 

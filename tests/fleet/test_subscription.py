@@ -25,7 +25,12 @@ from riverpy import (
 )
 from riverpy._fleet import outbox, publisher
 from riverpy._fleet.event_line import build_event_line
-from riverpy._fleet.filters import FOLLOW_ALL, FOLLOW_FILTERS_MAX, FollowFilter, merge_filters
+from riverpy._fleet.filters import (
+    ALL_EVENTS_FILTER,
+    FOLLOW_FILTERS_MAX,
+    FollowFilter,
+    merge_filters,
+)
 from riverpy._fleet.messages import (
     ANNOUNCEMENTS_MAX,
     EventMessage,
@@ -33,7 +38,7 @@ from riverpy._fleet.messages import (
     decode_announcement,
     decode_message,
     encode_announcements,
-    encode_line,
+    encode_ascii_json,
 )
 from riverpy._maintenance import base
 from riverpy._postgres import fleet
@@ -231,7 +236,7 @@ async def test_unfollowed_and_expired(
         await rig.event()
         assert not sent
         monkeypatch.setattr(publisher, "ANNOUNCEMENT_VALIDITY", 0.3)
-        payload = encode_line(decode_announcement('{"follower": "killed", "filters": [{}]}'))
+        payload = encode_ascii_json(decode_announcement('{"follower": "killed", "filters": [{}]}'))
         async with connected(rig.url) as connection:
             channel = f"{rig.schema.name}.riverpy_follow"
             for text in ("", "{", '{"follower": ""}', '{"follower": 1}', "é", payload):
@@ -290,7 +295,7 @@ def test_rate_and_broken_messages() -> None:
     """An event that cannot be made, or is too long for a notification, is dropped and counted. A
     long text is left out before."""
     waiting = outbox.FleetOutbox(lambda: None)
-    waiting.filters = [FOLLOW_ALL]
+    waiting.filters = [ALL_EVENTS_FILTER]
     messages = MessageBuilder("c" * 100)
 
     def fail() -> EventMessage:
@@ -303,7 +308,7 @@ def test_rate_and_broken_messages() -> None:
         lambda: EventMessage(event="job_failed", text="fits"),
     ):
         waiting.add_event(EventKind.JOB_FAILED, make)
-    lines = waiting.take_lines(10, messages.line_length_max)
+    lines = waiting.take_encoded_events(10, messages.line_length_max)
     assert (len(lines), waiting.dropped_count) == (2, 2)
     payloads = messages.build_payloads(lines * 200, waiting.dropped_count)
     assert len(payloads) > 1
@@ -332,7 +337,7 @@ def test_announcements() -> None:
     assert first.filters == [FollowFilter(), FollowFilter(events=frozenset(["a"]))]
     assert json.loads(payloads[1])["part"] == 1
     many = [FollowFilter(kinds=frozenset([str(n)])) for n in range(FOLLOW_FILTERS_MAX + 1)]
-    assert merge_filters(many) == [FOLLOW_ALL]
+    assert merge_filters(many) == [ALL_EVENTS_FILTER]
 
 
 @pytest.mark.parametrize(

@@ -672,7 +672,7 @@ async def test_exhaustion(leader: Candidate, row: Row, timer: VirtualTimer) -> N
             await timer.advance(0.5)
         waits.append(row.times_of("acquire")[-1] - resigned)
     assert waits == pytest.approx([5, 10, 20, 40, 60, 60], abs=0.51)
-    leader.election.forget_failed_terms()
+    leader.election.reset_failed_term_count()
     leader.election.resign_after_failure(leader.lease, LookupError())
     resigned = timer.seconds_since_boot()
     await timer.advance(5.5)

@@ -637,7 +637,7 @@ class Competition:
                 lease,
                 make,
                 timer=self.timer,
-                on_services_started=election.forget_failed_terms,
+                on_services_started=election.reset_failed_term_count,
                 resign=lambda error: election.resign_after_failure(lease, error),
             ).run(scope)
 

@@ -226,7 +226,7 @@ async def test_end_of_leadership(schema: Schema, monkeypatch: pytest.MonkeyPatch
             raise LookupError("no services")
 
         monkeypatch.setattr("riverpy._work.elections.make_domain_services", fail)
-        monkeypatch.setattr("riverpy._leading.term_runner.FAILURES_MAX", 1)
+        monkeypatch.setattr("riverpy._leading.term_runner.CONSECUTIVE_FAILURES_MAX", 1)
     async with leading(schema, None) as (client, events, changes):
         assert (await anext(changes)).event is ACQUIRED
         if how == "lost":

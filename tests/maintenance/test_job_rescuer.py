@@ -15,7 +15,7 @@ import pytest
 from msgspec import UNSET
 
 from riverpy import Job, JobRow, Worker, Workers
-from riverpy._fleet.filters import FOLLOW_ALL
+from riverpy._fleet.filters import ALL_EVENTS_FILTER
 from riverpy._fleet.outbox import FleetOutbox
 from riverpy._leading.queue_scope import only_queues
 from riverpy._leading.term_fence import FenceTimeoutError
@@ -102,7 +102,7 @@ async def test_outcomes(quick: HeldTerm, log: list[dict[str, Any]]) -> None:
     counts: it stays, and has an error (LD-07). Each attempt is an event for clients that follow."""
     schema = quick.schema
     subscriptions, outbox = SubscriptionManager(), FleetOutbox(lambda: None)
-    subscriptions.fleet_outbox, outbox.filters = outbox, [FOLLOW_ALL]
+    subscriptions.fleet_outbox, outbox.filters = outbox, [ALL_EVENTS_FILTER]
     quick.context = replace(quick.context, ended_job_publisher=subscriptions)
     await register(schema, "dead")
     mark = '{"cancel_attempted_at": "2026-01-01T00:00:00Z", "river:rescue_count": 2}'
@@ -142,7 +142,7 @@ async def test_outcomes(quick: HeldTerm, log: list[dict[str, Any]]) -> None:
     assert entry["client_ids"] == ["dead"]
     assert entry["states"] == {"available": 2, "discarded": 1, "cancelled": 1}
     assert entry["reason"] == job_rescuer.RESCUE_REASON_CLIENT_DEAD
-    events = [json.loads(line) for line in outbox.take_lines(10, 8_000)]
+    events = [json.loads(line) for line in outbox.take_encoded_events(10, 8_000)]
     assert {event["error"] for event in events} == {"Stuck job rescued by JobRescuer"}
     assert sorted(
         (one["job_id"], one["event"], one["state"], one["attempt"]) for one in events

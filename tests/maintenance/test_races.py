@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from riverpy._leading.term_runner import FAILURES_MAX
+from riverpy._leading.term_runner import CONSECUTIVE_FAILURES_MAX
 from riverpy._lifecycle import StopCause
 from tests._time import settle
 from tests.maintenance.fakes import GRACE, FakeMaintenance, HookError, Plan, term
@@ -80,7 +80,9 @@ class Race:
     async def _step(self) -> None:
         match self.rng.choice(["gain", "gain", "lose", "gate", "gate", "fault", "time"]):
             case "gain":
-                await self._gain([self._plan() for _ in range(self.rng.randint(0, FAILURES_MAX))])
+                await self._gain(
+                    [self._plan() for _ in range(self.rng.randint(0, CONSECUTIVE_FAILURES_MAX))]
+                )
             case "lose" if self.is_held:
                 await self._lose()
             case "gate" if self._gates:
@@ -147,7 +149,9 @@ class Race:
             self._expect(is_now and which not in self.over, f"{event} {which} in its time")
         if event == "resign":
             starts = self.maintenance.events.count(("start", which))
-            self._expect(starts >= FAILURES_MAX, f"{which} resigned after {starts} starts")
+            self._expect(
+                starts >= CONSECUTIVE_FAILURES_MAX, f"{which} resigned after {starts} starts"
+            )
             self._expect(self.maintenance.resigned.count(which) == 1, f"{which} resigned again")
 
     def _expect(self, holds: bool, what: str) -> None:

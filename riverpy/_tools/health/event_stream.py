@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from riverpy._fleet.event_line import EventLine, build_dropped_line, build_event_line
+from riverpy._fleet.event_line import EventLine, build_dropped_events_line, build_event_line
 from riverpy._work.subscriptions import parse_event_kind
 from riverpy.errors import ConfigError
 from riverpy.events import EventKind, LeaseEventKind
@@ -82,7 +82,7 @@ async def _encode_event_lines(
                 return
             if subscription.dropped > dropped:
                 dropped, count = subscription.dropped, subscription.dropped - dropped
-                yield _encode_line(build_dropped_line(count))
+                yield _encode_line(build_dropped_events_line(count))
             if line and all(getattr(line, name) in values for name, values in accepted.items()):
                 yield _encode_line(line)
             elif anyio.current_time() >= keepalive_at:
