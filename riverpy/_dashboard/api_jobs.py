@@ -18,7 +18,7 @@ from riverpy._dashboard.job_changes import (
     log_job_change,
     parse_job_id,
 )
-from riverpy._dashboard.job_page import read_job
+from riverpy._dashboard.job_page import read_job_and_time
 from riverpy._dashboard.job_search import JobSearch, find_job_ids, read_jobs
 from riverpy._dsn import mask_passwords
 from riverpy._tools.text import format_count
@@ -220,7 +220,7 @@ def _make_summary_fields(site: Site, job: JobRow, args_length_max: int | None) -
 
 async def get_job(call: ApiCall, given: JobInput) -> JobDetails:
     """Return one job."""
-    job, _ = await read_job(call.site.client, given.job_id)
+    job, _ = await read_job_and_time(call.site.client, given.job_id)
     errors = [
         JobError(one.at, one.attempt, mask_passwords(one.error), mask_passwords(one.trace))
         for one in job.errors

@@ -252,7 +252,7 @@ class _DashboardApp:
     async def _send_job_args(self, request: Request) -> Response:
         """Send the whole args of a job as text, which browsers do not interpret."""
         await self._make_view(request)
-        job, _ = await job_page.read_job(self._site.client, request.path_params["job_id"])
+        job, _ = await job_page.read_job_and_time(self._site.client, request.path_params["job_id"])
         shown = self._site.get_visible_args(job)
         return PlainTextResponse(shown.note if shown.json_text is None else shown.json_text)
 

@@ -25,7 +25,7 @@ from riverpy._dashboard.job_actions import (
     JobAction,
     list_possible_actions,
 )
-from riverpy._dashboard.job_search import find_job_ids, parse_filters, read_search
+from riverpy._dashboard.job_search import find_job_ids, parse_filters, parse_search
 from riverpy._dashboard.messages import FlashMessage
 from riverpy._dashboard.paths import make_bulk_run_path
 from riverpy._dashboard.rendering import format_capped_count
@@ -69,7 +69,7 @@ class BulkChangeForm(NamedTuple):
         Raises:
             PageError: no job matches.
         """
-        self.search.expect_visible(site.options)
+        self.search.expect_filters_allowed(site.options)
         matched, is_exact = await count_matching_jobs(site, self.search)
         if not matched:
             raise PageError(400, "No job matches now.", "Go back, and load the list again.")
@@ -110,7 +110,7 @@ def parse_bulk_change_form(_path_params: Mapping[str, Any], fields: QueryParams)
     Raises:
         PageError: the form is not one of this dashboard, or names no state.
     """
-    search = read_search(fields, other_names=_NON_FILTER_FIELDS)
+    search = parse_search(fields, non_filter_names=_NON_FILTER_FIELDS)
     action = fields.get("action", "")
     if not search.state:
         raise PageError(400, "The form names no state.", "Go back, and choose a state first.")
@@ -135,7 +135,7 @@ def parse_bulk_change_form(_path_params: Mapping[str, Any], fields: QueryParams)
 
 async def start_bulk_change(form: BulkChangeForm, site: Site, access: Access) -> None:
     """Start the change of all matching jobs. Its page shows the progress."""
-    form.search.expect_visible(site.options)
+    form.search.expect_filters_allowed(site.options)
     matched, is_exact = await count_matching_jobs(site, form.search)
     site.bulk_runs.start(
         BulkPlan(

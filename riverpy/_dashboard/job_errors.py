@@ -30,7 +30,7 @@ GROUPED_JOBS_MAX = 1_000
 GROUPS_SHOWN_MAX = 10
 STATES_WITH_ERRORS = (JobState.RETRYABLE, JobState.CANCELLED, JobState.DISCARDED)
 """The states whose lists show the last error."""
-GROUPED_STATES = (JobState.RETRYABLE, JobState.DISCARDED)
+STATES_WITH_ERROR_GROUPS = (JobState.RETRYABLE, JobState.DISCARDED)
 """The states whose lists have groups."""
 
 
@@ -58,9 +58,9 @@ class ErrorGroups(NamedTuple):
     """The number of jobs that were grouped."""
 
 
-def get_error_line(job: JobRow) -> str:
-    """Return the first line of a job's last error, cut and without passwords. Empty: it has none,
-    or its state is not one of those that show it."""
+def get_last_error_line(job: JobRow) -> str:
+    """Return the first line of a job's last error, cut and without passwords. Empty: the job has no
+    error, or lists of its state show none."""
     if job.state not in STATES_WITH_ERRORS:
         return ""
     entries = list(iterate_error_entries(job.columns()[JobColumn.ERRORS]))
@@ -81,10 +81,10 @@ async def read_error_groups(
     for kind, error, count in rows:
         if error is not None:
             line = shorten_line(_get_first_line(mask_passwords(error)), ERROR_LINE_LENGTH_MAX)
-            key = (kind, line, _find_shared_start(line, _get_first_line(error)))
+            key = (kind, line, _find_stored_prefix(line, _get_first_line(error)))
             counts[key] = counts.get(key, 0) + count
     groups = [
-        ErrorGroup(kind, line, count, _make_path(search, kind, start))
+        ErrorGroup(kind, line, count, _make_group_path(search, kind, start))
         for (kind, line, start), count in sorted(counts.items(), key=lambda one: (-one[1], one[0]))
     ]
     total, read = sum(row[2] for row in rows), sum(counts.values())
@@ -96,7 +96,7 @@ def _get_first_line(text: str) -> str:
     return text.strip().partition("\n")[0].rstrip()
 
 
-def _find_shared_start(line: str, whole: str) -> str:
+def _find_stored_prefix(line: str, whole: str) -> str:
     """Return the start of a line as it is stored: up to a masked password, or up to the cut."""
     length = 0
     for shown, stored in zip(line, whole, strict=False):
@@ -106,6 +106,6 @@ def _find_shared_start(line: str, whole: str) -> str:
     return line[:length].strip()
 
 
-def _make_path(search: JobSearch, kind: str, error: str) -> str:
+def _make_group_path(search: JobSearch, kind: str, error: str) -> str:
     values = {**search.texts, "kind": kind, "error": error or search.texts.get("error", "")}
     return "/jobs?" + urlencode({key: value for key, value in values.items() if value})

@@ -8,9 +8,9 @@ from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.job_actions import JobAction, list_possible_actions
 from riverpy._dashboard.job_errors import (
     GROUPED_JOBS_MAX,
-    GROUPED_STATES,
+    STATES_WITH_ERROR_GROUPS,
     STATES_WITH_ERRORS,
-    get_error_line,
+    get_last_error_line,
     read_error_groups,
 )
 from riverpy._dashboard.job_search import (
@@ -18,7 +18,7 @@ from riverpy._dashboard.job_search import (
     LABEL_BY_FILTER,
     SearchError,
     find_jobs,
-    read_search,
+    parse_search,
 )
 from riverpy._dashboard.page import RESPONSE_STATUS_KEY, Page
 from riverpy._dashboard.paths import quote_name
@@ -46,7 +46,7 @@ MASKED_ARGS_LENGTH_MAX = 20_000
 """Longer args are not masked for a list, because that takes long."""
 TICK_ALL = "all"
 """The value of the parameter `tick`: all jobs on the page are ticked."""
-_OTHER_NAMES = ("after", "tick")
+_NON_FILTER_PARAMETERS = ("after", "tick")
 """The parameters in the address that are no filters."""
 
 
@@ -60,12 +60,12 @@ class ListedJob(NamedTuple):
     """The first line of the last error. Empty: none is shown."""
 
 
-async def load_jobs(view: PageView) -> Mapping[str, object]:
+async def load_job_list_page(view: PageView) -> Mapping[str, object]:
     """Read one page of jobs. If a filter is wrong, the page has only the form."""
     form = {"labels": LABEL_BY_FILTER, "examples": EXAMPLE_BY_FILTER}
     try:
         search = _read_page_search(view)
-        return {**form, "wrong": None, "texts": search.texts, **await _load_list(view, search)}
+        return {**form, "wrong": None, "texts": search.texts, **await _load_job_list(view, search)}
     except SearchError as error:
         return {
             **form,
@@ -81,8 +81,8 @@ def _read_page_search(view: PageView) -> JobSearch:
     Raises:
         SearchError: a parameter is wrong, or would show what users may not see.
     """
-    search = read_search(view.query, other_names=_OTHER_NAMES)
-    search.expect_visible(view.site.options)
+    search = parse_search(view.query, non_filter_names=_NON_FILTER_PARAMETERS)
+    search.expect_filters_allowed(view.site.options)
     tick = view.query.get("tick", TICK_ALL)
     if tick != TICK_ALL:
         problem = f"`tick` cannot be {quote_name(tick)}. The only value is `{TICK_ALL}`."
@@ -90,10 +90,10 @@ def _read_page_search(view: PageView) -> JobSearch:
     return search
 
 
-async def _load_list(view: PageView, search: JobSearch) -> Mapping[str, object]:
+async def _load_job_list(view: PageView, search: JobSearch) -> Mapping[str, object]:
     schema = view.site.client.config.schema
     state = JobState(search.state) if search.state else None
-    has_groups = state in GROUPED_STATES and not search.after
+    has_groups = state in STATES_WITH_ERROR_GROUPS and not search.after
     sampled_max = GROUPED_JOBS_MAX if has_groups else 0
     async with open_read_transaction(view.site.client) as tx:
         now = await read_server_time(tx)
@@ -101,24 +101,24 @@ async def _load_list(view: PageView, search: JobSearch) -> Mapping[str, object]:
         groups = (
             await read_error_groups(tx, schema, search, found.sampled_ids) if has_groups else None
         )
-    status = await _read_status(view)
+    status = await _read_status_or_none(view)
     return {
         "now": now,
         "search": search,
         "found": found,
-        "listed": list(_describe_jobs(view.site, found.jobs)),
+        "listed": list(_make_listed_jobs(view.site, found.jobs)),
         "groups": groups,
         "groups_max": GROUPED_JOBS_MAX,
         "has_errors": state is None or state in STATES_WITH_ERRORS,
         "is_ticked": "tick" in view.query,
         "status": status,
         "actions": get_args(JobAction) if state is None else list_possible_actions(state),
-        "all_text": _describe_all(search, found, status) if search.state else "",
+        "all_text": _describe_bulk_target(search, found, status) if search.state else "",
         "bulk_runs": view.site.bulk_runs.list_newest_first()[:BULK_RUNS_SHOWN_MAX],
     }
 
 
-def _describe_jobs(site: Site, jobs: Sequence[JobRow]) -> Iterator[ListedJob]:
+def _make_listed_jobs(site: Site, jobs: Sequence[JobRow]) -> Iterator[ListedJob]:
     """Yield the jobs as the list shows them. If `mask` fails for a job of a kind, it is not called
     again for the kind: each failure is logged."""
     failed_kinds: set[str] = set()
@@ -134,11 +134,11 @@ def _describe_jobs(site: Site, jobs: Sequence[JobRow]) -> Iterator[ListedJob]:
             text = "args hidden (mask failed)"
         else:
             text = shorten_line(shown, ARGS_LENGTH_SHOWN_MAX)
-        yield ListedJob(job, text, get_error_line(job))
+        yield ListedJob(job, text, get_last_error_line(job))
 
 
-def _describe_all(search: JobSearch, found: FoundJobs, status: FleetStatus | None) -> str:
-    """Return which jobs a change of all jobs changes, such as `All 5 running jobs`."""
+def _describe_bulk_target(search: JobSearch, found: FoundJobs, status: FleetStatus | None) -> str:
+    """Return the name of the jobs that a bulk change would change, such as `All 5 running jobs`."""
     noun = f"{search.state} jobs"
     has_filters = len(search.texts) > 1
     is_whole = not (search.after or found.next_cursor or found.limit_note or found.damaged)
@@ -152,12 +152,13 @@ def _describe_all(search: JobSearch, found: FoundJobs, status: FleetStatus | Non
     return f"All {number}{noun}" + (" that match" if has_filters else "")
 
 
-async def _read_status(view: PageView) -> FleetStatus | None:
-    """Return the status, for the numbers beside the states. None: the list has to do without."""
+async def _read_status_or_none(view: PageView) -> FleetStatus | None:
+    """Return the status, for the numbers beside the states. None: it cannot be read, and the list
+    shows no numbers."""
     try:
         return await view.site.statuses.read()
     except (RiverError, *DATABASE_ERRORS):
         return None
 
 
-PAGE = Page("jobs", "/jobs", "jobs.html", load_jobs, "Jobs")
+PAGE = Page("jobs", "/jobs", "jobs.html", load_job_list_page, "Jobs")

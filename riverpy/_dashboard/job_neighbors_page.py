@@ -27,7 +27,7 @@ JOBS_SHOWN_MAX = 100
 _SEARCHED_STATES = ("running", "retryable", "completed", "cancelled", "discarded")
 
 
-class AttemptPlace(NamedTuple):
+class LastAttempt(NamedTuple):
     """Where and when the last attempt of a job ran."""
 
     client_id: str
@@ -35,8 +35,8 @@ class AttemptPlace(NamedTuple):
     until: datetime
 
 
-async def load_neighbors(view: PageView) -> Mapping[str, object]:
-    """Read a job, and the jobs that ran beside its last attempt."""
+async def load_job_neighbors_page(view: PageView) -> Mapping[str, object]:
+    """Read a job, and the jobs that ran in the same client during its last attempt."""
     client, job_id = view.site.client, view.path_params["job_id"]
     async with open_read_transaction(client) as tx:
         try:
@@ -74,10 +74,12 @@ async def load_neighbors(view: PageView) -> Mapping[str, object]:
     }
 
 
-PAGE = Page("neighbors", "/jobs/{job_id:int}/neighbors", "job_neighbors.html", load_neighbors)
+PAGE = Page(
+    "neighbors", "/jobs/{job_id:int}/neighbors", "job_neighbors.html", load_job_neighbors_page
+)
 
 
-def find_last_attempt(job: JobRow, now: datetime) -> AttemptPlace | None:
+def find_last_attempt(job: JobRow, now: datetime) -> LastAttempt | None:
     """Return where the last attempt of a job ran. None: no attempt has started, or its client or
     time is not stored."""
     if not job.attempted_by or job.attempted_at is None:
@@ -89,4 +91,4 @@ def find_last_attempt(job: JobRow, now: datetime) -> AttemptPlace | None:
         last = job.errors[-1] if job.errors else None
         is_of_attempt = last is not None and last.attempt == job.attempt
         until = last.at if last is not None and is_of_attempt and last.at != GO_ZERO_TIME else None
-    return AttemptPlace(job.attempted_by[-1], job.attempted_at, until or job.attempted_at)
+    return LastAttempt(job.attempted_by[-1], job.attempted_at, until or job.attempted_at)

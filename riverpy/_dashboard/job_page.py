@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from riverpy.client import Client
     from riverpy.job import JobRow
 
-_SHOWN_APART = {OUTPUT_METADATA_KEY, LOG_METADATA_KEY, PROGRESS_METADATA_KEY}
+_METADATA_KEYS_WITH_SECTION = {OUTPUT_METADATA_KEY, LOG_METADATA_KEY, PROGRESS_METADATA_KEY}
 """Metadata keys that have a section of their own."""
 
 
@@ -54,7 +54,7 @@ class LogEntry(msgspec.Struct):
     log: str
 
 
-class ShownError(NamedTuple):
+class ErrorEntry(NamedTuple):
     """The error of one attempt."""
 
     attempt: int
@@ -64,7 +64,7 @@ class ShownError(NamedTuple):
     trace: str
 
 
-async def read_job(client: Client, job_id: int) -> tuple[JobRow, datetime]:
+async def read_job_and_time(client: Client, job_id: int) -> tuple[JobRow, datetime]:
     """Return a job, and the server's time.
 
     Raises:
@@ -82,17 +82,17 @@ async def read_job(client: Client, job_id: int) -> tuple[JobRow, datetime]:
         ) from None
 
 
-async def load_job(view: PageView) -> Mapping[str, object]:
+async def load_job_page(view: PageView) -> Mapping[str, object]:
     """Read one job."""
     job_id: int = view.path_params["job_id"]
     try:
-        job, now = await read_job(view.site.client, job_id)
+        job, now = await read_job_and_time(view.site.client, job_id)
     except JobDamagedError as error:
         remedy = DAMAGED_JOB_REMEDY
         return {"job_id": job_id, "job": None, "damage": str(error), "remedy": remedy}
     run = as_cancelling_job(job, now)
     return {
-        **_describe_job(job),
+        **_make_job_values(job),
         "cancelled_run": None if run is None else await describe_cancelling_job(view.site, run),
         "job_id": job_id,
         "now": now,
@@ -100,21 +100,23 @@ async def load_job(view: PageView) -> Mapping[str, object]:
     }
 
 
-PAGE = Page("job", "/jobs/{job_id:int}", "job.html", load_job)
+PAGE = Page("job", "/jobs/{job_id:int}", "job.html", load_job_page)
 
 
-def _describe_job(job: JobRow) -> dict[str, object]:
+def _make_job_values(job: JobRow) -> dict[str, object]:
     metadata = _decode_members(job.columns()[JobColumn.METADATA])
-    shown = {key: value for key, value in metadata.items() if key not in _SHOWN_APART}
+    shown = {
+        key: value for key, value in metadata.items() if key not in _METADATA_KEYS_WITH_SECTION
+    }
     return {
         "job": job,
         "timeline": list(_make_timeline(job)),
-        "errors": [_show_error(job, error) for error in reversed(job.errors)],
+        "errors": [_make_error_entry(job, error) for error in reversed(job.errors)],
         "errors_left_out": job.error_count - len(job.errors),
         "metadata_json": msgspec.json.encode(shown).decode(),
         "output_json": _get_text(metadata, OUTPUT_METADATA_KEY),
         "steps": _describe_steps(metadata),
-        "log": list(_read_log(job)),
+        "log": list(_decode_log(job)),
         "unique_key": job.unique_key.hex() if job.unique_key else None,
         "actions": list_possible_actions(job.state),
     }
@@ -124,18 +126,18 @@ def _make_timeline(job: JobRow) -> Iterator[TimelineEntry]:
     yield TimelineEntry("Inserted", job.created_at)
     for error in job.errors:
         name = f"Attempt {error.attempt}" if error.attempt else "An attempt"
-        client_id = _find_client(job, error.attempt)
+        client_id = _find_client_of_attempt(job, error.attempt)
         first_line = mask_passwords(error.error).strip().partition("\n")[0]
         where = f" in {client_id}" if client_id else ""
         at = None if error.at == GO_ZERO_TIME else error.at
         yield TimelineEntry(f"{name} failed{where}", at, first_line[:200])
     match job.state:
         case JobState.RUNNING:
-            name = f"Attempt {job.attempt} of {job.max_attempts} runs in {_last_client(job)}"
+            name = f"Attempt {job.attempt} of {job.max_attempts} runs in {_get_last_client(job)}"
             yield TimelineEntry(name, job.attempted_at)
         case JobState.COMPLETED | JobState.CANCELLED | JobState.DISCARDED:
             if job.state is JobState.COMPLETED:
-                name = f"Attempt {job.attempt} started in {_last_client(job)}"
+                name = f"Attempt {job.attempt} started in {_get_last_client(job)}"
                 yield TimelineEntry(name, job.attempted_at)
             yield TimelineEntry(job.state.value.capitalize(), job.finalized_at)
         case JobState.RETRYABLE:
@@ -144,11 +146,11 @@ def _make_timeline(job: JobRow) -> Iterator[TimelineEntry]:
             yield TimelineEntry("Due", job.scheduled_at)
 
 
-def _last_client(job: JobRow) -> str:
+def _get_last_client(job: JobRow) -> str:
     return job.attempted_by[-1] if job.attempted_by else "an unknown client"
 
 
-def _find_client(job: JobRow, attempt: int) -> str | None:
+def _find_client_of_attempt(job: JobRow, attempt: int) -> str | None:
     """Return the client that ran an attempt. None: it is not known, because a snoozed attempt also
     adds its client, but does not count."""
     clients = job.attempted_by
@@ -157,11 +159,11 @@ def _find_client(job: JobRow, attempt: int) -> str | None:
     return None
 
 
-def _show_error(job: JobRow, error: AttemptError) -> ShownError:
-    return ShownError(
+def _make_error_entry(job: JobRow, error: AttemptError) -> ErrorEntry:
+    return ErrorEntry(
         error.attempt,
         None if error.at == GO_ZERO_TIME else error.at,
-        _find_client(job, error.attempt),
+        _find_client_of_attempt(job, error.attempt),
         mask_passwords(error.error),
         mask_passwords(error.trace),
     )
@@ -195,7 +197,7 @@ def _describe_steps(metadata: Mapping[str, msgspec.Raw]) -> list[tuple[str, str]
     ]
 
 
-def _read_log(job: JobRow) -> Iterator[LogEntry]:
+def _decode_log(job: JobRow) -> Iterator[LogEntry]:
     for raw in decode_log_entries(job.columns()[JobColumn.METADATA]):
         try:
             yield msgspec.json.decode(raw, type=LogEntry)

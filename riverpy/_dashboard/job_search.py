@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 SEARCHED_JOBS_MAX = 10_000
 """The maximum number of jobs of a state or queue that a list with further filters searches."""
-LISTED_JOBS_MAX = 2_000
+SORTED_JOBS_MAX = 2_000
 """The maximum number of jobs of a state or queue that a list without further filters orders. A
 search of a kind reads no more, because it seldom reads all jobs of the kind."""
-VALUE_LENGTH_MAX = 1_000
+FILTER_LENGTH_MAX = 1_000
 """The maximum number of characters of a filter."""
 LABEL_BY_FILTER = {
     "state": "State",
@@ -69,7 +69,7 @@ _KEY_BY_FILTER = {
     "tag": "tags_all",
 }
 """The keys in JobFilters of the filters with lists of values."""
-_FILTER_PARTS = {
+_SELECTIVE_SQL_PARTS = {
     *("kinds", "queues", "priorities", "tags_all", "tags_any", "metadata", "args", "error")
 }
 """The parts of a statement whose filters may drop most jobs."""
@@ -84,21 +84,21 @@ _DESCRIPTION_BY_SOURCE: dict[SearchSource, str] = {
 
 
 class FoundJobs(NamedTuple):
-    """One page of a list."""
+    """One page of the jobs that a search found."""
 
     jobs: list[JobRow]
     damaged: dict[int, str]
     """The jobs that the server cannot read: the server's errors by id."""
     sampled_ids: list[int]
-    """As in FoundPlaces."""
+    """As in FoundJobIds."""
     next_cursor: str | None
     """The cursor of the next page. None: this page is the last one."""
     limit_note: str | None
     """What was searched, if not all jobs were searched. None: all were searched."""
 
 
-class FoundPlaces(NamedTuple):
-    """The ids of one page of a list."""
+class FoundJobIds(NamedTuple):
+    """The ids of one page of the jobs that a search found."""
 
     ids: list[int]
     sampled_ids: list[int]
@@ -146,8 +146,8 @@ class JobSearch(NamedTuple):
             f"{_WORDS_BY_FILTER.get(name, name)} {text}" for name, text in self.texts.items()
         )
 
-    def expect_visible(self, options: DashboardOptions) -> None:
-        """Raise SearchError if a filter would tell users what they may not see."""
+    def expect_filters_allowed(self, options: DashboardOptions) -> None:
+        """Raise SearchError if a filter would reveal args that the dashboard hides."""
         if "args" in self.texts and (options.hide_args or options.mask is not None):
             raise SearchError(
                 "Args: this dashboard hides args (hide_args or mask), and a filter would reveal "
@@ -162,19 +162,19 @@ class JobSearch(NamedTuple):
         return "/jobs" + (f"?{urlencode(values)}" if values else "")
 
 
-def read_search(query: QueryParams, *, other_names: Collection[str] = ()) -> JobSearch:
+def parse_search(query: QueryParams, *, non_filter_names: Collection[str] = ()) -> JobSearch:
     """Return the filters in the address of a page, or in a form.
 
     Args:
         query: the parameters.
-        other_names: the names of parameters that are no filters.
+        non_filter_names: the names of parameters that are no filters.
 
     Raises:
         SearchError: a parameter is unknown or given twice, or a filter is wrong.
     """
     texts = {name: text for name in LABEL_BY_FILTER if (text := query.get(name, "").strip())}
     for name in query:
-        if name not in LABEL_BY_FILTER and name not in other_names:
+        if name not in LABEL_BY_FILTER and name not in non_filter_names:
             known = ", ".join(LABEL_BY_FILTER)
             raise SearchError(
                 f"There is no filter {quote_name(name)}. The filters are {known}.", texts, ""
@@ -203,8 +203,8 @@ def parse_filters(texts: Mapping[str, str]) -> JobFilters:
 
 
 def _parse_filter(name: str, text: str) -> object:
-    if len(text) > VALUE_LENGTH_MAX:
-        raise ConfigError(f"the text has more than {VALUE_LENGTH_MAX:,} characters")
+    if len(text) > FILTER_LENGTH_MAX:
+        raise ConfigError(f"the text has more than {FILTER_LENGTH_MAX:,} characters")
     if name in EXAMPLE_BY_FILTER:
         return msgspec.json.decode(text)
     if name == "error":
@@ -222,7 +222,7 @@ def _parse_number(text: str) -> int:
 
 def _explain_error(name: str, text: str, error: Exception) -> str:
     """Return what is wrong with the text of a filter, and what to write."""
-    if len(text) <= VALUE_LENGTH_MAX:
+    if len(text) <= FILTER_LENGTH_MAX:
         if name == "state":
             known = ", ".join(STATES_IN_DISPLAY_ORDER)
             return f"There is no state {shorten_line(text, 100)}. Choose one of {known}."
@@ -266,7 +266,7 @@ async def read_jobs(
 
 async def find_job_ids(
     tx: Transaction, schema: str | None, search: JobSearch, *, limit: int, sampled_max: int = 0
-) -> FoundPlaces:
+) -> FoundJobIds:
     """Return the ids of one page of the jobs that pass the filters, in the order of the list.
 
     Raises:
@@ -285,7 +285,7 @@ async def find_job_ids(
         time = None if last.time is None else decode_wire_timestamp(last.time)
         cursor = plan.make_cursor(last.job_id, last.kind, last.queue, time)
     ids = [place.job_id for place in places]
-    return FoundPlaces(ids[:limit], ids, cursor, note, found.damaged)
+    return FoundJobIds(ids[:limit], ids, cursor, note, found.damaged)
 
 
 def _plan_search(search: JobSearch, limit: int) -> PagePlan:
@@ -317,8 +317,8 @@ async def _search_source(
 
 def _choose_limit(plan: PagePlan, source: SearchSource) -> int:
     """Return how many jobs a search of a source reads."""
-    given = _FILTER_PARTS.intersection(plan.statement.sql_parts) - {source}
-    return LISTED_JOBS_MAX if source == "kinds" or not given else SEARCHED_JOBS_MAX
+    given = _SELECTIVE_SQL_PARTS.intersection(plan.statement.sql_parts) - {source}
+    return SORTED_JOBS_MAX if source == "kinds" or not given else SEARCHED_JOBS_MAX
 
 
 def _choose_sources(search: JobSearch) -> list[SearchSource]:

@@ -10,7 +10,7 @@ from starlette.datastructures import QueryParams
 from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.health_summary import describe_leaders
-from riverpy._dashboard.job_search import find_jobs, read_search
+from riverpy._dashboard.job_search import find_jobs, parse_search
 from riverpy._dashboard.page import Page
 from riverpy._dashboard.paths import quote_name
 from riverpy._dashboard.periodic_health import (
@@ -131,7 +131,7 @@ def _make_search(job_id: str, kind: str | None) -> JobSearch:
     """Return the search for the jobs of a periodic job."""
     metadata = msgspec.json.encode({"river:periodic_job_id": job_id}).decode()
     values = {"metadata": metadata, **({} if kind is None else {"kind": kind})}
-    return read_search(QueryParams(values))
+    return parse_search(QueryParams(values))
 
 
 async def _find_last_job(

@@ -19,7 +19,7 @@ from riverpy._fleet.watch import get_row_reader
 from riverpy._postgres.jobs import FINAL_STATES
 from riverpy.client import Client
 from riverpy.errors import ConfigError, NotFoundError
-from riverpy.web._event_stream import event_stream, stream_job
+from riverpy.web._event_stream import event_stream, stream_job_changes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
@@ -109,12 +109,12 @@ class _EventEndpoint:
         try:
             if self._job_id is None:
                 return await self._open_stream(self._open_fleet_stream())
-            return await self._send_job(request, self._job_id)
+            return await self._send_job_events(request, self._job_id)
         finally:
             self._stream_count -= 1
 
-    async def _send_job(self, request: Request, job_id: int | str) -> Response:
-        found_id = _find_job_id(request, job_id)
+    async def _send_job_events(self, request: Request, job_id: int | str) -> Response:
+        found_id = _get_requested_job_id(request, job_id)
         if found_id is None:
             return PlainTextResponse(_NO_JOB_TEXT, 404)
         last_event_id = request.headers.get("last-event-id")
@@ -126,7 +126,7 @@ class _EventEndpoint:
             return PlainTextResponse(_NO_JOB_TEXT, 404)
         if row is not None and row.state in FINAL_STATES and rows.read_version == last_event_id:
             return Response(status_code=204)  # 204: the browser must not connect again
-        return await self._open_stream(stream_job(rows, last_event_id, row))
+        return await self._open_stream(stream_job_changes(rows, last_event_id, row))
 
     async def _open_stream(self, stream: AsyncGenerator[bytes, None]) -> Response:
         """Return the response that sends a stream. The first part is read here, so that an error in
@@ -147,7 +147,7 @@ class _EventEndpoint:
             await stream.aclose()
 
 
-def _find_job_id(request: Request, job_id: int | str) -> int | None:
+def _get_requested_job_id(request: Request, job_id: int | str) -> int | None:
     """Return the id of the job; None: the value in the path is no id."""
     if isinstance(job_id, int):
         return job_id

@@ -38,7 +38,7 @@ EVENTS_PER_PART_MAX = 100
 """The maximum number of events that are sent together."""
 HEARTBEAT_INTERVAL = 15.0
 """Seconds without an event after which a comment is sent, so that proxies keep the connection."""
-STOP_CHECK_INTERVAL = 0.5
+SERVER_STOP_POLL_INTERVAL = 0.5
 """Seconds between two checks whether the web server stops."""
 SENT_OUTPUT_LENGTH_MAX = 1024 * 1024
 """The maximum number of characters of an output, as JSON, that is sent."""
@@ -79,7 +79,7 @@ def event_stream(
     if job_id is not None:
         if event_kinds is not None or kinds is not None or queues is not None:
             raise ConfigError("job_id follows one job: leave out event_kinds, kinds and queues")
-        return stream_job(get_row_reader(client.watch(job_id)), last_event_id)
+        return stream_job_changes(get_row_reader(client.watch(job_id)), last_event_id)
     if event_kinds is None:
         event_kinds = (*EventKind, *LeaseEventKind, *FleetEventKind)
     elif isinstance(event_kinds, str) or not isinstance(event_kinds, Collection):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -91,10 +91,10 @@ def event_stream(
         job_kinds=kinds,
         queues=queues,
     )
-    return _stream_fleet(subscription)
+    return _stream_fleet_events(subscription)
 
 
-async def _stream_fleet(subscription: FleetSubscription) -> AsyncGenerator[bytes, None]:
+async def _stream_fleet_events(subscription: FleetSubscription) -> AsyncGenerator[bytes, None]:
     dropped = 0
     reader = _StreamReader()
     async with subscription:
@@ -118,16 +118,16 @@ async def _stream_fleet(subscription: FleetSubscription) -> AsyncGenerator[bytes
             await anyio.lowlevel.checkpoint()  # let other requests run
 
 
-async def stream_job(
+async def stream_job_changes(
     rows: RowReader, last_event_id: str | None, first_row: JobRow | None = None
 ) -> AsyncGenerator[bytes, None]:
     """Yield the versions of the row of a job until its end. The caller has already read
     `first_row`."""
-    reader, messages = _StreamReader(), _JobMessages(last_event_id)
+    reader, encoder = _StreamReader(), _JobEventEncoder(last_event_id)
     with closing(rows):
         yield _STREAM_START
         if first_row is not None:
-            for message in messages.encode_row(first_row, rows.read_version):
+            for message in encoder.encode_row(first_row, rows.read_version):
                 yield message
         while True:
             try:
@@ -140,11 +140,11 @@ async def stream_job(
             if row is None:
                 yield _HEARTBEAT
                 continue
-            for message in messages.encode_row(row, rows.read_version):
+            for message in encoder.encode_row(row, rows.read_version):
                 yield message
 
 
-class _JobMessages:
+class _JobEventEncoder:
     """Encodes server-sent events about one job."""
 
     def __init__(self, last_event_id: str | None) -> None:
@@ -157,7 +157,7 @@ class _JobMessages:
         if version == self._sent_version:
             return []
         self._sent_version = version
-        data, output = _describe_job(row), row.output
+        data, output = _make_job_data(row), row.output
         if output != self._sent_output:
             _add_output(data, output)
             self._sent_output = output
@@ -168,7 +168,7 @@ class _JobMessages:
         return messages
 
 
-def _describe_job(row: JobRow) -> dict[str, Any]:
+def _make_job_data(row: JobRow) -> dict[str, Any]:
     errors = row.errors
     return {
         "id": row.id,
@@ -217,7 +217,7 @@ class _StreamReader:
             if anyio.current_time() >= self._heartbeat_at:
                 self._heartbeat_at = anyio.current_time() + HEARTBEAT_INTERVAL
                 return None
-            with anyio.move_on_after(STOP_CHECK_INTERVAL):
+            with anyio.move_on_after(SERVER_STOP_POLL_INTERVAL):
                 try:
                     item = await read()
                 except StopAsyncIteration:

@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
 AppT = TypeVar("AppT")
-_ClientState: TypeAlias = AbstractAsyncContextManager["dict[str, object]"]
-_InnerState: TypeAlias = AbstractAsyncContextManager["Mapping[str, object] | None"]
+_ClientLifespan: TypeAlias = AbstractAsyncContextManager["dict[str, object]"]
+_InnerLifespan: TypeAlias = AbstractAsyncContextManager["Mapping[str, object] | None"]
 
 
 @overload
-def lifespan(client: Client, *, work: bool = False) -> Callable[[object], _ClientState]: ...
+def lifespan(client: Client, *, work: bool = False) -> Callable[[object], _ClientLifespan]: ...
 
 
 @overload
 def lifespan(
-    client: Client, *, work: bool = False, inner: Callable[[AppT], _InnerState]
-) -> Callable[[AppT], _ClientState]: ...
+    client: Client, *, work: bool = False, inner: Callable[[AppT], _InnerLifespan]
+) -> Callable[[AppT], _ClientLifespan]: ...
 
 
 def lifespan(
-    client: Client, *, work: bool = False, inner: Callable[[AppT], _InnerState] | None = None
-) -> Callable[[AppT], _ClientState]:
+    client: Client, *, work: bool = False, inner: Callable[[AppT], _InnerLifespan] | None = None
+) -> Callable[[AppT], _ClientLifespan]:
     """Return a lifespan that opens the client when the web application starts, and closes it when
     the application stops: `FastAPI(lifespan=riverpy.web.lifespan(client))`, the same for Starlette,
     `Litestar(lifespan=[riverpy.web.lifespan(client)])`.
@@ -84,10 +84,10 @@ def lifespan(
             except Exception as error:
                 error.add_note("riverpy.web.lifespan could not open the client")
                 raise
-            stack.enter_context(_shown_in_litestar(app, client))
+            stack.enter_context(_client_in_litestar_state(app, client))
             state: Mapping[str, object] = {}
             if inner is not None:
-                state = await _start_inner(stack, inner, app)
+                state = await _start_inner_lifespan(stack, inner, app)
             if work:
                 await stack.enter_async_context(worker.working())
             yield {**state, CLIENT_STATE_KEY: client}
@@ -97,8 +97,8 @@ def lifespan(
     return client_lifespan
 
 
-async def _start_inner(
-    stack: AsyncExitStack, inner: Callable[[AppT], _InnerState], app: AppT
+async def _start_inner_lifespan(
+    stack: AsyncExitStack, inner: Callable[[AppT], _InnerLifespan], app: AppT
 ) -> Mapping[str, object]:
     """Start the application's own lifespan, and return its state."""
     started = inner(app)
@@ -117,7 +117,7 @@ async def _start_inner(
 
 
 @contextmanager
-def _shown_in_litestar(app: object, client: Client) -> Generator[None]:
+def _client_in_litestar_state(app: object, client: Client) -> Generator[None]:
     """Set the client in the state of a Litestar application, which ignores the state that a
     lifespan yields. Do nothing for other applications."""
     classes = type(app).__mro__
@@ -150,7 +150,7 @@ class _WebWorker:
         error: BaseException | None = None
         try:
             async with anyio.create_task_group() as tasks:
-                await tasks.start(self._run)
+                await tasks.start(self._run_client)
                 self._has_started = True
                 try:
                     yield
@@ -166,7 +166,7 @@ class _WebWorker:
         if error is not None:
             raise error
 
-    async def _run(self, *, task_status: TaskStatus[None]) -> None:
+    async def _run_client(self, *, task_status: TaskStatus[None]) -> None:
         try:
             await self._client.run(task_status=task_status)
         except Exception as error:

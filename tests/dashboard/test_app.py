@@ -180,7 +180,7 @@ async def test_filters(schema: Schema, client: Client, monkeypatch: pytest.Monke
             assert ("aria-invalid" in page) == (wrong not in {"state=", "after=x", "tick=bad"})
             assert "No job is in this list" not in page
         monkeypatch.setattr(job_search, "SEARCHED_JOBS_MAX", 1)
-        monkeypatch.setattr(job_search, "LISTED_JOBS_MAX", 1)
+        monkeypatch.setattr(job_search, "SORTED_JOBS_MAX", 1)
         for filters in ("kind=mail", "state=available", "state=running&queue=default", "tag=a"):
             assert "This list searched" in await browser.see(f"/jobs?{filters}")
 

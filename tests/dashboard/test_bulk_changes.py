@@ -213,7 +213,7 @@ async def test_slow_count(schema: Schema, client: Client, monkeypatch: pytest.Mo
     found, and says that there may be more."""
     for _ in range(3):
         await insert_job(schema, "discarded")
-    monkeypatch.setattr(job_search, "LISTED_JOBS_MAX", 2)
+    monkeypatch.setattr(job_search, "SORTED_JOBS_MAX", 2)
     monkeypatch.setattr(bulk_changes, "COUNT_TIMEOUT", timedelta(milliseconds=1))
 
     async def wait_on_server(tx: Transaction, *_: object) -> int:

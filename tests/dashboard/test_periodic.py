@@ -113,7 +113,7 @@ async def test_periodic_jobs(schema: Schema, monkeypatch: pytest.MonkeyPatch) ->
         page = await browser.see(make_periodic_job_path("nightly"))
         assert f'id="job-{last + 1}"' in page  # found by its slot, and so by its kind
         assert "This list searched" not in page
-        monkeypatch.setattr(job_search, "LISTED_JOBS_MAX", 1)
+        monkeypatch.setattr(job_search, "SORTED_JOBS_MAX", 1)
         page = await browser.see(make_periodic_job_path("nightly"))
         assert f'href="/jobs/{last + 1}"' in page
         assert "This list searched the newest 1 jobs" in page

@@ -119,7 +119,7 @@ async def test_litestar(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None
     subscription of a stream that is never read ends. A hundred waiting events are one part."""
     monkeypatch.setattr(_event_endpoint, "FIRST_READ_TIMEOUT", 0.0)
     monkeypatch.setattr(_event_stream, "HEARTBEAT_INTERVAL", 0.05)
-    monkeypatch.setattr(_event_stream, "STOP_CHECK_INTERVAL", 0.01)
+    monkeypatch.setattr(_event_stream, "SERVER_STOP_POLL_INTERVAL", 0.01)
     await schema.execute(
         "INSERT INTO river_job (args, kind, max_attempts) VALUES ('{}', 'any', 25)"
     )

@@ -465,7 +465,7 @@ async def test_dashboard_search(
     monkeypatch.setattr(job_search, "SEARCHED_JOBS_MAX", 1_000)
     async with large.transaction():
         await set_statement_timeout(large, timedelta(seconds=60))
-        search = job_search.read_search(QueryParams(filters))
+        search = job_search.parse_search(QueryParams(filters))
         await job_search.find_jobs(large, None, search, limit=50)
     assert types
     assert not [line for line in types if "Seq Scan" in line or "Bitmap" in line]
