@@ -44,9 +44,9 @@ claimed within this time."""
 INSERT_COMMIT_DELAY_MAX = 1.0
 """The cursor may skip a job whose insert commits more than this many seconds after its
 `scheduled_at`."""
-DURATIONS_COMPARED_MAX = 64
+COMPARED_CLAIM_DURATIONS_MAX = 64
 """The number of claims of single queues that are compared with each other."""
-EQUAL_DURATION_FACTOR = 1.5
+CLAIM_DURATION_TOLERANCE_FACTOR = 1.5
 """Claims of single queues take no longer than one claim of all queues if their total duration is
 less than the duration of that claim times this factor."""
 JOB_PRIORITIES = range(1, 5)
@@ -69,20 +69,20 @@ class QueueRange(NamedTuple):
     last_priority: int
 
 
-WHOLE_QUEUE = QueueRange(QueuePosition(0, -(2**63), 0), JOB_PRIORITIES[-1])
+WHOLE_QUEUE_RANGE = QueueRange(QueuePosition(0, -(2**63), 0), JOB_PRIORITIES[-1])
 
 
-class ClaimTimer:
-    """Measures claims, and decides whether they are slow."""
+class SlowClaimDetector:
+    """Records the durations of claims, and decides whether claims are slow."""
 
     def __init__(self) -> None:
         self._fastest_duration = math.inf
         self.was_last_claim_slow = False
 
-    def are_claims_slow(self, row_count: int, duration: float) -> bool:
+    def record_claim_and_check_slow(self, row_count: int, duration: float) -> bool:
         """Record the duration of a claim in seconds. Return whether the last two claims were
         slow."""
-        self.add_fast_claim(duration)
+        self.record_fast_claim(duration)
         was_slow = self.was_last_claim_slow
         self.was_last_claim_slow = (
             duration - self._fastest_duration
@@ -90,7 +90,7 @@ class ClaimTimer:
         )
         return was_slow and self.was_last_claim_slow
 
-    def add_fast_claim(self, duration: float) -> None:
+    def record_fast_claim(self, duration: float) -> None:
         """Record the duration of a claim that is known to be fast."""
         self._fastest_duration = min(self._fastest_duration, duration)
 
@@ -105,16 +105,16 @@ class SlowQueueFinder:
 
     def __init__(self) -> None:
         self._queue_count, self._seconds = 0, 0.0
-        self._durations_alone = deque[float](maxlen=DURATIONS_COMPARED_MAX)
+        self._durations_alone = deque[float](maxlen=COMPARED_CLAIM_DURATIONS_MAX)
         """The durations of the last claims of single queues, in seconds."""
 
-    def start(self, queue_count: int, seconds: float) -> None:
+    def start_comparison(self, queue_count: int, seconds: float) -> None:
         """Start to compare the claims of single queues, because a claim of `queue_count` queues
         took `seconds` seconds."""
         self._queue_count, self._seconds = queue_count, seconds
         self._durations_alone.clear()
 
-    def add_claim(self, seconds: float) -> None:
+    def record_single_queue_claim(self, seconds: float) -> None:
         """Record the duration of a claim of one queue."""
         self._durations_alone.append(seconds)
 
@@ -125,7 +125,7 @@ class SlowQueueFinder:
         usual = durations[len(durations) // 4]
         return (
             seconds > usual + SLOW_CLAIM_THRESHOLD
-            or usual * self._queue_count < self._seconds * EQUAL_DURATION_FACTOR
+            or usual * self._queue_count < self._seconds * CLAIM_DURATION_TOLERANCE_FACTOR
         )
 
 
@@ -144,18 +144,18 @@ class ClaimCursor:
         self._is_whole_queue_read_last = False
         """Whether a claim that found too few jobs after the positions then reads from the beginning
         of the index. It does if claims are not slow."""
-        self._timer = ClaimTimer()
+        self._slow_claim_detector = SlowClaimDetector()
         self.is_speed_check_due = False
         """Whether to measure the next claim of this queue alone, because a claim of several queues
         was slow."""
 
     @property
-    def is_in_use(self) -> bool:
-        """Whether claims do not start at the index's beginning, or may not after another claim
-        that is slow or of a backlog."""
+    def needs_single_queue_claim(self) -> bool:
+        """Whether the next claim must be for this queue alone, because it starts at a position, or
+        because its duration or its size decides whether to start using positions."""
         return (
             bool(self._position_by_priority)
-            or self._timer.was_last_claim_slow
+            or self._slow_claim_detector.was_last_claim_slow
             or self._was_last_claim_of_backlog
             or self.is_speed_check_due
         )
@@ -168,7 +168,7 @@ class ClaimCursor:
         queue. If the ranges before it had enough jobs, the next call returns only the whole queue.
         """
         if not self._position_by_priority or self._is_whole_queue_claim_overdue:
-            return (WHOLE_QUEUE,)
+            return (WHOLE_QUEUE_RANGE,)
         ranges: list[QueueRange] = []
         for priority in JOB_PRIORITIES:
             if position := self._position_by_priority.get(priority):
@@ -176,7 +176,7 @@ class ClaimCursor:
             else:  # the first priority always has a position
                 ranges[-1] = ranges[-1]._replace(last_priority=priority)
         if self._is_whole_queue_read_last or now >= self._next_whole_queue_claim_at:
-            ranges.append(WHOLE_QUEUE)
+            ranges.append(WHOLE_QUEUE_RANGE)
         return ranges
 
     def seconds_until_whole_queue_claim(self, now: float) -> float | None:
@@ -186,21 +186,23 @@ class ClaimCursor:
             max(self._next_whole_queue_claim_at - now, 0.0) if self._position_by_priority else None
         )
 
-    def is_claiming_slow(self, claimed_range: QueueRange, row_count: int, duration: float) -> bool:
+    def record_claim_and_check_slow(
+        self, claimed_range: QueueRange, row_count: int, duration: float
+    ) -> bool:
         """Record the duration of a claim in seconds. Return whether the last two claims of the
-        whole queue were slow. If they were, call `set_positions`."""
+        whole queue were slow. If they were, call `start_using_positions`."""
         self.is_speed_check_due = False
-        if claimed_range != WHOLE_QUEUE:
-            self._timer.add_fast_claim(duration)
+        if claimed_range != WHOLE_QUEUE_RANGE:
+            self._slow_claim_detector.record_fast_claim(duration)
             return False
-        return self._timer.are_claims_slow(row_count, duration)
+        return self._slow_claim_detector.record_claim_and_check_slow(row_count, duration)
 
-    def is_claiming_backlog(
+    def record_claim_and_check_backlog(
         self, claimed_range: QueueRange, claimed_rows: Sequence[Any], limit: int
     ) -> bool:
         """Record which of `limit` jobs a claim returned. Return whether the last two claims of
-        the whole queue were claims of a backlog. If they were, call `set_positions`."""
-        if claimed_range != WHOLE_QUEUE:
+        the whole queue were claims of a backlog. If they were, call `start_using_positions`."""
+        if claimed_range != WHOLE_QUEUE_RANGE:
             return False
         was_backlog = self._was_last_claim_of_backlog
         row_count = len(claimed_rows)
@@ -210,11 +212,11 @@ class ClaimCursor:
         )
         return was_backlog and self._was_last_claim_of_backlog
 
-    def ignore_slow_claims(self) -> None:
+    def forget_slow_claims(self) -> None:
         """Forget that the last claims were slow, because the queue is not the cause."""
-        self._timer.was_last_claim_slow = False
+        self._slow_claim_detector.was_last_claim_slow = False
 
-    def set_positions(
+    def start_using_positions(
         self,
         claimed_rows: Sequence[Any],
         *,
@@ -224,8 +226,8 @@ class ClaimCursor:
         duration: float,
         now: float,
     ) -> None:
-        """Set the positions after a claim of the whole queue that was slow or of a backlog. Later
-        claims skip the jobs before these positions.
+        """Start to use positions after a claim of the whole queue that was slow or of a backlog.
+        Later claims skip the jobs before these positions.
 
         Args:
             claimed_rows: the claimed rows, in any order.
@@ -260,9 +262,9 @@ class ClaimCursor:
         is_limit_reached: bool,
         now: float,
     ) -> None:
-        """Update the positions after any other claim: a claim of a range, or of the whole queue
-        after which the next claim may start at the beginning of the index."""
-        if claimed_range == WHOLE_QUEUE:
+        """Update the positions after a claim for which `start_using_positions` is not called. After
+        a claim of the whole queue, the next claim starts at the beginning of the index."""
+        if claimed_range == WHOLE_QUEUE_RANGE:
             self._position_by_priority.clear()
             self._is_whole_queue_claim_overdue = False
         elif is_limit_reached:

@@ -19,7 +19,7 @@ import anyio
 
 from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.jobs import job_claim, job_claim_queues
-from riverpy._work.claim_cursor import WHOLE_QUEUE, ClaimTimer, SlowQueueFinder
+from riverpy._work.claim_cursor import WHOLE_QUEUE_RANGE, SlowClaimDetector, SlowQueueFinder
 from riverpy._work.poll_schedule import PollSchedule
 from riverpy.job import JobColumn
 
@@ -37,7 +37,7 @@ QUEUES_PER_CLAIM_MAX = 500
 """The maximum number of queues in one statement. The other queues wait for the next one."""
 JOBS_PER_CLAIM_MAX = 3_000
 """The maximum number of jobs in one statement. If the queues want more, each gets fewer."""
-TURNS_AFTER_CLAIM = 3
+LOOP_TURNS_AFTER_CLAIM = 3
 """The turns of the event loop between two statements. Claimed jobs that do not wait for anything
 end in the first turn. Then their queues request jobs, so that the next statement has more
 queues."""
@@ -66,8 +66,8 @@ class ClaimingQueue(Protocol):
         """Release claimed jobs, because the queue stopped waiting for them."""
         ...
 
-    def check_claim_speed(self) -> None:
-        """Claim this queue alone until it is known whether its claims are slow."""
+    def request_claim_speed_check(self) -> None:
+        """Request that this queue is claimed alone, to find out whether its claims are slow."""
         ...
 
 
@@ -89,15 +89,15 @@ class Claimer:
         self._statement_scope: anyio.CancelScope | None = None
         """The cancel scope of the running statement; None: no statement runs."""
         self._requested = asyncio.Event()
-        self._timer = ClaimTimer()
+        self._slow_claim_detector = SlowClaimDetector()
         """The durations of claims of several queues."""
         self.slow_queue_finder = SlowQueueFinder()
         self._next_speed_check_at = 0.0
 
-    async def claim(self, queue: ClaimingQueue) -> bool | None:
-        """Claim jobs of this queue with the next statements, and hand them to the queue, as long as
-        the queue wants more jobs. Return whether the last statement returned as many as requested;
-        None: the queue wanted none when it was asked.
+    async def claim_jobs(self, queue: ClaimingQueue) -> bool | None:
+        """Claim jobs of this queue with the next statements, until the queue wants no more jobs.
+        Each statement hands its jobs to the queue. Return whether the last statement returned as
+        many jobs as requested; None: the queue requested no jobs.
 
         Raises:
             Exception: one of DATABASE_ERRORS: the claim of all queues of the statement failed.
@@ -108,12 +108,12 @@ class Claimer:
             return await future
         except asyncio.CancelledError:
             self._waiting.pop(queue, None)
-            if self._statement_scope is not None and self._has_no_sender():
+            if self._statement_scope is not None and self._is_running_claim_abandoned():
                 self._statement_scope.cancel(reason="no queue waits for the claimed jobs")
             raise
 
-    def _has_no_sender(self) -> bool:
-        """Return whether all queues of the running statement have stopped waiting."""
+    def _is_running_claim_abandoned(self) -> bool:
+        """Return whether no queue of the running statement still waits for its jobs."""
         return bool(self._sent) and all(future.cancelled() for future in self._sent.values())
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
@@ -126,7 +126,7 @@ class Claimer:
                 await self._requested.wait()
             scope.expect_progress(within=2 * CLAIM_TIMEOUT)
             await self._send_claim()
-            for _ in range(TURNS_AFTER_CLAIM):
+            for _ in range(LOOP_TURNS_AFTER_CLAIM):
                 await asyncio.sleep(0)  # noqa: TID251 (a turn of the event loop, no delay)
 
     async def _send_claim(self) -> None:
@@ -135,7 +135,7 @@ class Claimer:
             with anyio.CancelScope() as self._statement_scope:
                 async with self._connection.acquire("claiming jobs", CLAIM_TIMEOUT) as connection:
                     if limits := self._take_waiting_queues():
-                        await self._claim_and_deliver(connection, limits)
+                        await self._claim_and_distribute_jobs(connection, limits)
         except DATABASE_ERRORS as error:
             # Without a connection no statement was sent, and all waiting queues get the error.
             failed = self._sent or self._waiting
@@ -165,7 +165,7 @@ class Claimer:
                 limits[queue] = max(limit * JOBS_PER_CLAIM_MAX // total, 1)
         return limits
 
-    async def _claim_and_deliver(
+    async def _claim_and_distribute_jobs(
         self, connection: Connection, limits: dict[ClaimingQueue, int]
     ) -> None:
         began, is_alone = time.monotonic(), len(limits) == 1
@@ -174,7 +174,7 @@ class Claimer:
         rows_by_queue: dict[str, list[Record]] = {queue.queue: [] for queue in limits}
         for row in rows:
             rows_by_queue[row[JobColumn.QUEUE]].append(row)
-        must_check_speed = not is_alone and self._must_check_speed(
+        must_check_speed = not is_alone and self._record_claim_and_check_slow(
             len(limits), len(rows), now - began, now
         )
         for queue, limit in limits.items():
@@ -184,20 +184,23 @@ class Claimer:
                 continue
             wants_more = queue.receive_claimed_jobs(found, limit, now - began, is_alone=is_alone)
             if must_check_speed:
-                queue.check_claim_speed()
+                queue.request_claim_speed_check()
             elif wants_more:
                 self._waiting[queue] = future
                 continue
             future.set_result(len(found) == limit)
 
-    def _must_check_speed(
+    def _record_claim_and_check_slow(
         self, queue_count: int, row_count: int, seconds: float, now: float
     ) -> bool:
         """Record the duration of a claim of several queues. Return whether to claim each queue
         alone, to find the slow one."""
-        if not self._timer.are_claims_slow(row_count, seconds) or now < self._next_speed_check_at:
+        if (
+            not self._slow_claim_detector.record_claim_and_check_slow(row_count, seconds)
+            or now < self._next_speed_check_at
+        ):
             return False
-        self.slow_queue_finder.start(queue_count, seconds)
+        self.slow_queue_finder.start_comparison(queue_count, seconds)
         self._next_speed_check_at = now + min(
             queue_count * SPEED_CHECK_SECONDS_PER_QUEUE, SPEED_CHECK_INTERVAL_MAX
         )
@@ -215,8 +218,8 @@ class Claimer:
                 queue=queue.queue,
                 kinds=self._kinds,
                 skipped_ids=[],
-                after_position=WHOLE_QUEUE.start_after,
-                priority_max=WHOLE_QUEUE.last_priority,
+                after_position=WHOLE_QUEUE_RANGE.start_after,
+                priority_max=WHOLE_QUEUE_RANGE.last_priority,
                 limit=limit,
                 client_id=self._client_id,
             )

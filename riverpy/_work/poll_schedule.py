@@ -48,7 +48,7 @@ class PollGroup:
         """Let the queue no longer wait for its poll, because it is claimed now."""
         self._waiting.pop(queue, None)
 
-    def poll_all(self) -> None:
+    def poll_waiting_queues(self) -> None:
         """Poll all waiting queues, because it is time to poll one of them."""
         self._choose_delays()
         waiting, self._waiting = self._waiting, {}
@@ -62,6 +62,6 @@ class PollSchedule:
     def __init__(self) -> None:
         self._groups: dict[float, PollGroup] = {}
 
-    def find_group(self, interval: float) -> PollGroup:
+    def get_or_create_group(self, interval: float) -> PollGroup:
         """Return the group of the queues with this poll interval, in seconds."""
         return self._groups.setdefault(interval, PollGroup(interval))

@@ -27,8 +27,8 @@ from riverpy._postgres.jobs import (
     job_get_server_time,
     job_lock_next,
 )
-from riverpy._work.claim_cursor import WHOLE_QUEUE, ClaimCursor, QueuePosition, QueueRange
-from riverpy._work.claim_times import ClaimTimes
+from riverpy._work.claim_cursor import WHOLE_QUEUE_RANGE, ClaimCursor, QueuePosition, QueueRange
+from riverpy._work.claim_times import PlannedClaimTimes
 from riverpy._work.claimer import CLAIM_TIMEOUT
 from riverpy._work.prefetch import PrefetchBuffer
 from riverpy._work.unclaimable import UnclaimableJobs
@@ -108,7 +108,7 @@ class Producer:
         self._claim_size_limit = max(CLAIM_SIZE_LIMIT_MIN, config.max_workers // 2)
         self._fetch_cooldown = (config.fetch_cooldown or timedelta(0)).total_seconds()
         interval = config.fetch_poll_interval or run.config.fetch_poll_interval
-        self._poll_group = claimer.polls.find_group(interval.total_seconds())
+        self._poll_group = claimer.polls.get_or_create_group(interval.total_seconds())
         self._claim_backoff = Backoff(CLAIM_RETRY_DELAY_MIN, CLAIM_RETRY_DELAY_MAX)
         # The events are separate: a free slot must not wake a producer that waits for jobs.
         self.slot_freed, self._wakeup, self._resumed = (asyncio.Event() for _ in range(3))
@@ -122,7 +122,7 @@ class Producer:
         notification."""
         self._ids_cancelled_during_claim: set[int] | None = None
         """The ids of the jobs that were cancelled during the running claim; None: no claim runs."""
-        self._claim_times = ClaimTimes()
+        self._claim_times = PlannedClaimTimes()
         self._log = get_logger(queue=queue)
         self.unclaimable_jobs = UnclaimableJobs(self._claim_size_limit, CLAIM_TIMEOUT, self._log)
         self._claiming_job_id: int | None = None
@@ -173,7 +173,7 @@ class Producer:
         """Claim now, because a notification was received or may have been lost. Claim again later
         if more jobs may follow without a notification, as `notify_interval_ms` of the notification
         says."""
-        self._claim_times.plan_follow_ups(notify_interval_ms)
+        self._claim_times.plan_follow_up_claims(notify_interval_ms)
         self.wake()
 
     def cancel_job_during_claim(self, job_id: int) -> None:
@@ -186,7 +186,7 @@ class Producer:
         if delay <= 0:
             self.wake()
         else:
-            self._claim_times.plan_due_job(delay)
+            self._claim_times.plan_due_job_claim(delay)
             self._wakeup.set()
 
     def wake(self) -> None:
@@ -304,7 +304,7 @@ class Producer:
         # If too few slots are free after the claim, the remaining jobs are prefetched or released.
         limit = self._claim_size_limit if retry is None else 1
         wanted = min(max(self._count_claimable_jobs(), 1), limit)
-        limit, self._claiming_job_id = self.unclaimable_jobs.limit_claim_size(wanted), None
+        limit, self._claiming_job_id = self.unclaimable_jobs.choose_claim_size(wanted), None
         is_single_claim = retry is not None or (
             limit == 1 and self.unclaimable_jobs.is_claiming_one_by_one
         )
@@ -348,7 +348,10 @@ class Producer:
     @property
     def _must_claim_alone(self) -> bool:
         """Return whether this queue could make a claim of several queues fail or take long."""
-        return self._claim_cursor.is_in_use or self.unclaimable_jobs.may_include_failing_job
+        return (
+            self._claim_cursor.needs_single_queue_claim
+            or self.unclaimable_jobs.may_include_failing_job
+        )
 
     async def _claim_with_other_queues(self, scope: StopScope) -> bool:
         """Claim and start jobs by the next claims of several queues. Returns whether the queue had
@@ -358,7 +361,7 @@ class Producer:
         try:
             # The claimer limits the time of each claim.
             with self._shield_claim_from_stop(scope, math.inf):
-                is_full = await self._claimer.claim(self)
+                is_full = await self._claimer.claim_jobs(self)
             return self.is_paused if is_full is None else not is_full
         except DATABASE_ERRORS as error:
             limit = self._shared_claim_limit
@@ -404,8 +407,8 @@ class Producer:
         self._record_claim(job_count, seconds)
         self._record_successful_claim(job_count, limit, seconds)
         if is_alone:  # after a slow or large claim, the next one is for this queue alone
-            self._claim_cursor.is_claiming_slow(WHOLE_QUEUE, job_count, seconds)
-            self._claim_cursor.is_claiming_backlog(WHOLE_QUEUE, rows, limit)
+            self._claim_cursor.record_claim_and_check_slow(WHOLE_QUEUE_RANGE, job_count, seconds)
+            self._claim_cursor.record_claim_and_check_backlog(WHOLE_QUEUE_RANGE, rows, limit)
         return job_count == limit and not self._fetch_cooldown and not self._must_claim_alone
 
     def release_claimed_jobs(self, rows: list[Record]) -> None:
@@ -414,8 +417,8 @@ class Producer:
         self._free_slot_count -= len(attempts)
         self._running_attempts.release(attempts)
 
-    def check_claim_speed(self) -> None:
-        """Claim alone the next time, to find out whether the claims of this queue are slow."""
+    def request_claim_speed_check(self) -> None:
+        """Let the next claim be for this queue alone, to find out whether its claims are slow."""
         self._claim_cursor.is_speed_check_due = True
 
     # -- claims of this queue alone
@@ -462,10 +465,10 @@ class Producer:
         rows, took = await self._claim_and_launch(claim)
         is_full, now = len(rows) == limit, self._last_claim_ended_at
         is_slow, cursor = self._is_claiming_slow(part, len(rows), took), self._claim_cursor
-        if cursor.is_claiming_backlog(part, rows, limit) or is_slow:
+        if cursor.record_claim_and_check_backlog(part, rows, limit) or is_slow:
             server_time = await job_get_server_time(connection, self._schema)
             seen_at = server_time - int((time.monotonic() - now + took) * 1e6)
-            cursor.set_positions(
+            cursor.start_using_positions(
                 rows,
                 is_slow=is_slow,
                 is_limit_reached=is_full,
@@ -479,12 +482,12 @@ class Producer:
 
     def _is_claiming_slow(self, part: QueueRange, row_count: int, seconds: float) -> bool:
         """Whether the last two claims of the whole queue were slow because of this queue."""
-        is_slow = self._claim_cursor.is_claiming_slow(part, row_count, seconds)
+        is_slow = self._claim_cursor.record_claim_and_check_slow(part, row_count, seconds)
         if self._claimer.queue_count > 1:
             finder = self._claimer.slow_queue_finder
-            finder.add_claim(seconds)
+            finder.record_single_queue_claim(seconds)
             if is_slow and not finder.is_queue_slow(seconds):
-                self._claim_cursor.ignore_slow_claims()
+                self._claim_cursor.forget_slow_claims()
                 return False
         return is_slow
 
@@ -549,7 +552,7 @@ class Producer:
             after = QueuePosition(priority, scheduled_at, self._claiming_job_id - 1)
             skipped = [one for one in self.unclaimable_jobs.skipped_job_ids if one != job_id]
             return await self._claim_rows(
-                connection, 1, WHOLE_QUEUE._replace(start_after=after), skipped
+                connection, 1, WHOLE_QUEUE_RANGE._replace(start_after=after), skipped
             )
 
     async def _claim_rows(
@@ -579,7 +582,7 @@ class Producer:
             while not self._is_notified:
                 self._wakeup.clear()
                 retry_at = self.unclaimable_jobs.next_retry_at
-                next_at = self._claim_times.choose_next(poll_at, retry_at)
+                next_at = self._claim_times.find_earliest_time(poll_at, retry_at)
                 with anyio.move_on_after(next_at - time.monotonic()):
                     await self._wakeup.wait()
                     if not self._is_poll_due or self._is_notified:
@@ -588,7 +591,7 @@ class Producer:
                     return
                 self._is_woken_with_other_clients = next_at < poll_at
                 if next_at >= poll_at:
-                    self._poll_group.poll_all()
+                    self._poll_group.poll_waiting_queues()
                 return
         finally:
             self._poll_group.stop_waiting(self)

@@ -38,7 +38,7 @@ class ProgressReports:
             texts, self._text_by_claim_key = self._text_by_claim_key, {}
         return texts
 
-    def put_back_reports(
+    def add_unstored_reports(
         self, texts: Mapping[ClaimKey, str], running_claim_keys: Collection[ClaimKey]
     ) -> None:
         """Add reports that could not be stored, if their attempts still run and have not reported

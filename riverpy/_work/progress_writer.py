@@ -90,4 +90,4 @@ class ProgressWriter:
                     self._subscriptions.publish_progress(attempt, text)
         unstored = {key: text for key, text in texts.items() if key.id not in found_ids}
         if unstored:  # another session has locked these rows, or their attempts have ended
-            self._reports.put_back_reports(unstored, self._running.collect_claim_keys())
+            self._reports.add_unstored_reports(unstored, self._running.collect_claim_keys())

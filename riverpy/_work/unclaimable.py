@@ -81,7 +81,7 @@ class UnclaimableJobs:
         """Set the maximum number of jobs in a claim."""
         self._claim_batch_size.set_maximum(jobs_per_claim_limit)
 
-    def limit_claim_size(self, wanted_job_count: int) -> int:
+    def choose_claim_size(self, wanted_job_count: int) -> int:
         """Return how many jobs to claim, at most `wanted_job_count`."""
         return min(wanted_job_count, self._claim_batch_size.row_count)
 

@@ -19,7 +19,7 @@ from riverpy._maintenance.job_rescuer import JobRescuer
 from riverpy._maintenance.job_scheduler import JobScheduler
 from riverpy._postgres.driver import use_raw_timestamps
 from riverpy._postgres.jobs import AttemptResult, job_claim, job_complete, job_store_results
-from riverpy._work.claim_cursor import WHOLE_QUEUE
+from riverpy._work.claim_cursor import WHOLE_QUEUE_RANGE
 from tests.leading.term_context import held_term
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ async def work(connection: asyncpg.Connection[Any], schema: str, chance: random.
         queue="default",
         kinds=None,
         skipped_ids=[],
-        after_position=WHOLE_QUEUE.start_after,
-        priority_max=WHOLE_QUEUE.last_priority,
+        after_position=WHOLE_QUEUE_RANGE.start_after,
+        priority_max=WHOLE_QUEUE_RANGE.last_priority,
         limit=50,
         client_id="worker",
     )

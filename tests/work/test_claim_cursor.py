@@ -15,10 +15,10 @@ from riverpy._postgres.driver import use_raw_timestamps
 from riverpy._postgres.jobs import job_claim
 from riverpy._work.claim_cursor import (
     BACKLOG_CLAIM_ROWS_MIN,
-    WHOLE_QUEUE,
     WHOLE_QUEUE_CLAIM_INTERVAL_MAX,
     WHOLE_QUEUE_CLAIM_INTERVAL_MIN,
     WHOLE_QUEUE_CLAIM_TIME_FRACTION_MAX,
+    WHOLE_QUEUE_RANGE,
     ClaimCursor,
     QueuePosition,
     QueueRange,
@@ -49,12 +49,14 @@ def row(priority: int, scheduled_at: int, job_id: int) -> list[Any]:
 def places(cursor: ClaimCursor, now: float) -> list[tuple[int, int] | None]:
     """Return the time and id after which each claim starts; None for a claim from the beginning."""
     ranges = cursor.choose_claim_ranges(now)
-    parts = [part for part in ranges if part != WHOLE_QUEUE]
+    parts = [part for part in ranges if part != WHOLE_QUEUE_RANGE]
     # Each range continues the one before it, and the last one ends with the lowest priority.
     firsts = [part.start_after.priority for part in parts]
     assert [part.last_priority + 1 for part in parts] == ([*firsts[1:], 5] if parts else [])
     return [
-        None if part == WHOLE_QUEUE else (part.start_after.scheduled_at, part.start_after.job_id)
+        None
+        if part == WHOLE_QUEUE_RANGE
+        else (part.start_after.scheduled_at, part.start_after.job_id)
         for part in ranges
     ]
 
@@ -62,10 +64,10 @@ def places(cursor: ClaimCursor, now: float) -> list[tuple[int, int] | None]:
 def slow_cursor(*rows: list[Any], is_full: bool) -> ClaimCursor:
     """Return a cursor after a fast claim and a slow one at time 0 that returned these rows."""
     cursor = ClaimCursor()
-    assert not cursor.is_claiming_slow(WHOLE_QUEUE, 0, FAST)
-    assert not cursor.is_claiming_slow(WHOLE_QUEUE, len(rows), SLOW)
-    assert cursor.is_claiming_slow(WHOLE_QUEUE, len(rows), SLOW)
-    cursor.set_positions(
+    assert not cursor.record_claim_and_check_slow(WHOLE_QUEUE_RANGE, 0, FAST)
+    assert not cursor.record_claim_and_check_slow(WHOLE_QUEUE_RANGE, len(rows), SLOW)
+    assert cursor.record_claim_and_check_slow(WHOLE_QUEUE_RANGE, len(rows), SLOW)
+    cursor.start_using_positions(
         rows, is_slow=True, is_limit_reached=is_full, server_time=SEEN, duration=SLOW, now=0.0
     )
     return cursor
@@ -76,11 +78,11 @@ def test_fast_claims_start_at_the_beginning() -> None:
     claim does not count."""
     cursor = ClaimCursor()
     for rows, took in ((1, 0.3), (1, 0.309), (1, 0.309), (1000, 0.34), (1000, 0.34), (1, 0.32)):
-        assert not cursor.is_claiming_slow(WHOLE_QUEUE, rows, took)
-    assert cursor.is_claiming_slow(WHOLE_QUEUE, 1, 0.32)
-    assert not cursor.is_claiming_slow(WHOLE_QUEUE, 1, 0.3)
-    assert not cursor.is_claiming_slow(WHOLE_QUEUE, 1, 0.32)
-    cursor.update_positions(WHOLE_QUEUE, [row(1, 5, 9)], is_limit_reached=True, now=0.0)
+        assert not cursor.record_claim_and_check_slow(WHOLE_QUEUE_RANGE, rows, took)
+    assert cursor.record_claim_and_check_slow(WHOLE_QUEUE_RANGE, 1, 0.32)
+    assert not cursor.record_claim_and_check_slow(WHOLE_QUEUE_RANGE, 1, 0.3)
+    assert not cursor.record_claim_and_check_slow(WHOLE_QUEUE_RANGE, 1, 0.32)
+    cursor.update_positions(WHOLE_QUEUE_RANGE, [row(1, 5, 9)], is_limit_reached=True, now=0.0)
     assert places(cursor, 0.0) == [None]
     assert cursor.seconds_until_whole_queue_claim(0.0) is None
 
@@ -101,7 +103,7 @@ def test_slow_claim_that_is_full() -> None:
     cursor = slow_cursor(row(2, 7, 1), row(1, 5, 9), is_full=True)
     assert places(cursor, 0.5) == [(SEEN - LATE, 0), (7, 1)]
     part = QueueRange(QueuePosition(2, 7, 1), 2)
-    assert not cursor.is_claiming_slow(part, 1, SLOW)
+    assert not cursor.record_claim_and_check_slow(part, 1, SLOW)
     cursor.update_positions(part, [row(2, 8, 3)], is_limit_reached=True, now=0.6)
     assert places(cursor, 0.7) == [(SEEN - LATE, 0), (8, 3)]
     cursor.update_positions(
@@ -123,7 +125,7 @@ def test_claim_from_the_beginning_again() -> None:
         QueueRange(QueuePosition(2, 7, 1), 2), [row(2, 8, 3)], is_limit_reached=True, now=now
     )
     assert places(cursor, now) == [None]
-    cursor.set_positions(
+    cursor.start_using_positions(
         [row(2, 6, 1)],
         is_slow=True,
         is_limit_reached=True,
@@ -132,7 +134,7 @@ def test_claim_from_the_beginning_again() -> None:
         now=now,
     )
     assert places(cursor, now) == [(SEEN - LATE, 0), (6, 1)]
-    cursor.update_positions(WHOLE_QUEUE, [], is_limit_reached=False, now=9.0)
+    cursor.update_positions(WHOLE_QUEUE_RANGE, [], is_limit_reached=False, now=9.0)
     assert places(cursor, 9.0) == [None]
 
 
@@ -143,35 +145,39 @@ def test_backlog() -> None:
     cursor, rows = ClaimCursor(), BACKLOG_CLAIM_ROWS_MIN
     large = [row(1, 5, 9)] * rows
     for count, limit in ((rows, rows), (rows - 1, rows - 1), (rows, rows), (rows, rows + 1)):
-        assert not cursor.is_claiming_backlog(WHOLE_QUEUE, [row(1, 5, 9)] * count, limit)
-        assert cursor.is_in_use == (count == limit == rows)
-    assert not cursor.is_claiming_backlog(WHOLE_QUEUE, large, rows)
-    assert cursor.is_claiming_backlog(WHOLE_QUEUE, large, rows)
-    cursor.set_positions(
+        assert not cursor.record_claim_and_check_backlog(
+            WHOLE_QUEUE_RANGE, [row(1, 5, 9)] * count, limit
+        )
+        assert cursor.needs_single_queue_claim == (count == limit == rows)
+    assert not cursor.record_claim_and_check_backlog(WHOLE_QUEUE_RANGE, large, rows)
+    assert cursor.record_claim_and_check_backlog(WHOLE_QUEUE_RANGE, large, rows)
+    cursor.start_using_positions(
         [row(2, 7, 1)], is_slow=False, is_limit_reached=True, server_time=SEEN, duration=1, now=0.0
     )
     rest = QueueRange(QueuePosition(2, 7, 1), 4)
     first = QueueRange(QueuePosition(1, SEEN - LATE, 0), 1)
-    assert cursor.choose_claim_ranges(0.5) == [first, rest, WHOLE_QUEUE]
-    assert not cursor.is_claiming_backlog(rest, large, rows)
+    assert cursor.choose_claim_ranges(0.5) == [first, rest, WHOLE_QUEUE_RANGE]
+    assert not cursor.record_claim_and_check_backlog(rest, large, rows)
     cursor.update_positions(rest, [row(4, 1, 3)], is_limit_reached=True, now=0.5)
     assert places(cursor, 0.5) == [(SEEN - LATE, 0), (7, 1), (1, 3), None]
-    assert cursor.is_claiming_backlog(WHOLE_QUEUE, large, rows)
-    assert not cursor.is_claiming_backlog(WHOLE_QUEUE, [*large[1:], row(2, 7, 1)], rows)
-    cursor.update_positions(WHOLE_QUEUE, [row(2, 9, 9)], is_limit_reached=False, now=1.0)
+    assert cursor.record_claim_and_check_backlog(WHOLE_QUEUE_RANGE, large, rows)
+    assert not cursor.record_claim_and_check_backlog(
+        WHOLE_QUEUE_RANGE, [*large[1:], row(2, 7, 1)], rows
+    )
+    cursor.update_positions(WHOLE_QUEUE_RANGE, [row(2, 9, 9)], is_limit_reached=False, now=1.0)
     assert places(cursor, 1.0) == [None]
-    assert not cursor.is_in_use
+    assert not cursor.needs_single_queue_claim
 
 
 def test_pause_is_bounded() -> None:
     """The interval between claims from the beginning is limited: a skipped job waits only seconds,
     and claims from the beginning stay few."""
     cursor = ClaimCursor()
-    cursor.set_positions(
+    cursor.start_using_positions(
         [], is_slow=True, is_limit_reached=False, server_time=SEEN, duration=60.0, now=0.0
     )
     assert cursor.seconds_until_whole_queue_claim(0.0) == WHOLE_QUEUE_CLAIM_INTERVAL_MAX
-    cursor.set_positions(
+    cursor.start_using_positions(
         [], is_slow=True, is_limit_reached=False, server_time=SEEN, duration=0.0, now=0.0
     )
     assert cursor.seconds_until_whole_queue_claim(0.0) == WHOLE_QUEUE_CLAIM_INTERVAL_MIN
@@ -245,7 +251,7 @@ async def test_no_job_is_skipped(rig: Rig, claims: list[QueueRange]) -> None:
     async with rig.working(slots=5):
         await rig.take(360)
     assert len(runs) == len(set(runs)) == 360
-    assert any(part != WHOLE_QUEUE for part in claims)
+    assert any(part != WHOLE_QUEUE_RANGE for part in claims)
 
 
 def is_behind(claim: QueueRange) -> bool:
@@ -274,7 +280,7 @@ async def test_other_kinds_are_skipped(rig: Rig, claims: list[QueueRange]) -> No
             " VALUES ('task', 25, '{}'::jsonb, now() - interval '1 hour')"
         )
         await rig.take(1)
-        assert WHOLE_QUEUE in claims[before:]
+        assert WHOLE_QUEUE_RANGE in claims[before:]
     assert (await rig.states())["available"] == 100
 
 
@@ -289,7 +295,7 @@ async def test_claims_longer_than_the_pause(
     claim = riverpy._work.producer.job_claim
 
     async def slow(*args: Any, **values: Any) -> Any:
-        if values["after_position"] != WHOLE_QUEUE.start_after:
+        if values["after_position"] != WHOLE_QUEUE_RANGE.start_after:
             await anyio.sleep(took)
         return await claim(*args, **values)
 

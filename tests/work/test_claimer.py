@@ -274,9 +274,9 @@ def test_slow_machine_makes_no_queue_slow() -> None:
         (0.2, [0.05, 0.055, 0.05, 0.05], True),  # all queues are slow
         (0.06, [0.05, 0.055, 0.05, 0.055], False),  # the machine is slow
     ):
-        finder.start(len(alone), seconds)
+        finder.start_comparison(len(alone), seconds)
         for duration in alone:
-            finder.add_claim(duration)
+            finder.record_single_queue_claim(duration)
         assert finder.is_queue_slow(max(alone)) is is_slow
 
 

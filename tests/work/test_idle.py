@@ -15,7 +15,7 @@ from riverpy._leading import leader_watch
 from riverpy._leading.domain_queues import READ_INTERVAL_WITHOUT_OWNED_QUEUES
 from riverpy._lifecycle import ServiceGroup, StopScope
 from riverpy._maintenance.services import make_domain_services
-from riverpy._work.claim_times import RIVER_FOLLOW_UP_DELAYS
+from riverpy._work.claim_times import RIVER_FOLLOW_UP_CLAIM_DELAYS
 from riverpy._work.claimer import CLAIM_TIMEOUT
 from riverpy._work.client_status import ClientStatusReporter
 from tests._statements import record_statements
@@ -224,7 +224,7 @@ async def test_claims_of_a_notification(rig: Rig, monkeypatch: pytest.MonkeyPatc
             producer.claimed.init()
             await producer.claimed.wait()
     assert claims_of(sent) <= 1 + 1 + 2 * len(
-        RIVER_FOLLOW_UP_DELAYS
+        RIVER_FOLLOW_UP_CLAIM_DELAYS
     )  # a timer may fire early, and is set again
 
 

@@ -115,7 +115,7 @@ async def test_polls_are_spread(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> No
         if wake == "notification":
             for producer in producers:
                 producer._is_woken_with_other_clients = False
-                producer._poll_group.poll_all()
+                producer._poll_group.poll_waiting_queues()
             assert poll <= min(waits()) <= max(waits()) <= poll * 1.1
             for producer in producers:
                 producer.wake_after_notification()

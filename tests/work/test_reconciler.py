@@ -10,7 +10,7 @@ import pytest
 
 from riverpy import EventKind, Job, QueueConfig
 from riverpy._postgres import jobs, queues
-from riverpy._work.claim_times import RIVER_FOLLOW_UP_DELAYS
+from riverpy._work.claim_times import RIVER_FOLLOW_UP_CLAIM_DELAYS
 from riverpy._work.reconciler import Reconciler
 from tests.work.rig import PATIENCE, Task
 
@@ -155,5 +155,5 @@ async def test_claims_after_a_reconnect(rig: Rig) -> None:
                 await asyncio.sleep(0.01)
             producer.claimed.emit = claims.release
             run._resync()
-            for _ in range(1 + len(RIVER_FOLLOW_UP_DELAYS)):
+            for _ in range(1 + len(RIVER_FOLLOW_UP_CLAIM_DELAYS)):
                 await claims.acquire()
