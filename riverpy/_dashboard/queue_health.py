@@ -16,9 +16,9 @@ from riverpy._postgres.dashboard_reads import queue_list_kinds_without_worker
 from riverpy._postgres.queues import queue_list
 from riverpy._postgres.transactions import read_server_time
 from riverpy._tools.doctor.snapshot import QUEUE_LAG_MAX_DEFAULT
-from riverpy._tools.doctor.waiting_jobs import LAG_FACTOR_WITHOUT_CLIENT
+from riverpy._tools.doctor.waiting_jobs import UNWORKED_QUEUE_FAIL_LAG_FACTOR
 from riverpy._tools.text import format_count, format_names
-from riverpy._tools.top.statements import read_ended_jobs, read_queue_counts
+from riverpy._tools.top.statements import read_ended_jobs, read_queue_job_counts
 from riverpy._tools.top.status import (
     ENDED_JOBS_MAX,
     LATE_JOB_AFTER,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 LONG_WAIT_SECONDS = 60.0
 """A queue is behind if its oldest due job waits longer than this."""
-UNWORKED_SECONDS_MAX = QUEUE_LAG_MAX_DEFAULT.total_seconds() * LAG_FACTOR_WITHOUT_CLIENT
+UNWORKED_SECONDS_MAX = QUEUE_LAG_MAX_DEFAULT.total_seconds() * UNWORKED_QUEUE_FAIL_LAG_FACTOR
 """If no worker works a queue and a job waits longer than this, an operator must act. The check of
 doctor has the same limit, so that the pages agree."""
 USED_WITHIN_SECONDS = 1200.0
@@ -146,7 +146,7 @@ async def add_queue_to_status(
     ended = await read_ended_jobs(
         tx, schema, window=RATE_WINDOW, count_limit=ENDED_JOBS_MAX, damaged_job_ids=fleet.damaged
     )
-    counts = await read_queue_counts(
+    counts = await read_queue_job_counts(
         tx,
         schema,
         queue_names=[name],

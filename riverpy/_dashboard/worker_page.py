@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.dashboard_reads import RunningJobs
     from riverpy._postgres.driver import Transaction
     from riverpy._tools.reads import ClientRow
-    from riverpy._tools.top.statements import TopLeaseRow
+    from riverpy._tools.top.statements import HeldOrExpiredLeaseRow
     from riverpy._tools.top.status import FleetStatus
 
 JOBS_SHOWN_MAX = 50
@@ -133,7 +133,7 @@ async def _read_page_data(view: PageView, client_id: str, fleet: FleetStatus) ->
 async def _read_held_leases(tx: Transaction, schema: str | None, client_id: str) -> list[str]:
     """Return the names of the leases of user code that a client holds. Empty if the table of leases
     is missing, or the role may not read it."""
-    rows: Sequence[TopLeaseRow] = ()
+    rows: Sequence[HeldOrExpiredLeaseRow] = ()
     try:
         async with tx.transaction():
             rows, _ = await read_leases(

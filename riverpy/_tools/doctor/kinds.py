@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from riverpy._log_events import JOBS_FAILED
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.snapshot import (
-    QUEUE_ROW_AGE_MAX,
+    QUEUE_ROW_AGE_MAX_SECONDS,
     SAMPLED_JOBS_OF_QUEUE_MAX,
-    compute_sample_size,
+    compute_backlog_sample_size,
 )
 from riverpy._tools.doctor.statements import count_discarded_jobs
 from riverpy._tools.text import format_count, format_error, format_names, format_waiting_count
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot, WorkerProgram
-    from riverpy._tools.doctor.statements import BacklogRow, KindRow
+    from riverpy._tools.doctor.statements import BacklogRow, WaitingKindRow
     from riverpy._tools.reads import ClientRow
 
 UNKNOWN_KIND_ERROR = "job kind is not registered"
@@ -41,7 +41,7 @@ async def check_program_kinds(program: WorkerProgram, snapshot: DatabaseSnapshot
         for row in await snapshot.backlogs()
         if not program.queues or row.queue in program.queues
     ]
-    rows = await snapshot.kinds(backlogs)
+    rows = await snapshot.waiting_kinds(backlogs)
     missing = [row for row in rows if row.kind not in program.kinds]
     where = f"queue {format_names(sorted(program.queues))}" if program.queues else "any queue"
     summary = ok(
@@ -77,7 +77,7 @@ async def check_kinds_without_worker(snapshot: DatabaseSnapshot) -> list[Finding
     if not live:
         return [ok("not known: no riverpy client runs", kinds=None)]
     backlogs = await snapshot.backlogs()
-    rows = await snapshot.kinds(backlogs)
+    rows = await snapshot.waiting_kinds(backlogs)
     worked = {kind for client in live for kind in client.kinds}
     unknown = [row for row in rows if row.kind not in worked]
     non_riverpy_queues = (
@@ -104,12 +104,12 @@ async def _find_non_riverpy_client_queues(
     return {
         row.name
         for row in rows
-        if row.seconds_since_update < QUEUE_ROW_AGE_MAX and row.name not in worked
+        if row.seconds_since_update < QUEUE_ROW_AGE_MAX_SECONDS and row.name not in worked
     }
 
 
 def _kind_without_worker_finding(
-    row: KindRow,
+    row: WaitingKindRow,
     backlogs: Sequence[BacklogRow],
     clients: Sequence[ClientRow],
     non_riverpy_queues: set[str],
@@ -147,15 +147,15 @@ def _kind_without_worker_finding(
     )
 
 
-def _describe_waiting_jobs(row: KindRow, backlogs: Sequence[BacklogRow]) -> str:
+def _describe_waiting_jobs(row: WaitingKindRow, backlogs: Sequence[BacklogRow]) -> str:
     """Return a sentence about the waiting jobs of a kind."""
-    limit = compute_sample_size(backlogs)
+    limit = compute_backlog_sample_size(backlogs)
     is_partial = any(one.job_count > limit for one in backlogs if one.queue in row.queues)
     jobs = format_waiting_count(row.job_count, "job", suffix=" of this kind", is_partial=is_partial)
     return f"{jobs} in queue {format_names(row.queues)}, for example job {row.example_job_id}"
 
 
-def _describe_attempts_left(row: KindRow) -> str:
+def _describe_attempts_left(row: WaitingKindRow) -> str:
     if row.min_attempts_left is None:
         return ""
     return f", and one has only {format_count(row.min_attempts_left, 'attempt')} left"
@@ -164,7 +164,7 @@ def _describe_attempts_left(row: KindRow) -> str:
 async def check_failing_kinds(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report the kinds with failed jobs that wait for their next attempt, or with jobs that were
     discarded."""
-    kinds = await snapshot.kinds(await snapshot.backlogs())
+    kinds = await snapshot.waiting_kinds(await snapshot.backlogs())
     rows = {row.kind: row for row in kinds if row.failed_job_count}
     live = await snapshot.live_clients()
     worked = {kind for client in live for kind in client.kinds}
@@ -191,7 +191,9 @@ async def check_failing_kinds(snapshot: DatabaseSnapshot) -> list[Finding]:
     return [ok(text, failed=failures, discarded=discarded), *problems]
 
 
-def _failing_kind_finding(kind: str, row: KindRow | None, discarded_jobs: int) -> Finding | None:
+def _failing_kind_finding(
+    kind: str, row: WaitingKindRow | None, discarded_jobs: int
+) -> Finding | None:
     failed, attempts_left = (row.failed_job_count, row.min_attempts_left) if row else (0, None)
     is_close = attempts_left is not None and attempts_left <= ATTEMPTS_LEFT_WARN_COUNT
     if not (discarded_jobs or is_close or failed >= FAILED_JOBS_WARN_COUNT):

@@ -32,8 +32,8 @@ from riverpy._tools.doctor.finding import Finding, Level, ok, warn
 from riverpy._tools.doctor.statements import (
     count_listeners,
     enable_server_warnings,
-    read_notification_usage,
-    read_sessions,
+    read_notification_queue_usage,
+    read_possible_blocking_sessions,
     send_notification,
 )
 from riverpy._tools.text import format_count, format_names, format_seconds
@@ -66,13 +66,13 @@ _LISTEN_SKIPPED_FINDING = warn(
 
 async def check_notification_queue(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report how full the notification queue is, and which session blocks it."""
-    usage = await snapshot.session.read(read_notification_usage)
+    usage = await snapshot.session.read(read_notification_queue_usage)
     snapshot.is_notification_queue_full = usage >= NOTIFICATION_QUEUE_USAGE_FULL
     text = f"the server's notification queue is {usage:.0%} full"
     if usage <= NOTIFICATION_QUEUE_USAGE_WARN:
         return [ok(text, usage=usage)]
     pid = await _find_blocking_session_pid(snapshot)
-    sessions = await snapshot.session.read(read_sessions, pid)
+    sessions = await snapshot.session.read(read_possible_blocking_sessions, pid)
     blockers = "; ".join(map(_describe_session, sessions)) or "a session that this role may not see"
     verb = "blocks" if pid is not None else "probably blocks"
     effect = ""
@@ -115,7 +115,7 @@ async def _read_pid_from_server_warning(snapshot: DatabaseSnapshot) -> int | Non
     """Send a notification, and return the process id in the server's warning; None: the server sent
     no warning."""
     found: list[ServerWarning] = []
-    with collect_warnings(await snapshot.session.open_connection(), found):
+    with collect_warnings(await snapshot.session.ensure_connection(), found):
         try:
             async with snapshot.session.read_only_transaction() as connection:
                 await enable_server_warnings(connection)
@@ -207,7 +207,7 @@ async def _measure_notification_delay(snapshot: DatabaseSnapshot, url: str) -> f
             arrived.set()
 
     with anyio.fail_after(LISTEN_TIMEOUT, reason=f"LISTEN took longer than {LISTEN_TIMEOUT:g} s"):
-        connection = await snapshot.session.connect_to(url)
+        connection = await snapshot.session.open_extra_connection(url)
         try:
             await listen_on_channels(connection, {channel: receive_notification})
         except BaseException:

@@ -74,8 +74,8 @@ async def require_primary(connection: Transaction) -> None:
 
 
 async def check_server(session: DoctorSession) -> tuple[ServerRow, Finding]:
-    """Connect, and report the server and its role. Raises the errors of `open_connection`."""
-    server = await session.await_with_timeout(read_server(await session.open_connection()))
+    """Connect, and report the server and its role. Raises the errors of `ensure_connection`."""
+    server = await session.await_with_timeout(read_server(await session.ensure_connection()))
     latency, _ = await session.read(_measure_latency_and_clock_skew)
     return server, _server_finding(server, latency)
 
@@ -115,7 +115,7 @@ def _server_finding(server: ServerRow, latency: float) -> Finding:
 async def check_pooler(session: DoctorSession, server: ServerRow) -> list[Finding]:
     """Report whether there is a pooler between doctor and the server. A pooler reports a process id
     that differs from the server's."""
-    if (await session.open_connection()).get_server_pid() == server.session_pid:
+    if (await session.ensure_connection()).get_server_pid() == server.session_pid:
         return [ok("none: the connection leads to the server", is_pooled=False)]
     text = (
         "there is a pooler, because the connection and the server name different processes. If it "
@@ -126,7 +126,7 @@ async def check_pooler(session: DoctorSession, server: ServerRow) -> list[Findin
 
 async def check_settings(session: DoctorSession, role: str) -> list[Finding]:
     """Report settings of the role's sessions that harm riverpy."""
-    connection = await session.open_connection()
+    connection = await session.ensure_connection()
     names = [*HARMLESS_TIMEOUT_SECONDS_MIN, *_HARMLESS_SETTING_VALUES]
     findings = [
         warn(

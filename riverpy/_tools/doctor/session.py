@@ -41,7 +41,7 @@ class DoctorSession:
         self.url, self._password = url, password
         self._connection: Connection | None = None
 
-    async def open_connection(self) -> Connection:
+    async def ensure_connection(self) -> Connection:
         """Return the connection. If the connection was lost, connect again.
 
         Raises:
@@ -51,14 +51,14 @@ class DoctorSession:
         is_first = self._connection is None
         if self._connection is None or self._connection.is_closed():
             try:
-                self._connection = await self.connect_to(self.url)
+                self._connection = await self.open_extra_connection(self.url)
             except (*DATABASE_ERRORS, RiverError) as error:
                 if is_first:
                     raise
                 raise SessionLostError(describe_error(error)) from error
         return self._connection
 
-    async def connect_to(self, url: str) -> Connection:
+    async def open_extra_connection(self, url: str) -> Connection:
         """Open one more connection, with the password of this session.
 
         Raises:
@@ -72,9 +72,9 @@ class DoctorSession:
 
         Raises:
             TimeoutError: the `async with` block took longer than READ_TIMEOUT.
-            Exception: an error of `open_connection`, or one of DATABASE_ERRORS.
+            Exception: an error of `ensure_connection`, or one of DATABASE_ERRORS.
         """
-        connection = await self.open_connection()
+        connection = await self.ensure_connection()
         try:
             with anyio.fail_after(READ_TIMEOUT, reason=f"no answer within {READ_TIMEOUT:g} s"):
                 async with connection.transaction(readonly=True):

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.session import DoctorSession
     from riverpy._tools.doctor.statements import (
         BacklogRow,
-        KindRow,
         PeriodicJobRow,
         QueueRow,
         RunningJobGroup,
         ServerRow,
+        WaitingKindRow,
     )
     from riverpy._tools.reads import ClientRow, DefaultDomainLeader
 
@@ -56,7 +56,7 @@ JOB_COUNT_MAX = 10_001
 JOB_COUNT_TOTAL_MAX = 100_000
 """The maximum number of jobs that are counted in all queues and states. With many queues, fewer
 jobs of each queue are counted."""
-QUEUE_ROW_AGE_MAX = 1200.0
+QUEUE_ROW_AGE_MAX_SECONDS = 1200.0
 """If the row of a queue was not updated for this many seconds, no client works the queue. Clients
 in every language update the row every 10 minutes."""
 SAMPLED_JOBS_OF_QUEUE_MAX = 1_000
@@ -70,7 +70,7 @@ RUNNING_JOBS_MAX = 10_001
 """The maximum number of running jobs that are read."""
 
 
-def compute_sample_size(backlogs: Sequence[BacklogRow]) -> int:
+def compute_backlog_sample_size(backlogs: Sequence[BacklogRow]) -> int:
     """Return the maximum number of jobs in each backlog that are read for their kinds."""
     return min(SAMPLED_JOBS_OF_QUEUE_MAX, SAMPLED_JOBS_MAX // max(len(backlogs), 1) + 1)
 
@@ -202,8 +202,8 @@ class DatabaseSnapshot:
             return []
         return await self.session.read(read_periodic_jobs, self.schema)
 
-    async def kinds(self, backlogs: Sequence[BacklogRow]) -> list[KindRow]:
-        """Return the kinds of the first `compute_sample_size` jobs of each backlog."""
+    async def waiting_kinds(self, backlogs: Sequence[BacklogRow]) -> list[WaitingKindRow]:
+        """Return the kinds of the first `compute_backlog_sample_size` jobs of each backlog."""
         return await self.session.read(
             run_job_statement_despite_damage,
             self.schema,
@@ -211,7 +211,7 @@ class DatabaseSnapshot:
             self.damaged_job_errors,
             read_waiting_kinds,
             backlogs=backlogs,
-            limit=compute_sample_size(backlogs),
+            limit=compute_backlog_sample_size(backlogs),
         )
 
     @_read_once

@@ -96,7 +96,7 @@ class BacklogRow(NamedTuple):
     """The time since the first job became due; negative: the first job is not due yet."""
 
 
-class KindRow(NamedTuple):
+class WaitingKindRow(NamedTuple):
     """The waiting jobs of one kind."""
 
     kind: str
@@ -149,7 +149,7 @@ class IndexRow(NamedTuple):
     """The estimated size of a new index with the same number of entries."""
 
 
-class JobTableRow(NamedTuple):
+class JobTableStatsRow(NamedTuple):
     """The numbers of live and dead rows of the table of jobs, and the state of its vacuum."""
 
     live_rows: int
@@ -191,7 +191,7 @@ class ForeignKeyRow(NamedTuple):
     constraint_name: str
 
 
-class LockRow(NamedTuple):
+class LockHolderRow(NamedTuple):
     """An open transaction that holds locks."""
 
     holder_id: str
@@ -249,7 +249,7 @@ async def send_notification(connection: Transaction, *, channel: str, payload: s
     )
 
 
-async def read_notification_usage(connection: Transaction) -> float:
+async def read_notification_queue_usage(connection: Transaction) -> float:
     """Return how full the server's notification queue is, from 0 to 1."""
     return await get_query(_SQL_FILE, "doctor_notification_usage", None).fetchval(connection)
 
@@ -259,13 +259,17 @@ async def enable_server_warnings(connection: Transaction) -> None:
     await get_query(_SQL_FILE, "doctor_show_warnings", None).execute(connection)
 
 
-async def read_sessions(connection: Transaction, pid: int | None) -> list[SessionRow]:
+async def read_possible_blocking_sessions(
+    connection: Transaction, pid: int | None
+) -> list[SessionRow]:
     """Return the session with this process id. If `pid` is None, return up to three sessions with
     the oldest transactions."""
     return await _fetch_rows(SessionRow, connection, "doctor_sessions", pid=pid)
 
 
-async def read_privileges(connection: Transaction, schema: str) -> dict[str, RelationPrivilegesRow]:
+async def read_relation_privileges(
+    connection: Transaction, schema: str
+) -> dict[str, RelationPrivilegesRow]:
     """Return the privileges of the role on each table and sequence, by name."""
     rows = await _fetch_rows(RelationPrivilegesRow, connection, "doctor_relations", schema=schema)
     return {row.relation_name: row for row in rows}
@@ -320,11 +324,11 @@ async def read_waiting_kinds(
     backlogs: Sequence[BacklogRow],
     limit: int,
     damaged_job_ids: Sequence[int],
-) -> list[KindRow]:
+) -> list[WaitingKindRow]:
     """Return the kinds of the first `limit` jobs of each backlog. The errors of the jobs of
     `damaged_job_ids` are not read."""
     return await _fetch_rows(
-        KindRow,
+        WaitingKindRow,
         connection,
         "doctor_kinds",
         schema,
@@ -360,13 +364,13 @@ async def read_indexes(connection: Transaction, schema: str) -> list[IndexRow]:
     return await _fetch_rows(IndexRow, connection, "doctor_indexes", schema=schema)
 
 
-async def read_job_table(
+async def read_job_table_stats(
     connection: Transaction, schema: str, *, made_at: datetime
-) -> JobTableRow | None:
+) -> JobTableStatsRow | None:
     """Return the numbers of live and dead rows of the table of jobs, and the state of its vacuum;
     None: the table is missing. `made_at` is the time at which the table was created."""
     values = {"schema": schema, "made_at": made_at}
-    rows = await _fetch_rows(JobTableRow, connection, "doctor_table", **values)
+    rows = await _fetch_rows(JobTableStatsRow, connection, "doctor_table", **values)
     return rows[0] if rows else None
 
 
@@ -376,9 +380,9 @@ async def read_open_snapshots(connection: Transaction) -> list[OpenSnapshotRow]:
     return await _fetch_rows(OpenSnapshotRow, connection, "doctor_snapshots")
 
 
-async def read_lock_holders(connection: Transaction, schema: str) -> list[LockRow]:
+async def read_lock_holders(connection: Transaction, schema: str) -> list[LockHolderRow]:
     """Return the open transactions that hold locks on River's tables, the oldest first."""
-    return await _fetch_rows(LockRow, connection, "doctor_locks", schema=schema)
+    return await _fetch_rows(LockHolderRow, connection, "doctor_locks", schema=schema)
 
 
 async def read_foreign_keys(connection: Transaction, schema: str) -> list[ForeignKeyRow]:

@@ -11,7 +11,7 @@ from riverpy._tools.doctor.finding import Finding, fail, ok, warn
 from riverpy._tools.doctor.statements import (
     read_foreign_keys,
     read_indexes,
-    read_job_table,
+    read_job_table_stats,
     read_lock_holders,
     read_open_snapshots,
 )
@@ -26,7 +26,12 @@ from riverpy._tools.text import (
 
 if TYPE_CHECKING:
     from riverpy._tools.doctor.snapshot import DatabaseSnapshot
-    from riverpy._tools.doctor.statements import IndexRow, JobTableRow, LockRow, OpenSnapshotRow
+    from riverpy._tools.doctor.statements import (
+        IndexRow,
+        JobTableStatsRow,
+        LockHolderRow,
+        OpenSnapshotRow,
+    )
 
 SNAPSHOT_AGE_WARN_SECONDS = 60.0
 """A snapshot that is this many seconds old or older is reported."""
@@ -37,10 +42,10 @@ LOCK_AGE_WARN_SECONDS = 30.0
 """A transaction that holds locks on River's tables for this many seconds is reported."""
 BLOCKING_LOCK_AGE_WARN_SECONDS = 3.0
 """If other sessions wait for the locks of a transaction, it is reported after this many seconds."""
-BLOAT_SIZE_MIN = 64 * 1024 * 1024
+BLOATED_INDEX_BYTES_MIN = 64 * 1024 * 1024
 """An index with this size in bytes or more may be reported as bloated."""
-BLOAT_FACTOR = 4.0
-"""An index of `BLOAT_SIZE_MIN` or more is bloated if its size is this many times the
+BLOATED_INDEX_SIZE_FACTOR = 4.0
+"""An index of `BLOATED_INDEX_BYTES_MIN` or more is bloated if its size is this many times the
 estimated size of a new index."""
 NEEDED_INDEXES = {
     "river_job_pkey",
@@ -80,7 +85,7 @@ async def check_indexes(snapshot: DatabaseSnapshot) -> list[Finding]:
     total = sum(row.size for row in rows)
     text = f"{format_count(len(rows), 'index', plural='indexes')}, {format_size(total)}"
     findings = [ok(text, indexes={row.name: row.size for row in rows})]
-    findings += [finding for row in rows if (finding := _check_index(snapshot, row)) is not None]
+    findings += [finding for row in rows if (finding := _index_finding(snapshot, row)) is not None]
     if missing := sorted(NEEDED_INDEXES - {row.name for row in rows}):
         text = f"{format_names(missing)} is missing. Without it every claim reads the whole table"
         fix = "create it as `riverpy migrate sql` shows, with CREATE INDEX CONCURRENTLY"
@@ -88,7 +93,7 @@ async def check_indexes(snapshot: DatabaseSnapshot) -> list[Finding]:
     return findings
 
 
-def _check_index(snapshot: DatabaseSnapshot, row: IndexRow) -> Finding | None:
+def _index_finding(snapshot: DatabaseSnapshot, row: IndexRow) -> Finding | None:
     name = f'"{snapshot.schema}"."{row.name}"'
     data: dict[str, object] = {"index": row.name, "size": row.size, "estimate": row.rebuilt_size}
     if row.is_being_built:
@@ -108,7 +113,11 @@ def _check_index(snapshot: DatabaseSnapshot, row: IndexRow) -> Finding | None:
             **data,
         )
     size, rebuilt_size = row.size, row.rebuilt_size
-    if rebuilt_size and size >= BLOAT_SIZE_MIN and size >= rebuilt_size * BLOAT_FACTOR:
+    if (
+        rebuilt_size
+        and size >= BLOATED_INDEX_BYTES_MIN
+        and size >= rebuilt_size * BLOATED_INDEX_SIZE_FACTOR
+    ):
         return warn(
             f"{row.name} is bloated: it has {format_size(row.size)}, and a new one would have "
             f"about {format_size(rebuilt_size)} (estimated from the planner's statistics)",
@@ -123,7 +132,7 @@ def _check_index(snapshot: DatabaseSnapshot, row: IndexRow) -> Finding | None:
 async def check_vacuum(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report whether vacuum removes the dead rows of the table of jobs."""
     made_at = min(snapshot.schema_state.applied_at_by_line[MAIN_MIGRATION_LINE].values())
-    row = await snapshot.session.read(read_job_table, snapshot.schema, made_at=made_at)
+    row = await snapshot.session.read(read_job_table_stats, snapshot.schema, made_at=made_at)
     if row is None:
         return []
     ago = (
@@ -150,7 +159,7 @@ async def check_vacuum(snapshot: DatabaseSnapshot) -> list[Finding]:
     return [ok(text, **data)]
 
 
-def _find_vacuum_problem(row: JobTableRow, table: str) -> tuple[str, str] | None:
+def _find_vacuum_problem(row: JobTableStatsRow, table: str) -> tuple[str, str] | None:
     """Return the problem and the remedy; None: there is no problem."""
     if row.is_autovacuum_off_for_table:
         return (
@@ -233,7 +242,7 @@ def _old_snapshot_finding(row: OpenSnapshotRow) -> Finding:
     )
 
 
-def _describe_session(row: OpenSnapshotRow | LockRow) -> str:
+def _describe_session(row: OpenSnapshotRow | LockHolderRow) -> str:
     application = f", {row.application!r}" if row.application else ""
     text = f": {mask_query(row.statement)}" if row.statement else ""
     role, state = row.role or "unknown role", row.holder_state or "unknown state"

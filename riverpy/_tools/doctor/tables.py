@@ -14,7 +14,7 @@ from riverpy._postgres.schema import (
 )
 from riverpy._postgres.sql_files import quote_identifier
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
-from riverpy._tools.doctor.statements import read_privileges, read_schema_privileges
+from riverpy._tools.doctor.statements import read_relation_privileges, read_schema_privileges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -129,7 +129,7 @@ def _migration_line_data(state: SchemaState, line_name: str) -> dict[str, object
 
 async def check_dropped_tables(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report tables that were dropped although their migration is recorded."""
-    relations = await snapshot.session.read(read_privileges, snapshot.schema)
+    relations = await snapshot.session.read(read_relation_privileges, snapshot.schema)
     applied = snapshot.schema_state.applied_versions(RIVERPY_MIGRATION_LINE)
     own = [table for version, table in _RIVERPY_TABLES_BY_VERSION.items() if version in applied]
     missing = [table for table in (*_RIVER_TABLES, *own) if table not in relations]
@@ -154,12 +154,12 @@ async def check_dropped_tables(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 async def check_grants(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report whether the role may insert jobs, work jobs, migrate and rebuild indexes."""
-    relations = await snapshot.session.read(read_privileges, snapshot.schema)
+    relations = await snapshot.session.read(read_relation_privileges, snapshot.schema)
     on_schema = await snapshot.session.read(read_schema_privileges, snapshot.schema)
     security = snapshot.schema_state.row_security
     usage = [] if "USAGE" in on_schema else [f"USAGE on schema {snapshot.schema}"]
-    insert = usage + _missing_privileges(relations, _INSERT_PRIVILEGES)
-    work = insert + _missing_privileges(relations, _WORK_PRIVILEGES)
+    insert = usage + _find_missing_privileges(relations, _INSERT_PRIVILEGES)
+    work = insert + _find_missing_privileges(relations, _WORK_PRIVILEGES)
     is_owner = all(row.is_owned_by_role for row in relations.values())
     role = snapshot.server.session_role
     may = {
@@ -192,7 +192,7 @@ def row_security_finding(security: RowSecurity, /, **data: object) -> Finding:
     return report(security.problem, security.remedy, **data, row_security=security.affected_tables)
 
 
-def _missing_privileges(
+def _find_missing_privileges(
     relations: Mapping[str, RelationPrivilegesRow], needed_privileges: Mapping[str, Sequence[str]]
 ) -> list[str]:
     """Return the privileges that the role needs and does not have, in the words of GRANT."""

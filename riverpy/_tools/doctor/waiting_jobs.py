@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.schema import PERIODIC_JOBS_MIGRATION
 from riverpy._tools.doctor.finding import Finding, fail, ok, warn
-from riverpy._tools.doctor.snapshot import QUEUE_ROW_AGE_MAX
+from riverpy._tools.doctor.snapshot import QUEUE_ROW_AGE_MAX_SECONDS
 from riverpy._tools.text import format_count, format_names, format_seconds, format_waiting_count
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ LATE_SCHEDULED_WARN_SECONDS = 30.0
 makes due jobs available."""
 LATE_PERIODIC_WARN_SECONDS = 60.0
 """A periodic job that is late by this many seconds is reported."""
-LAG_FACTOR_WITHOUT_CLIENT = 10
+UNWORKED_QUEUE_FAIL_LAG_FACTOR = 10
 """If no client works a queue, the check fails when the oldest job has been due for this many times
 `max_lag`. Before that, the check warns."""
 
@@ -39,9 +39,9 @@ async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
         queue: _queue_data(queue, backlogs.get(queue), rows.get(queue), live) for queue in queues
     }
     unworked = [row for queue, row in backlogs.items() if not facts[queue]["clients"]]
-    kinds = await snapshot.kinds(unworked)
+    kinds = await snapshot.waiting_kinds(unworked)
     problems = [
-        _check_queue(
+        _queue_finding(
             backlog,
             rows.get(queue),
             facts[queue],
@@ -74,15 +74,16 @@ def _queue_data(
     }
 
 
-def _check_queue(
+def _queue_finding(
     backlog: BacklogRow,
     row: QueueRow | None,
     queue_data: dict[str, object],
     max_lag_seconds: float,
     kinds: Sequence[str],
 ) -> Finding | None:
-    """Check one queue that has available jobs. A job may wait for `max_lag_seconds` after it
-    is due. If no client works the queue, `kinds` has the kinds of its first jobs."""
+    """Return the problem of a queue that has available jobs; None: there is no problem. A job may
+    wait for `max_lag_seconds` after it is due. If no client works the queue, `kinds` has the kinds
+    of its first jobs."""
     lag = backlog.seconds_since_due or 0
     if lag < 0:
         return None
@@ -95,8 +96,8 @@ def _check_queue(
         return warn(text, fix, **data)
     text += f", the oldest for {format_seconds(lag)}"
     if queue_data["clients"] == 0:
-        is_touched = row is not None and row.seconds_since_update < QUEUE_ROW_AGE_MAX
-        is_failure = lag >= max_lag_seconds * LAG_FACTOR_WITHOUT_CLIENT and not is_touched
+        is_touched = row is not None and row.seconds_since_update < QUEUE_ROW_AGE_MAX_SECONDS
+        is_failure = lag >= max_lag_seconds * UNWORKED_QUEUE_FAIL_LAG_FACTOR and not is_touched
         other = ". A client in another language may work it" if is_touched else ""
         return (fail if is_failure else warn)(
             f"{text}, and no riverpy client works the queue{other}",
@@ -130,7 +131,7 @@ async def check_late_scheduled_jobs(snapshot: DatabaseSnapshot) -> list[Finding]
         f"scheduled jobs or retries of queue {format_names(queues)} are late by up to "
         f"{format_seconds(oldest)}. They do not become available"
     )
-    missing = await _name_missing_leaders(snapshot, queues)
+    missing = await _describe_missing_leaders(snapshot, queues)
     if missing is None:
         fix = "read the errors of the job scheduler in the leader's log, and see `locks`"
         return [warn(f"{text}, although there is a leader", fix, **data)]
@@ -138,7 +139,9 @@ async def check_late_scheduled_jobs(snapshot: DatabaseSnapshot) -> list[Finding]
     return [fail(f"{text}, because {missing}", fix, **data)]
 
 
-async def _name_missing_leaders(snapshot: DatabaseSnapshot, queues: Sequence[str]) -> str | None:
+async def _describe_missing_leaders(
+    snapshot: DatabaseSnapshot, queues: Sequence[str]
+) -> str | None:
     """Return a text that names the missing leaders of these queues; None: no leader is missing."""
     domains = await snapshot.domains()
     if domains is not None and domains.non_default_domains:

@@ -16,7 +16,7 @@ from riverpy.stats import LeaseLag
 
 if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
-    from riverpy._tools.top.statements import TopLeaseRow
+    from riverpy._tools.top.statements import HeldOrExpiredLeaseRow
 
 SHOWN_LEASES_MAX = 20
 """The maximum number of leases that are shown."""
@@ -57,9 +57,10 @@ class ShownLeases(NamedTuple):
 async def read_lease_statuses(
     connection: Transaction, schema: str | None, *, has_reports: bool
 ) -> ShownLeases:
-    """Read the leases of user code. First come expired leases, and those without standbys before
-    the others. Then come the leases with the oldest items. If the role may not read the table, the
-    list is empty. A savepoint keeps the open transaction usable after this error.
+    """Read the leases of user code. Expired leases come before held leases, then leases without
+    standbys before the others, then leases with older items before the others. If the role may not
+    read the table, the list is empty. A savepoint keeps the open transaction usable after this
+    error.
 
     Args:
         has_reports: whether migration LEASE_REPORTS_MIGRATION is applied.
@@ -74,12 +75,12 @@ async def read_lease_statuses(
         if getattr(error, "sqlstate", None) != PRIVILEGE_MISSING_SQLSTATE:
             raise
         return ShownLeases([], 0, is_partial=False)
-    found = sorted((_make_status(row, lease_map) for row in rows), key=_sort_key)
+    found = sorted((_make_lease_status(row, lease_map) for row in rows), key=_sort_key)
     left_out = max(len(found) - SHOWN_LEASES_MAX, 0)
     return ShownLeases(found[:SHOWN_LEASES_MAX], left_out, is_partial)
 
 
-def _make_status(row: TopLeaseRow, lease_map: LeaseMap | None) -> LeaseStatus:
+def _make_lease_status(row: HeldOrExpiredLeaseRow, lease_map: LeaseMap | None) -> LeaseStatus:
     holder = row.holder if row.is_held else None
     reports = find_lease_reports(lease_map, row.name, holder=holder, epoch=row.epoch)
     return LeaseStatus(

@@ -40,7 +40,7 @@ class RunningJobsRow(NamedTuple):
     """The run time of the longest-running job, in seconds; None: no job runs."""
 
 
-class QueueCountsRow(NamedTuple):
+class QueueJobCountsRow(NamedTuple):
     """The number of unfinished jobs of one queue. Counting ends at `count_limit`."""
 
     name: str
@@ -75,7 +75,7 @@ class EndedJobsRow(NamedTuple):
     """The 95th percentile of the time from when a job was due to its start, in seconds."""
 
 
-class TopLeaseRow(NamedTuple):
+class HeldOrExpiredLeaseRow(NamedTuple):
     """A lease that is held, or has expired recently."""
 
     name: str
@@ -138,7 +138,7 @@ async def read_queue_names(connection: Transaction, schema: str | None, *, limit
     return [row[0] for row in rows]
 
 
-async def read_queue_counts(
+async def read_queue_job_counts(
     connection: Transaction,
     schema: str | None,
     *,
@@ -148,7 +148,7 @@ async def read_queue_counts(
     count_limit: int,
     read_limit: int,
     damaged_job_ids: Sequence[int],
-) -> list[QueueCountsRow]:
+) -> list[QueueJobCountsRow]:
     """Return the numbers of unfinished jobs of each queue. `late_after` is the time after which a
     job that should be available counts as late. Started and failed attempts are found among the
     first `read_limit` jobs of each state. The errors of `damaged_job_ids` are not read."""
@@ -162,7 +162,7 @@ async def read_queue_counts(
         read=read_limit,
         skipped=damaged_job_ids,
     )
-    return [QueueCountsRow(*row) for row in rows]
+    return [QueueJobCountsRow(*row) for row in rows]
 
 
 async def read_ended_jobs(
@@ -182,7 +182,7 @@ async def read_ended_jobs(
     return [EndedJobsRow(*row) for row in rows]
 
 
-async def count_jobs_by_state(
+async def count_pending_and_finished_jobs(
     connection: Transaction, schema: str | None, *, count_limit: int
 ) -> dict[str, int]:
     """Return the number of pending and finished jobs, by state."""
@@ -192,10 +192,11 @@ async def count_jobs_by_state(
 
 async def read_leases(
     connection: Transaction, schema: str | None, *, name_prefix: str, limit: int
-) -> tuple[list[TopLeaseRow], bool]:
+) -> tuple[list[HeldOrExpiredLeaseRow], bool]:
     """Return the leases that are held or expired within a day, among the first `limit` leases whose
     names start with a prefix. Also return whether there may be more leases than were read."""
     rows = await get_query("top", "top_leases", schema).fetch(
         connection, prefix=name_prefix, limit=limit
     )
-    return [TopLeaseRow(*row[1:]) for row in rows if row[1] is not None], rows[0][0] >= limit
+    leases = [HeldOrExpiredLeaseRow(*row[1:]) for row in rows if row[1] is not None]
+    return leases, rows[0][0] >= limit

@@ -33,12 +33,12 @@ from riverpy._tools.top.lease_status import LeaseStatus, ShownLeases, read_lease
 from riverpy._tools.top.statements import (
     EndedJobsRow,
     KindWithoutWorker,
-    QueueCountsRow,
+    QueueJobCountsRow,
     RunningJobsRow,
-    count_jobs_by_state,
+    count_pending_and_finished_jobs,
     read_ended_jobs,
     read_kinds_without_worker,
-    read_queue_counts,
+    read_queue_job_counts,
     read_queue_names,
     read_running_jobs,
     read_time_and_job_count,
@@ -222,7 +222,7 @@ class StatusReader:
         reason = f"reading took longer than {STATUS_READ_TIMEOUT:g} s"
         try:
             with anyio.fail_after(STATUS_READ_TIMEOUT, reason=reason):
-                connection = await self._open_connection()
+                connection = await self._ensure_connection()
                 return await self._statements.read(connection, began)
         except BaseException:
             if self._connection is not None:
@@ -236,7 +236,7 @@ class StatusReader:
         if connection is not None:
             await close_connection(connection)
 
-    async def _open_connection(self) -> Connection:
+    async def _ensure_connection(self) -> Connection:
         if self._connection is None or self._connection.is_closed():
             self._connection = await connect(self._url, through_pooler=True)
             await self._statements.check_tables(self._connection, self._url)
@@ -284,7 +284,9 @@ class StatusStatements:
         names = await self._read_queue_names(connection, clients or [])
         count_limit = max(min(JOB_COUNT_MAX, JOB_COUNT_TOTAL_MAX // max(len(names), 1)), 1)
         ended, rows, running = await self._read_job_counts(connection, names, count_limit)
-        totals = await count_jobs_by_state(connection, schema, count_limit=JOB_COUNT_MAX)
+        totals = await count_pending_and_finished_jobs(
+            connection, schema, count_limit=JOB_COUNT_MAX
+        )
         for state in ("available", "running", "scheduled", "retryable"):
             totals[state] = sum(getattr(row, state) for row in rows)
         domains = None
@@ -316,7 +318,7 @@ class StatusStatements:
 
     async def _read_job_counts(
         self, connection: Transaction, queue_names: Sequence[str], count_limit: int
-    ) -> tuple[list[EndedJobsRow], list[QueueCountsRow], dict[str, RunningJobsRow]]:
+    ) -> tuple[list[EndedJobsRow], list[QueueJobCountsRow], dict[str, RunningJobsRow]]:
         schema = self._schema
         errors = await find_damaged_jobs(connection, schema, list(self._damaged_job_errors))
         self._damaged_job_errors = errors
@@ -334,12 +336,12 @@ class StatusStatements:
             schema,
             ("available", "running", "retryable"),
             errors,
-            read_queue_counts,
+            read_queue_job_counts,
             queue_names=queue_names,
             window_start=ended[0].window_start,
             late_after=LATE_JOB_AFTER,
             count_limit=count_limit,
-            read_limit=get_read_limit(len(queue_names)),
+            read_limit=compute_queue_read_limit(len(queue_names)),
         )
         running = await run_job_statement_despite_damage(
             connection,
@@ -386,7 +388,7 @@ class StatusStatements:
         )
 
 
-def get_read_limit(queue_count: int) -> int:
+def compute_queue_read_limit(queue_count: int) -> int:
     """Return how many jobs of one state are read in each queue."""
     return max(min(READ_JOBS_MAX, READ_JOBS_TOTAL_MAX // max(queue_count, 1)), 1)
 
@@ -420,7 +422,7 @@ def domain_statuses(domains: DomainMap) -> list[DomainStatus]:
 
 def queue_statuses(
     read_at: datetime,
-    queue_rows: Sequence[QueueCountsRow],
+    queue_rows: Sequence[QueueJobCountsRow],
     ended_rows: Sequence[EndedJobsRow],
     clients: Sequence[ClientRow] | None,
 ) -> list[QueueStatus]:

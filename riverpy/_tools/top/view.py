@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         WorkerStatus,
     )
 
-T = TypeVar("T")
+ItemT = TypeVar("ItemT")
 
 _CURSOR_HOME, _CLEAR_REST_OF_LINE, _CLEAR_REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _RESET_STYLE = "\x1b[0m"
@@ -40,7 +40,7 @@ _JOB_STATES = (
     "cancelled",
     "discarded",
 )
-_LEFT_ALIGNED = frozenset(
+_LEFT_ALIGNED_COLUMNS = frozenset(
     {"QUEUE", "WORKER", "STATE", "VERSION", "QUEUES", "CANDIDATE", "LEASE", "HOLDER"}
 )
 _COLUMNS_HIDDEN_IF_EMPTY = frozenset({"LATE", "STUCK", "ASIDE", "ITEMS", "LAG", "REPORTED"})
@@ -87,7 +87,7 @@ def status_lines(
     if error is not None:
         lines.append(no_answer_line(error, age))
     lines += [_leader_line(status), *(_domain_line(domain, status) for domain in status.domains)]
-    lines.append(ScreenLine(_totals_text(status)))
+    lines.append(ScreenLine(_job_totals_text(status)))
     if status.kinds_without_worker:
         lines.append(_kinds_without_worker_line(status.kinds_without_worker))
     if status.damaged:
@@ -150,7 +150,7 @@ def _leader_text(leader: LeaderStatus, status: FleetStatus) -> str:
     return f"{leader.leader_id}, for {since}, lease expires in {expiry}"
 
 
-def _totals_text(status: FleetStatus) -> str:
+def _job_totals_text(status: FleetStatus) -> str:
     parts = [f"{_format_count(status.totals[state], status.cap)} {state}" for state in _JOB_STATES]
     about = "" if status.jobs_about is None else f"   (about {status.jobs_about:,} rows)"
     return f"jobs      {', '.join(parts)}{about}"
@@ -238,9 +238,9 @@ def _worker_style(worker: WorkerStatus) -> str:
 
 
 def _table_lines(
-    columns: Mapping[str, Callable[[T], str]],
-    items: Sequence[T],
-    style_of: Callable[[T], str],
+    columns: Mapping[str, Callable[[ItemT], str]],
+    items: Sequence[ItemT],
+    style_of: Callable[[ItemT], str],
     width: int | None,
 ) -> list[ScreenLine]:
     """Return the lines of a table: a line of column names, then a line for each item."""
@@ -256,7 +256,9 @@ def _table_lines(
 
     def join_cells(text_of: Callable[[str], str]) -> str:
         aligned = [
-            text_of(column).ljust(size) if column in _LEFT_ALIGNED else text_of(column).rjust(size)
+            text_of(column).ljust(size)
+            if column in _LEFT_ALIGNED_COLUMNS
+            else text_of(column).rjust(size)
             for column, size in widths.items()
         ]
         return "  ".join(aligned).rstrip()

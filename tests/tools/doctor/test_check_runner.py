@@ -205,7 +205,7 @@ async def test_lost_connection(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) 
     """If the server goes away, the run ends with the findings that it has."""
 
     async def lose(found: session.DoctorSession, _role: str) -> list[Finding]:
-        (await found.open_connection()).terminate()
+        (await found.ensure_connection()).terminate()
         found.url = "postgresql://127.0.0.1:1/db"
         return []
 
@@ -224,7 +224,7 @@ async def test_reads_are_read_only(schema: Schema) -> None:
                 await connection.execute(f"TRUNCATE {schema.name}.river_job")
             raise LookupError
     except LookupError:
-        assert not (await found.open_connection()).is_in_transaction()
+        assert not (await found.ensure_connection()).is_in_transaction()
     finally:
         await found.close()
 

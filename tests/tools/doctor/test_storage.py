@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from riverpy._tools.doctor import storage
-from riverpy._tools.doctor.statements import JobTableRow, OpenSnapshotRow
+from riverpy._tools.doctor.statements import JobTableStatsRow, OpenSnapshotRow
 from tests.tools.doctor.conftest import (
     holding,
     insert_job,
@@ -98,7 +98,7 @@ async def test_locks(schema: Schema, doctor: Doctor, monkeypatch: pytest.MonkeyP
 async def test_vacuum(schema: Schema, doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Autovacuum that is off, for the table or the server, is reported, and so are dead rows
     that it should have removed (PF-03)."""
-    dead = JobTableRow(
+    dead = JobTableStatsRow(
         live_rows=10,
         dead_rows=100_001,
         seconds_since_vacuum=7200.0,
@@ -124,10 +124,10 @@ async def test_vacuum(schema: Schema, doctor: Doctor, monkeypatch: pytest.Monkey
     assert "RESET (autovacuum_enabled)" in found["fix"]
     current = ""
 
-    async def read(*_: object, **__: object) -> JobTableRow:
+    async def read(*_: object, **__: object) -> JobTableStatsRow:
         return rows[current]
 
-    monkeypatch.setattr(storage, "read_job_table", read)
+    monkeypatch.setattr(storage, "read_job_table_stats", read)
     current = "dead"
     found = (await doctor()).one("vacuum", "warn")
     assert "100,001 dead rows, vacuumed 2h ago: more dead rows than live" in found["text"]
@@ -177,7 +177,7 @@ async def test_invalid_index_and_artifact(schema: Schema, doctor: Doctor) -> Non
 
 async def test_bloat(schema: Schema, doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     """An index that is much larger than its estimate is reported. After a rebuild it is not."""
-    monkeypatch.setattr(storage, "BLOAT_SIZE_MIN", 100_000)
+    monkeypatch.setattr(storage, "BLOATED_INDEX_BYTES_MIN", 100_000)
     await schema.execute(
         "INSERT INTO river_job (kind, max_attempts, args)"
         " SELECT 'kind ' || i, 25, '{}' FROM generate_series(1, 10000) AS i"
