@@ -288,7 +288,7 @@ class _WorkerProcess:
         with anyio.CancelScope() as self._start_cancel_scope:
             async with (
                 self._health_server.server.serve() if self._health_server else nullcontext(),
-                self._systemd.ping_watchdog(self._is_alive),
+                self._systemd.run_watchdog_pings(self._is_alive),
             ):
                 return await self._work_jobs(target)
         return 0

@@ -41,11 +41,11 @@ def stream_events(
     Raises:
         ValueError: a parameter or a kind of event is not known.
     """
-    kinds = parse_requested_kinds(query_params)
-    return _encode_event_lines(client.subscribe(*kinds, size=BUFFERED_EVENTS_MAX), query_params)
+    kinds = parse_requested_event_kinds(query_params)
+    return _generate_event_lines(client.subscribe(*kinds, size=BUFFERED_EVENTS_MAX), query_params)
 
 
-def parse_requested_kinds(
+def parse_requested_event_kinds(
     query_params: Mapping[str, Sequence[str]],
 ) -> list[EventKind | LeaseEventKind]:
     """Return the kinds of events that `query_params` requests.
@@ -66,7 +66,7 @@ def parse_requested_kinds(
         raise ValueError(str(error)) from None
 
 
-async def _encode_event_lines(
+async def _generate_event_lines(
     subscription: Subscription, query_params: Mapping[str, Sequence[str]]
 ) -> AsyncGenerator[bytes, None]:
     accepted = {name: set(values) for name, values in query_params.items() if name != "event"}
@@ -82,9 +82,9 @@ async def _encode_event_lines(
                 return
             if subscription.dropped > dropped:
                 dropped, count = subscription.dropped, subscription.dropped - dropped
-                yield _encode_line(build_dropped_events_line(count))
+                yield _encode_event_line(build_dropped_events_line(count))
             if line and all(getattr(line, name) in values for name, values in accepted.items()):
-                yield _encode_line(line)
+                yield _encode_event_line(line)
             elif anyio.current_time() >= keepalive_at:
                 yield b"\n"
             else:
@@ -92,5 +92,5 @@ async def _encode_event_lines(
             keepalive_at = anyio.current_time() + KEEPALIVE_INTERVAL
 
 
-def _encode_line(line: EventLine) -> bytes:
+def _encode_event_line(line: EventLine) -> bytes:
     return msgspec.json.encode(line) + b"\n"

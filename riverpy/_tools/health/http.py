@@ -15,10 +15,14 @@ import msgspec
 LOOPBACK_HOST = "127.0.0.1"
 REQUEST_HEAD_BYTES_MAX = 8 * 1024
 """The maximum number of bytes of the request line and the headers."""
-_ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\s/\[\]]*):)?(?P<port>[0-9]{1,5})")
+_ADDRESS_PATTERN = re.compile(
+    r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\s/\[\]]*):)?(?P<port>[0-9]{1,5})"
+)
 _REQUEST_LINE_PATTERN = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.[0-9]")
 _HOST_HEADER_PATTERN = re.compile(rb"^host:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
-_HEADERS = "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+_COMMON_HEADERS = (
+    "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+)
 
 ResponseBody: TypeAlias = bytes | AsyncGenerator[bytes, None]
 
@@ -33,7 +37,7 @@ class Address(NamedTuple):
     def parse(cls, text: str) -> Address:
         """Parse `HOST:PORT`, `[IPv6]:PORT`, `:PORT` or `PORT`. The default host is the loopback
         address. Raises ValueError if the text is not an address."""
-        match = _ADDRESS.fullmatch(text.strip())
+        match = _ADDRESS_PATTERN.fullmatch(text.strip())
         if match is None or int(match["port"]) > 65535:
             raise ValueError(f"{text!r} is not HOST:PORT, as in 127.0.0.1:8378 or :8378")
         return cls((match["host"] or LOOPBACK_HOST).strip("[]"), int(match["port"]))
@@ -95,7 +99,9 @@ class Response(msgspec.Struct, frozen=True):
         line = f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\n"
         length = f"Content-Length: {len(self.body)}\r\n" if isinstance(self.body, bytes) else ""
         allow = "Allow: GET, HEAD\r\n" if self.status == HTTPStatus.METHOD_NOT_ALLOWED else ""
-        return f"{line}Content-Type: {self.content_type}\r\n{length}{allow}{_HEADERS}".encode()
+        return (
+            f"{line}Content-Type: {self.content_type}\r\n{length}{allow}{_COMMON_HEADERS}".encode()
+        )
 
 
 def parse_request(head: bytes) -> Request:

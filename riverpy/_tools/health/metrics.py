@@ -26,7 +26,7 @@ METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LAG_METRIC_LEASES_MAX = 20
 """The maximum number of leases of `client.lease` that have metrics. A program may make names of
 leases while it runs, so nothing else limits their number. The leases of singletons do not count."""
-_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+_LABEL_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _ATTEMPT_OUTCOMES = ("completed", "failed", "snoozed", "cancelled", "interrupted")
 
 
@@ -44,7 +44,7 @@ def render_metrics(
     )
     yield from _queue_metrics(stats.queues)
     yield from _kind_metrics(stats.kinds)
-    yield from _lease_metrics(stats.leases)
+    yield from _lease_summary_metrics(stats.leases)
     yield from _singleton_metrics(stats)
     yield from _named_lease_metrics(stats)
 
@@ -134,7 +134,7 @@ def _kind_metrics(kinds: Mapping[str, KindStats]) -> Iterator[str]:
     yield from _labelled_metric("run_seconds", "histogram", "Duration of attempts.", "kind", runs)
 
 
-def _lease_metrics(leases: LeaseStats) -> Iterator[str]:
+def _lease_summary_metrics(leases: LeaseStats) -> Iterator[str]:
     text = "Leases of user code that are held."
     yield from _unlabelled_metric("leases_held", "gauge", text, leases.held)
     renewals = {"renewed": leases.renewals, "failed": leases.renewal_failures}
@@ -207,7 +207,9 @@ def metric_lines(
     name = f"riverpy_{name}"
     yield f"# HELP {name} {help_text}\n# TYPE {name} {metric_type}\n"
     for labels, value in samples:
-        shown = ",".join(f'{label}="{key.translate(_ESCAPES)}"' for label, key in labels.items())
+        shown = ",".join(
+            f'{label}="{key.translate(_LABEL_ESCAPES)}"' for label, key in labels.items()
+        )
         if isinstance(value, Histogram):
             yield "".join(_histogram_lines(name, shown, value))
         elif value is not None:
@@ -221,7 +223,9 @@ def metric_lines(
 def _histogram_lines(name: str, labels: str, histogram: Histogram) -> Iterator[str]:
     bucket = f'{name}_bucket{{{labels}{"," if labels else ""}le="'
     total = 0
-    for bound, count in zip(_format_bounds(histogram.bounds), histogram.counts, strict=False):
+    for bound, count in zip(
+        _format_bucket_bounds(histogram.bounds), histogram.counts, strict=False
+    ):
         total += count
         yield f'{bucket}{bound}"}} {total}\n'
     braces = f"{{{labels}}}" if labels else ""
@@ -231,7 +235,7 @@ def _histogram_lines(name: str, labels: str, histogram: Histogram) -> Iterator[s
 
 
 @lru_cache(maxsize=16)
-def _format_bounds(bounds: tuple[float, ...]) -> tuple[str, ...]:
+def _format_bucket_bounds(bounds: tuple[float, ...]) -> tuple[str, ...]:
     return tuple(map(_format_number, bounds))
 
 

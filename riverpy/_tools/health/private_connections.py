@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from riverpy._tools.health.http_client import HttpResponse
 
-_HOST = "localhost"
-_MESSAGE = b"+"
+_HOST_HEADER = "localhost"
+_SOCKET_MESSAGE = b"+"
 """The byte that each socket is sent with."""
 _NO_ANSWER_ERROR = "no answer"
 
@@ -41,7 +41,9 @@ class PrivateConnectionListener:
         while True:
             await anyio.wait_readable(self._shared_socket)
             try:
-                message, descriptors, *_ = socket.recv_fds(self._shared_socket, len(_MESSAGE), 1)
+                message, descriptors, *_ = socket.recv_fds(
+                    self._shared_socket, len(_SOCKET_MESSAGE), 1
+                )
             except BlockingIOError:
                 continue
             if not message:
@@ -63,7 +65,7 @@ class PrivateHttpClient:
     def __init__(self, shared_socket: socket.socket) -> None:
         shared_socket.setblocking(False)
         self._shared_socket = shared_socket
-        self._unanswered: socket.socket | None = None
+        self._unanswered_connection: socket.socket | None = None
         """The connection of a request that got no answer in time. While it has no answer, the
         worker is frozen or blocked, and gets no further requests."""
 
@@ -76,21 +78,21 @@ class PrivateHttpClient:
             TimeoutError: there was no response within `timeout` seconds, or the worker has not yet
                 answered an earlier request.
         """
-        if self._is_blocked():
+        if self._is_worker_blocked():
             raise TimeoutError(_NO_ANSWER_ERROR)
         own, other = socket.socketpair()
         own.setblocking(False)  # before `dup`, which sets the mode of both sockets
         answer = own.dup()  # this copy stays open after the stream is closed
         try:
-            socket.send_fds(self._shared_socket, [_MESSAGE], [other.fileno()])
+            socket.send_fds(self._shared_socket, [_SOCKET_MESSAGE], [other.fileno()])
             stream = await UNIXSocketStream.from_socket(own)
             with anyio.move_on_after(timeout) as scope:
-                async with send_get_request(stream, _HOST, target) as response:
+                async with send_get_request(stream, _HOST_HEADER, target) as response:
                     scope.deadline = math.inf
                     other.close()  # not earlier: macOS can lose a sent socket that is closed early
                     yield response
             if scope.cancelled_caught:
-                self._set_unanswered_connection(answer.dup())
+                self._replace_unanswered_connection(answer.dup())
                 raise TimeoutError(_NO_ANSWER_ERROR)
         finally:
             for one in (own, other, answer):
@@ -99,21 +101,21 @@ class PrivateHttpClient:
     def close(self) -> None:
         """Close the end of this process. The supervisor calls this when the worker has ended."""
         self._shared_socket.close()
-        self._set_unanswered_connection(None)
+        self._replace_unanswered_connection(None)
 
-    def _is_blocked(self) -> bool:
-        if self._unanswered is None:
+    def _is_worker_blocked(self) -> bool:
+        if self._unanswered_connection is None:
             return False
         try:
-            self._unanswered.recv(1, socket.MSG_PEEK)
+            self._unanswered_connection.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return True
         except OSError:  # the worker has closed the connection
             pass
-        self._set_unanswered_connection(None)
+        self._replace_unanswered_connection(None)
         return False
 
-    def _set_unanswered_connection(self, connection: socket.socket | None) -> None:
-        if self._unanswered is not None:
-            self._unanswered.close()
-        self._unanswered = connection
+    def _replace_unanswered_connection(self, connection: socket.socket | None) -> None:
+        if self._unanswered_connection is not None:
+            self._unanswered_connection.close()
+        self._unanswered_connection = connection

@@ -46,7 +46,7 @@ SEND_TIMEOUT = 10.0
 """Seconds within which a client must receive the next part of a response."""
 RESPONSE_PART_BYTES_MAX = 64 * 1024
 """The maximum number of bytes that are sent at once."""
-CLIENT_CLOSE_TIMEOUT = 1.0
+CLIENT_DISCONNECT_TIMEOUT = 1.0
 """Seconds to wait for the client to close the connection. If the server closed a connection with
 unread input, the client could lose the response."""
 ACCEPT_RETRY_DELAY = 0.5
@@ -101,7 +101,9 @@ class HttpServer:
         try:
             async with anyio.create_task_group() as tasks:
                 for listener in listeners:
-                    tasks.start_soon(self._accept_clients, listener, tasks, name="riverpy health")
+                    tasks.start_soon(
+                        self._accept_connections, listener, tasks, name="riverpy health"
+                    )
                 yield
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
@@ -130,7 +132,7 @@ class HttpServer:
             self._log.info(HEALTH_SERVER_STARTED, host=host, port=bound)
         return listeners
 
-    async def _accept_clients(self, listener: ConnectionListener, tasks: TaskGroup) -> None:
+    async def _accept_connections(self, listener: ConnectionListener, tasks: TaskGroup) -> None:
         failures = RepeatedFailureLog(self._log)
         while True:
             try:
@@ -143,7 +145,9 @@ class HttpServer:
             self._close_oldest_connection_at_limit()
             scope = anyio.CancelScope()
             self._has_request_by_connection[scope] = False
-            tasks.start_soon(self._serve_client, stream, scope, name="riverpy health connection")
+            tasks.start_soon(
+                self._serve_connection, stream, scope, name="riverpy health connection"
+            )
 
     def _close_oldest_connection_at_limit(self) -> None:
         if len(self._has_request_by_connection) >= CONNECTIONS_MAX:
@@ -156,7 +160,7 @@ class HttpServer:
             oldest.cancel()
             del self._has_request_by_connection[oldest]
 
-    async def _serve_client(self, stream: ByteStream, scope: anyio.CancelScope) -> None:
+    async def _serve_connection(self, stream: ByteStream, scope: anyio.CancelScope) -> None:
         try:
             with scope:
                 await self._answer_request(stream, scope)
@@ -188,7 +192,7 @@ class HttpServer:
                 with anyio.CancelScope(shield=True):
                     await response.body.aclose()
         await _send_eof(stream)
-        with anyio.move_on_after(CLIENT_CLOSE_TIMEOUT):
+        with anyio.move_on_after(CLIENT_DISCONNECT_TIMEOUT):
             await _wait_for_client_disconnect(stream)
 
     async def _route_request(self, request: Request) -> Response:

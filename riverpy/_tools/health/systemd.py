@@ -26,7 +26,7 @@ class SystemdNotifier:
     def __init__(self, environ: Mapping[str, str]) -> None:
         path = environ.get("NOTIFY_SOCKET", "")
         self._socket_path = "\0" + path[1:] if path.startswith("@") else path
-        self.watchdog_timeout = _watchdog_timeout_seconds(environ) if path else 0.0
+        self.watchdog_timeout = _read_watchdog_timeout(environ) if path else 0.0
         """The watchdog's limit in seconds; 0: this process has no limit."""
 
     def notify(self, **values: object) -> None:
@@ -42,8 +42,9 @@ class SystemdNotifier:
             sender.sendto(text.encode(), self._socket_path)
 
     @asynccontextmanager
-    async def ping_watchdog(self, is_alive: Callable[[], bool]) -> AsyncGenerator[None]:
-        """Notify the watchdog from the event loop while `is_alive` returns true."""
+    async def run_watchdog_pings(self, is_alive: Callable[[], bool]) -> AsyncGenerator[None]:
+        """During the `async with` block, notify the watchdog repeatedly while `is_alive` returns
+        true. The event loop does this, so a blocked event loop sends no notification."""
         if not self.watchdog_timeout:
             yield
             return
@@ -62,7 +63,7 @@ class SystemdNotifier:
             await anyio.sleep(self.watchdog_timeout * WATCHDOG_INTERVAL_FACTOR)
 
 
-def _watchdog_timeout_seconds(environ: Mapping[str, str]) -> float:
+def _read_watchdog_timeout(environ: Mapping[str, str]) -> float:
     """Return the watchdog's limit in seconds; 0: this process has no limit."""
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return 0.0

@@ -43,7 +43,7 @@ JSON_CONTENT_TYPE = "application/json"
 EVENTS_CONTENT_TYPE = "application/x-ndjson"
 
 
-class WorkerStatus(msgspec.Struct, frozen=True):
+class WorkerProcessStatus(msgspec.Struct, frozen=True):
     """What the supervisor of several workers needs to know about one of them."""
 
     state: str
@@ -100,7 +100,7 @@ class HealthRequestHandler:
         if self.client is not None:
             soft_stop = self.client.config.soft_stop_timeout
             hard_stop = self.client.config.hard_stop_timeout
-        status = WorkerStatus(
+        status = WorkerProcessStatus(
             state="starting" if stats is None else stats.state,
             is_alive=check_liveness(stats).ok,
             soft_stop_timeout=None if soft_stop is None else soft_stop.total_seconds(),
@@ -123,7 +123,7 @@ class HealthRequestHandler:
             process_started_at=self._process_started_at,
             queue_lags=lags,
         )
-        return Response(HTTPStatus.OK, METRICS_CONTENT_TYPE, await _join_parts(parts))
+        return Response(HTTPStatus.OK, METRICS_CONTENT_TYPE, await _join_page_parts(parts))
 
     async def _read_queue_lags(self) -> Mapping[str, timedelta] | None:
         """Return how long the oldest due job of each queue has waited; None: not known."""
@@ -184,7 +184,7 @@ def parse_max_lag(request: Request) -> timedelta | None:
         raise HttpError(HTTPStatus.BAD_REQUEST, f"max_lag: {error}") from None
 
 
-async def _join_parts(parts: Iterator[str]) -> bytes:
+async def _join_page_parts(parts: Iterator[str]) -> bytes:
     """Join the parts of a page. Other tasks may run between two parts."""
     page, until = list[str](), time.monotonic() + RENDER_SLICE_SECONDS
     for piece in parts:

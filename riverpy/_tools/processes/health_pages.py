@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import anyio
 import msgspec
 
-from riverpy._tools.health.event_stream import parse_requested_kinds
+from riverpy._tools.health.event_stream import parse_requested_event_kinds
 from riverpy._tools.health.http import HttpError, Response
 from riverpy._tools.health.metrics import METRICS_CONTENT_TYPE
 from riverpy._tools.health.probes import CheckResult, ProbeResult
@@ -105,7 +105,7 @@ class SupervisorHealth:
 
     async def _answer_events(self, request: Request) -> Response:
         try:
-            parse_requested_kinds(request.query_params)
+            parse_requested_event_kinds(request.query_params)
         except ValueError as error:
             raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from None
         lines = await self._events.open_stream(_make_target(request))

@@ -75,7 +75,7 @@ class WorkerSupervisor:
         """
         async with (
             self._health.serve() if self._health is not None else nullcontext(),
-            self._systemd.ping_watchdog(lambda: True),  # each slot checks its own worker
+            self._systemd.run_watchdog_pings(lambda: True),  # each slot checks its own worker
             anyio.create_task_group() as tasks,
         ):
             await tasks.start(self._handle_stop_signals)

@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from riverpy._tools.health.private_connections import PrivateHttpClient
-from riverpy._tools.health.worker_health import WorkerStatus
+from riverpy._tools.health.worker_health import WorkerProcessStatus
 from riverpy.config import HARD_STOP_TIMEOUT_DEFAULT
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class WorkerProcess:
         self._process, self._stop_pipe = process, stop_pipe
         self.health = health
         self._started_at = anyio.current_time()
-        self._status: WorkerStatus | None = None
+        self._status: WorkerProcessStatus | None = None
 
     @classmethod
     async def start(cls, command: WorkerCommand, number: int) -> WorkerProcess:
@@ -127,11 +127,13 @@ class WorkerProcess:
             return HARD_STOP_TIMEOUT_DEFAULT.total_seconds() + EXIT_MARGIN
         return self._status.hard_stop_timeout + EXIT_MARGIN
 
-    async def read_status(self) -> WorkerStatus | None:
+    async def read_status(self) -> WorkerProcessStatus | None:
         """Request the status of the worker; None: it does not answer."""
         try:
             async with self.health.get("/status", STATUS_TIMEOUT) as response:
-                self._status = msgspec.json.decode(await response.read_body(), type=WorkerStatus)
+                self._status = msgspec.json.decode(
+                    await response.read_body(), type=WorkerProcessStatus
+                )
         except (OSError, ValueError):  # a TimeoutError is an OSError, a DecodeError a ValueError
             return None
         return self._status

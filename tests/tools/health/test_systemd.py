@@ -39,7 +39,7 @@ async def test_no_receiver(environ: dict[str, str]) -> None:
     """Without a manager, or after it has ended, nothing happens."""
     systemd = SystemdNotifier({**environ, "WATCHDOG_USEC": "1000"})
     systemd.notify(READY=1)
-    async with systemd.ping_watchdog(lambda: True):
+    async with systemd.run_watchdog_pings(lambda: True):
         await asyncio.sleep(0)
 
 
@@ -55,7 +55,7 @@ async def test_watchdog_while_alive(tmp_path: Path) -> None:
 
     with listening(path) as manager:
         systemd = SystemdNotifier({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "3000"})
-        async with systemd.ping_watchdog(check):
+        async with systemd.run_watchdog_pings(check):
             assert await asyncio.to_thread(manager.recv, 100) == b"WATCHDOG=1"
             is_alive = False
             for _ in range(2):  # what was sent before is in the socket then
@@ -85,5 +85,5 @@ async def test_no_watchdog(tmp_path: Path, environ: dict[str, str]) -> None:
     path = str(tmp_path / "notify")
     with listening(path):
         systemd = SystemdNotifier({"NOTIFY_SOCKET": path, **environ})
-        async with systemd.ping_watchdog(lambda: pytest.fail("the watchdog asked")):
+        async with systemd.run_watchdog_pings(lambda: pytest.fail("the watchdog asked")):
             await asyncio.sleep(0.005)
