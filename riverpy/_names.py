@@ -70,7 +70,7 @@ def validate_queue_name(name: str) -> None:
     _validate_text("a queue name", name, QUEUE_NAME_LENGTH_MAX, _QUEUE_PATTERN, _QUEUE_RULE)
 
 
-def validate_domain(name: str) -> None:
+def validate_domain_name(name: str) -> None:
     """Raise ConfigError unless the name follows the rule of queue names."""
     _validate_text("a domain name", name, QUEUE_NAME_LENGTH_MAX, _QUEUE_PATTERN, _QUEUE_RULE)
 
@@ -103,16 +103,16 @@ def validate_tag(tag: str) -> None:
     _validate_text("a tag", tag, TAG_LENGTH_MAX, _TAG_PATTERN, rule)
 
 
-def validate_schema(name: str) -> None:
+def validate_schema_name(name: str) -> None:
     """Raise ConfigError unless the name has at most 46 letters, digits and `_`, and no digit
     first."""
     if isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        validate_schema_length(name)
+        validate_schema_name_length(name)
     rule = "must have ASCII letters, digits and '_', and no digit first"
     _validate_text("a schema name", name, SCHEMA_NAME_LENGTH_MAX, _SCHEMA_PATTERN, rule)
 
 
-def validate_schema_length(name: str) -> None:
+def validate_schema_name_length(name: str) -> None:
     """Raise ConfigError unless the name has at most 46 bytes. Schemas that the search path finds
     are checked too."""
     length = len(name.encode("utf-8", "replace"))
@@ -145,7 +145,7 @@ def validate_execution_key(key: str) -> None:
     )
 
 
-def expect_literal_value(argument_name: str, value: object, literal_type: object) -> None:
+def validate_literal_value(argument_name: str, value: object, literal_type: object) -> None:
     """Raise ConfigError unless the value is one of the values of a Literal type."""
     if value not in get_args(literal_type):
         allowed = ", ".join(map(repr, get_args(literal_type)))

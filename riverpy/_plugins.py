@@ -36,11 +36,11 @@ _MIDDLEWARE_METHODS = ("insert_many", "work")
 _SYNC_HOOK_METHOD = "metric_emit"
 
 
-class ProcessPlugin(Protocol):
+class ProcessWidePlugin(Protocol):
     """Worker middleware that a framework, such as Django, adds to all clients of this process."""
 
     @property
-    def child_setup(self) -> str:
+    def child_setup_path(self) -> str:
         """The path `module:function` of a function that each process for jobs calls when it
         starts."""
         ...
@@ -54,22 +54,22 @@ class ProcessPlugin(Protocol):
         ...
 
 
-process_plugins: list[ProcessPlugin] = []
+process_wide_plugins: list[ProcessWidePlugin] = []
 """The plugins of all clients of this process. They run outside of all other middleware."""
 
 
-def add_process_plugin(plugin: ProcessPlugin) -> None:
+def add_process_wide_plugin(plugin: ProcessWidePlugin) -> None:
     """Add a plugin, unless there already is one of its class. Running clients do not get it."""
-    if not any(type(one) is type(plugin) for one in process_plugins):
-        process_plugins.append(plugin)
+    if not any(type(one) is type(plugin) for one in process_wide_plugins):
+        process_wide_plugins.append(plugin)
 
 
 @contextmanager
-def surround_blocking_job() -> Generator[None]:
+def enter_blocking_job_contexts() -> Generator[None]:
     """Enter the context managers of all process-wide plugins for the `with` block, which runs a
     blocking job."""
     with ExitStack() as stack:
-        for plugin in process_plugins:
+        for plugin in process_wide_plugins:
             stack.enter_context(plugin.around_blocking_job())
         yield
 

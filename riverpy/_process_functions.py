@@ -58,7 +58,7 @@ def _has_main_file() -> bool:
     return getattr(main, "__spec__", None) is not None or (path is not None and Path(path).exists())
 
 
-def check_replacing_function(function: Callable[..., Any], other: Callable[..., Any]) -> None:
+def check_distinct_function_names(function: Callable[..., Any], other: Callable[..., Any]) -> None:
     """Refuse a function that has replaced another registered function of the same name.
 
     Raises:

@@ -15,9 +15,9 @@ _MODEL_MODULES = {"pydantic.main", "pydantic.v1.main"}
 _SECRET_TYPES = {"Secret", "SecretStr", "SecretBytes"}
 _MASKED_SECRET = "*" * 10
 """What pydantic writes in place of a secret."""
-_UNDECODABLE_SCHEMAS = {"is-instance", "is-subclass", "callable"}
+_UNDECODABLE_SCHEMA_TYPES = {"is-instance", "is-subclass", "callable"}
 """The types in pydantic's core schema whose values cannot be decoded from JSON."""
-_NON_OBJECT_SCHEMAS = {
+_NON_OBJECT_SCHEMA_TYPES = {
     *("list", "set", "frozenset", "tuple", "str", "bytes", "int", "float", "decimal", "bool"),
     *("none", "date", "time", "datetime", "timedelta", "uuid", "url", "enum", "literal"),
 }
@@ -57,7 +57,7 @@ def dump_model(model: object, *, as_args: bool = False) -> object:
         TypeError: the model is of version 1.
         ModelValueError: a value is a secret, has no JSON form, or its serializer failed.
     """
-    _expect_version_2(type(model))
+    _expect_pydantic_2(type(model))
     value: Any = model
     untyped = None
     try:
@@ -67,32 +67,34 @@ def dump_model(model: object, *, as_args: bool = False) -> object:
     except RecursionError:
         raise
     except Exception as error:  # serializers of the user may raise anything
-        raise ModelValueError(str(error), _find_failing_keys(value)) from None
+        raise ModelValueError(str(error), _find_keys_of_unwritable_part(value)) from None
     if untyped is not None:
         _expect_no_lost_value(untyped, ())
     return dumped
 
 
-def _find_failing_keys(value: Any) -> list[str | int]:
+def _find_keys_of_unwritable_part(value: Any) -> list[str | int]:
     """Return the keys that lead to the part that pydantic cannot write. To find it, let pydantic
     write each part alone."""
     cls = cast("type[Any]", type(value))
     if getattr(cls, "__pydantic_root_model__", False):
-        return _find_failing_keys(value.root)
+        return _find_keys_of_unwritable_part(value.root)
     if is_model_class(cls):
         names = [*get_model_field_names(cls), *((name, name) for name in value.model_extra or ())]
         for name, json_name in names:
-            if not _can_write(lambda name=name: value.model_dump(mode="json", include={name})):
-                return [json_name, *_find_failing_keys(getattr(value, name, None))]
+            if not _does_write_succeed(
+                lambda name=name: value.model_dump(mode="json", include={name})
+            ):
+                return [json_name, *_find_keys_of_unwritable_part(getattr(value, name, None))]
         return []
     to_json: Any = sys.modules["pydantic_core"].to_jsonable_python
-    for key, part in _list_parts(value):
-        if not _can_write(lambda part=part: to_json(part)):
-            return [key, *_find_failing_keys(part)]
+    for key, part in _list_keys_and_items(value):
+        if not _does_write_succeed(lambda part=part: to_json(part)):
+            return [key, *_find_keys_of_unwritable_part(part)]
     return []
 
 
-def _list_parts(value: Any) -> list[tuple[str | int, Any]]:
+def _list_keys_and_items(value: Any) -> list[tuple[str | int, Any]]:
     """Return the parts of a dict or collection, with their keys or indexes."""
     if isinstance(value, dict):
         items = cast("dict[object, Any]", value).items()
@@ -102,7 +104,7 @@ def _list_parts(value: Any) -> list[tuple[str | int, Any]]:
     return []
 
 
-def _can_write(write: Callable[[], object]) -> bool:
+def _does_write_succeed(write: Callable[[], object]) -> bool:
     try:
         write()
     except Exception:  # pydantic's errors, and any error of a serializer
@@ -125,21 +127,21 @@ def make_model_decoder(cls: type[Any]) -> Callable[[str], Any]:
         NameError: an annotation cannot be resolved.
         TypeError: the model can never be decoded from the JSON that it is encoded as.
     """
-    _expect_version_2(cls)
+    _expect_pydantic_2(cls)
     if not cls.__pydantic_complete__:
         cls.model_rebuild()
-    _check_types(cls, "$", set())
-    if (place := _find_undecodable_place(cls.__pydantic_core_schema__, "$")) is not None:
+    _check_field_types(cls, "$", set())
+    if (place := _find_undecodable_path(cls.__pydantic_core_schema__, "$")) is not None:
         raise TypeError(f"{place}: its type cannot be decoded from JSON")
     return cls.model_validate_json
 
 
-def expect_object(cls: type[Any]) -> None:
+def expect_json_object_model(cls: type[Any]) -> None:
     """Raise TypeError if a model is a RootModel whose values can never be JSON objects."""
     schema: Any = cls.__pydantic_core_schema__
     while schema["type"] in {"model", "definitions", "function-after"}:
         schema = schema["schema"]
-    if schema["type"] in _NON_OBJECT_SCHEMAS:
+    if schema["type"] in _NON_OBJECT_SCHEMA_TYPES:
         raise TypeError(f"args must be a JSON object, but its root is of type {schema['type']}")
 
 
@@ -171,7 +173,7 @@ def find_validation_problem(error: Exception) -> tuple[str, str] | None:
     return f"${path}", str(problem["msg"])
 
 
-def _expect_version_2(cls: type[Any]) -> None:
+def _expect_pydantic_2(cls: type[Any]) -> None:
     if not hasattr(cls, "model_validate_json"):
         raise TypeError(
             f"{cls.__qualname__} is a model of pydantic 1: derive it from the BaseModel of "
@@ -179,7 +181,7 @@ def _expect_version_2(cls: type[Any]) -> None:
         )
 
 
-def _check_types(cls: type[Any], path: str, checked: set[type[Any]]) -> None:
+def _check_field_types(cls: type[Any], path: str, checked: set[type[Any]]) -> None:
     """Check the fields of a model, dataclass or Struct, and of the classes in its fields."""
     if cls in checked:
         return
@@ -189,8 +191,8 @@ def _check_types(cls: type[Any], path: str, checked: set[type[Any]]) -> None:
     for name, annotation in _list_fields(cls):
         for inner in _iterate_classes(annotation):
             if _is_secret_class(inner):
-                raise TypeError(_secret_reason(f"{path}.{name}"))
-            _check_types(inner, f"{path}.{name}", checked)
+                raise TypeError(_make_secret_error_text(f"{path}.{name}"))
+            _check_field_types(inner, f"{path}.{name}", checked)
 
 
 def _list_fields(cls: type[Any]) -> list[tuple[str, Any]]:
@@ -226,7 +228,9 @@ def _check_aliases(cls: type[Any], path: str) -> None:
         written = field.serialization_alias or name
         if field.exclude and field.is_required():
             raise TypeError(f"{path}.{name}: it is excluded from JSON, so give it a default")
-        if field.exclude or written in _accepted_names(name, field.validation_alias, config):
+        if field.exclude or written in _get_accepted_json_names(
+            name, field.validation_alias, config
+        ):
             continue
         raise TypeError(
             f"{path}.{name}: it is written as {written!r}, but not read from this name: use "
@@ -234,7 +238,7 @@ def _check_aliases(cls: type[Any], path: str) -> None:
         )
 
 
-def _accepted_names(name: str, alias: Any, config: Any) -> set[object]:
+def _get_accepted_json_names(name: str, alias: Any, config: Any) -> set[object]:
     """Return the JSON names from which a field is read."""
     names: set[object] = set()
     if alias is None or config.get("validate_by_name") or config.get("populate_by_name"):
@@ -256,34 +260,34 @@ def _is_secret_class(cls: type[Any]) -> bool:
 def _expect_no_lost_value(value: Any, keys: tuple[str | int, ...]) -> None:
     """Raise ModelValueError if pydantic would write a part of this value as another value. `keys`
     lead to the value."""
-    for key, part in _list_parts(value):
+    for key, part in _list_keys_and_items(value):
         _expect_no_lost_value(part, (*keys, key))
     if isinstance(value, float) and not math.isfinite(value):
         raise ModelValueError(f"{value} has no JSON form; use None or a string", keys)
     if _is_secret_class(cast("type[Any]", type(value))):
-        raise ModelValueError(_secret_reason("the value"), keys)
+        raise ModelValueError(_make_secret_error_text("the value"), keys)
 
 
-def _secret_reason(place: str) -> str:
+def _make_secret_error_text(place: str) -> str:
     return (
         f"{place} is a secret of pydantic, which would be stored as {_MASKED_SECRET}: keep secrets "
         "out of jobs, and store the name or the id of the secret"
     )
 
 
-def _find_undecodable_place(schema: Any, path: str) -> str | None:
+def _find_undecodable_path(schema: Any, path: str) -> str | None:
     """Return the path of the first required value that no JSON can be decoded into. A validator
     that runs before the check of a type may convert JSON, so that type is not examined."""
     kind = schema["type"]
-    if kind in _UNDECODABLE_SCHEMAS:
+    if kind in _UNDECODABLE_SCHEMA_TYPES:
         return path
     if kind in {"model", "definitions", "function-after"}:
-        return _find_undecodable_place(schema["schema"], path)
+        return _find_undecodable_path(schema["schema"], path)
     if kind == "json-or-python":
-        return _find_undecodable_place(schema["json_schema"], path)
+        return _find_undecodable_path(schema["json_schema"], path)
     if kind == "model-fields":
         places = (
-            _find_undecodable_place(field["schema"], f"{path}.{name}")
+            _find_undecodable_path(field["schema"], f"{path}.{name}")
             for name, field in schema["fields"].items()
         )
         return next(filter(None, places), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 
-def encode_event(name: str, data: bytes, event_id: str | None = None) -> bytes:
+def encode_server_sent_event(name: str, data: bytes, event_id: str | None = None) -> bytes:
     """Return one server-sent event. Line ends in the arguments cannot end the event early."""
     text = data.decode()
     lines = [f"event: {_join_lines(name)}"]
@@ -20,7 +20,7 @@ def _join_lines(text: str) -> str:
     return text.replace("\r", " ").replace("\n", " ").replace("\0", " ")
 
 
-def is_server_stopping() -> bool:
+def is_uvicorn_stopping() -> bool:
     """Whether uvicorn runs this process and is stopping. uvicorn waits for open streams, so they
     must end by themselves. The signal handler is a method of uvicorn's server object."""
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -38,7 +38,7 @@ def encode_timestamp(value: datetime) -> int:
     return (value - PG_EPOCH) // _MICROSECOND
 
 
-def format_microseconds(raw: int) -> str:
+def format_raw_timestamp(raw: int) -> str:
     """Return a time in microseconds since 2000 as text in UTC with six decimals, such as
     `2026-01-31T18:00:00.000000Z`. Such texts sort by time."""
     time = (PG_EPOCH + timedelta(microseconds=raw)).replace(tzinfo=None)

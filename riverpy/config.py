@@ -12,12 +12,12 @@ from msgspec import UnsetType
 from riverpy._dsn import mask_passwords, validate_url
 from riverpy._names import (
     DEFAULT_DOMAIN,
-    expect_literal_value,
     validate_client_id,
-    validate_domain,
+    validate_domain_name,
     validate_kind,
+    validate_literal_value,
     validate_queue_name,
-    validate_schema,
+    validate_schema_name,
 )
 from riverpy._plugins import PluginLists, is_async_function
 from riverpy.errors import ConfigError
@@ -293,7 +293,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check_fields(self)
         if self.schema is not None:
-            validate_schema(self.schema)
+            validate_schema_name(self.schema)
         if self.id is not None:
             validate_client_id(self.id)
         if self.name is not None:
@@ -322,13 +322,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_leader_settings(self) -> None:
         _expect_type("leader_domain", self.domain, str)
-        validate_domain(self.domain)
+        validate_domain_name(self.domain)
         queues = self.domain_queues
         if queues is not None and not _is_list_of_names(queues):
             raise ConfigError(f"domain_queues must be a list of queue names, got {queues!r}")
         for queue in queues or ():
             validate_queue_name(queue)
-        expect_literal_value("on_domain_conflict", self.on_domain_conflict, DomainConflictPolicy)
+        validate_literal_value("on_domain_conflict", self.on_domain_conflict, DomainConflictPolicy)
         faults = find_leader_setting_faults(msgspec.structs.asdict(self))
         if faults:
             raise ConfigError("; ".join(faults))

@@ -20,7 +20,12 @@ from riverpy._leases.memory import MemoryLeases, MemoryTransaction
 from riverpy._leases.store import UserLeaseTable
 from riverpy._leases.timing import LeaseTiming, validate_wait
 from riverpy._lifecycle import StopCause
-from riverpy._names import make_unique_id, validate_client_id, validate_lease_name, validate_schema
+from riverpy._names import (
+    make_unique_id,
+    validate_client_id,
+    validate_lease_name,
+    validate_schema_name,
+)
 from riverpy._postgres.passwords import make_password_source
 from riverpy.config import ELECT_JITTER_FRACTION, LEASE_TTL_MAX
 from riverpy.errors import ClientStateError, ConfigError
@@ -85,7 +90,7 @@ class LeaseManager:
         if not isinstance(pooler, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"pooler must be True or False, got {pooler!r}")
         if schema is not None:
-            validate_schema(schema)
+            validate_schema_name(schema)
         if holder is not None:
             validate_client_id(holder, "a holder")
         if isinstance(database, str):

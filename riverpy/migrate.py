@@ -11,7 +11,7 @@ from functools import cache
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from riverpy._names import validate_schema, validate_schema_length
+from riverpy._names import validate_schema_name, validate_schema_name_length
 from riverpy._postgres.driver import (
     CONNECT_TIMEOUT,
     close_connection,
@@ -157,7 +157,7 @@ class Migrator:
         statement_timeout: timedelta = STATEMENT_TIMEOUT_DEFAULT,
     ) -> None:
         if schema is not None:
-            validate_schema(schema)
+            validate_schema_name(schema)
         if not (database is None or isinstance(database, str)) and not (
             is_pool(database) or is_asyncpg_connection(database)
         ):
@@ -347,7 +347,7 @@ class Migrator:
             if direction is Direction.DOWN:
                 plan = self._plan_down(state, target)
             else:
-                validate_schema_length(state.schema)
+                validate_schema_name_length(state.schema)
                 notices += self._check_line_column(state, dry_run=dry_run)
                 plan = self._plan_up(state, target)
             steps: list[MigrationStep] = []
@@ -501,7 +501,7 @@ def _list_recorded_migrations(
     """Return migrations in the order in which they must run, each with its SQL and the statement
     that records it."""
     if schema is not None:
-        validate_schema(schema)
+        validate_schema_name(schema)
     for version in versions or ():
         _expect_known_version(line, version)
     up = direction is Direction.UP

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias, cast, get_type_hints
 import msgspec
 
 from riverpy._lifecycle import convert_base_exceptions
-from riverpy._names import expect_literal_value, validate_kind
+from riverpy._names import validate_kind, validate_literal_value
 from riverpy.errors import ConfigError, UnknownJobKindError
 from riverpy.insert_opts import InsertOpts
 from riverpy.job import JobArgs, RawArgs
@@ -72,8 +72,8 @@ class PeriodicJob:
             )
         if isinstance(run_on_start, bool):
             run_on_start = "each_term" if run_on_start else "never"
-        expect_literal_value("run_on_start", run_on_start, RunOnStart)
-        expect_literal_value("missed", missed, MissedPolicy)
+        validate_literal_value("run_on_start", run_on_start, RunOnStart)
+        validate_literal_value("missed", missed, MissedPolicy)
         self.schedule = schedule
         text = format_schedule(schedule).replace("\0", "")
         self.schedule_text = text.encode(errors="replace").decode()

@@ -15,7 +15,7 @@ from riverpy._cron import (
 )
 from riverpy._duration import format_duration, parse_duration
 from riverpy._lifecycle import convert_base_exceptions
-from riverpy._names import expect_literal_value
+from riverpy._names import validate_literal_value
 from riverpy.errors import ConfigError
 
 ClockChangePolicy: TypeAlias = Literal["once", "river"]
@@ -222,7 +222,7 @@ def cron(
         raise ConfigError(f"the cron expression has the time zone {named!r}: remove timezone=")
     timezone = named or ("UTC" if timezone is None else timezone)
     find_time_zone(timezone)
-    expect_literal_value("clock_changes", clock_changes, ClockChangePolicy)
+    validate_literal_value("clock_changes", clock_changes, ClockChangePolicy)
     interval = parse_every_interval(expression)
     if interval is not None:
         return IntervalSchedule(interval, expression)

@@ -31,8 +31,8 @@ from msgspec import UNSET, UnsetType
 from riverpy._json_decoder import make_decoder
 from riverpy._names import validate_kind
 from riverpy._plugins import check_worker_middleware
-from riverpy._process_functions import check_process_function, check_replacing_function
-from riverpy._pydantic_models import expect_object, is_model_class
+from riverpy._process_functions import check_distinct_function_names, check_process_function
+from riverpy._pydantic_models import expect_json_object_model, is_model_class
 from riverpy.errors import ConfigError
 from riverpy.job import Job
 from riverpy.middleware import WorkerMiddleware
@@ -381,7 +381,7 @@ class Workers:
         if worker.executor == "process":
             for other in self.units():
                 if other.executor == "process" and other.kind != worker.kind:
-                    check_replacing_function(worker.work, other.work)
+                    check_distinct_function_names(worker.work, other.work)
         names = (worker.kind, *worker.aliases)
         for name in names:
             registered = self._worker_by_kind.get(name)
@@ -550,7 +550,7 @@ def make_args_decoder(args_type: Any, owner_name: str) -> Callable[[str], Any]:
         args_class = cast("type[Any]", args_type)
         decode = make_decoder(args_class)
         if is_model_class(args_class):
-            expect_object(args_class)
+            expect_json_object_model(args_class)
     except NameError as error:
         raise ConfigError(
             f"{described} cannot be decoded: its annotations cannot be resolved ({error}): import "

@@ -11,7 +11,7 @@ from riverpy._calls.job_cursor import (
     encode_cursor,
     format_postgres_time,
 )
-from riverpy._names import expect_literal_value
+from riverpy._names import validate_literal_value
 from riverpy._postgres.job_lists import PageStatement
 from riverpy._postgres.jobs import FINAL_STATES
 from riverpy._timestamps import decode_wire_timestamp
@@ -103,7 +103,7 @@ def plan_page(
     Raises:
         ConfigError: the order, the limit or the cursor is not allowed.
     """
-    expect_literal_value("order_by", order, JobOrder)
+    validate_literal_value("order_by", order, JobOrder)
     check_limit(limit)
     states = filters.states
     field = _choose_time_field(order, states)

@@ -19,7 +19,7 @@ from riverpy._log_events import (
     DASHBOARD_BULK_CHANGE_STARTED,
 )
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
-from riverpy._server_events import is_server_stopping
+from riverpy._server_events import is_uvicorn_stopping
 from riverpy.errors import RiverError
 from riverpy.job_list import JobChanges
 
@@ -107,7 +107,7 @@ class BulkRun:
 
     def _on_progress(self, changes: JobChanges) -> None:
         self.changes = changes
-        if is_server_stopping():
+        if is_uvicorn_stopping():
             self.problem = SERVER_STOPPED_TEXT
             raise _RunStoppedError
         if self._is_stop_requested:

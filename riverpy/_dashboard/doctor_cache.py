@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 
 from riverpy._postgres.passwords import make_password_source
-from riverpy._server_events import is_server_stopping
+from riverpy._server_events import is_uvicorn_stopping
 from riverpy._tools.doctor.check_runner import CheckRunner
 from riverpy._tools.doctor.finding import Finding, Level
 from riverpy._tools.doctor.snapshot import DoctorOptions
@@ -111,6 +111,6 @@ def _ignore_error(_error: BaseException) -> None:
 
 
 async def _cancel_when_server_stops(scope: anyio.CancelScope) -> None:
-    while not is_server_stopping():  # noqa: ASYNC110 (uvicorn has no event for it)
+    while not is_uvicorn_stopping():  # noqa: ASYNC110 (uvicorn has no event for it)
         await anyio.sleep(SERVER_STOP_POLL_INTERVAL)
     scope.cancel()

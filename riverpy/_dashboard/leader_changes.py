@@ -10,7 +10,7 @@ from riverpy._dashboard.database import acquire_connection
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.messages import FlashMessage
 from riverpy._dashboard.paths import quote_name
-from riverpy._names import DEFAULT_DOMAIN, domain_lease_name, validate_domain
+from riverpy._names import DEFAULT_DOMAIN, domain_lease_name, validate_domain_name
 from riverpy._postgres.leaders import leader_request_resign
 from riverpy._postgres.leases import lease_request_resign
 from riverpy.errors import ConfigError
@@ -32,7 +32,7 @@ def parse_resign_form(_path_params: Mapping[str, Any], fields: QueryParams) -> R
     """
     domain = fields.get("domain", "")
     try:
-        validate_domain(domain)
+        validate_domain_name(domain)
     except ConfigError:
         raise PageError(
             400, "The form names no domain.", "Go back, and use one of the buttons."

@@ -17,7 +17,7 @@ from starlette.responses import StreamingResponse
 
 from riverpy._dashboard.errors import PageError
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
-from riverpy._server_events import encode_event, is_server_stopping
+from riverpy._server_events import encode_server_sent_event, is_uvicorn_stopping
 from riverpy.errors import RiverError
 
 if TYPE_CHECKING:
@@ -185,16 +185,18 @@ async def _stream_region(
     sent_version = 0
     ends_at = time.monotonic() + STREAM_SECONDS_MAX
     yield b": riverpy\n\n"
-    while time.monotonic() < ends_at and not is_server_stopping():
+    while time.monotonic() < ends_at and not is_uvicorn_stopping():
         await region.render_if_due()
         if region.problem is not None:
-            yield encode_event("problem", region.problem.encode("utf-8", "replace"))
+            yield encode_server_sent_event("problem", region.problem.encode("utf-8", "replace"))
         elif region.rendered_at >= page_rendered_at:
             is_known = region.version == sent_version
             sent_version = region.version
             yield (
-                encode_event("fresh", b"-") if is_known else encode_event("region", region.content)
+                encode_server_sent_event("fresh", b"-")
+                if is_known
+                else encode_server_sent_event("region", region.content)
             )
-        while time.monotonic() < min(region.due_at, ends_at) and not is_server_stopping():
+        while time.monotonic() < min(region.due_at, ends_at) and not is_uvicorn_stopping():
             left = region.due_at - time.monotonic()
             await anyio.sleep(max(0.0, min(SERVER_STOP_POLL_INTERVAL, left)))

@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from riverpy._names import USER_LEASE_NAME_PREFIX, validate_schema_length
+from riverpy._names import USER_LEASE_NAME_PREFIX, validate_schema_name_length
 from riverpy._postgres.connection import (
     CallerDatabase,
     ConnectionOutageTracker,
@@ -303,7 +303,7 @@ class UserLeaseTable(LeaseTable):
             "checking for the table of leases", TABLE_CHECK_TIMEOUT
         ) as connection:
             state = await read_schema_state(connection, self._schema)
-        validate_schema_length(state.schema)
+        validate_schema_name_length(state.schema)
         expect_migration_version(state, LEASES_MIGRATION, self._schema, url=self._url)
 
     @property

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from riverpy._names import EXPIRES_AT_METADATA_KEY
 from riverpy._postgres.driver import PostgresError
 from riverpy._postgres.sql_files import get_query, lists_by_field
-from riverpy._timestamps import PG_EPOCH, decode_wire_timestamp, format_microseconds
+from riverpy._timestamps import PG_EPOCH, decode_wire_timestamp, format_raw_timestamp
 from riverpy.errors import InsertError
 from riverpy.insert_opts import InsertResult
 from riverpy.job import JobColumn, JobRow, JobState
@@ -315,5 +315,5 @@ def _make_copy_line_end(row: InsertRow, now: int | None) -> str:
 def add_expiry_to_metadata(metadata: str, expires_at: int) -> str:
     """Return the metadata, a JSON object as text, with the time at which the job expires."""
     separator = "" if metadata == "{}" else ","
-    member = f'"{EXPIRES_AT_METADATA_KEY}":"{format_microseconds(expires_at)}"'
+    member = f'"{EXPIRES_AT_METADATA_KEY}":"{format_raw_timestamp(expires_at)}"'
     return f"{metadata[:-1]}{separator}{member}}}"

@@ -18,7 +18,7 @@ from riverpy._log_events import (
     RIVERPY_TABLES_NOT_FOUND,
     ROW_LEVEL_SECURITY_FOUND,
 )
-from riverpy._names import validate_schema_length
+from riverpy._names import validate_schema_name_length
 from riverpy._postgres.driver import check_server_version
 from riverpy._postgres.sql_files import get_query, quote_identifier, sql_directory
 from riverpy._without_loop import fail_after
@@ -308,7 +308,7 @@ async def check_schema(
         TimeoutError: no answer within `SCHEMA_READ_TIMEOUT`.
     """
     state = await read_schema_state(connection, schema)
-    validate_schema_length(state.schema)
+    validate_schema_name_length(state.schema)
     security = state.row_security
     if security.hidden_tables:
         raise ConfigError(f"{security.problem}: {security.remedy}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 import anyio
 
 from riverpy._main_import import get_main_module_location
-from riverpy._plugins import process_plugins, surround_blocking_job
+from riverpy._plugins import enter_blocking_job_contexts, process_wide_plugins
 from riverpy._work.child_pool import IDLE_CHILD_TIMEOUT
 from riverpy._work.child_process import (
     PROCESS_START_TIMEOUT,
@@ -58,8 +58,8 @@ class BlockingJobRunner:
         """`max_processes`: how many jobs run in processes at a time; None: the number of cores.
         `cancel_grace_period`: a cancelled job that runs in a process and uses `job.cancelled` gets
         this number of seconds to end. Then its process is killed. `job_threads` runs blocking jobs,
-        without process plugins, because these threads and their database connections belong to the
-        caller; None: the runner makes its own threads."""
+        without process-wide plugins, because these threads and their database connections belong to
+        the caller; None: the runner makes its own threads."""
         self._child_processes = child_processes
         self._running_attempts = running_attempts
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -236,11 +236,11 @@ def _call_job_function(
     function: Callable[[Job[Any]], object], job: Job[Any], *, uses_process_plugins: bool
 ) -> None:
     """Run the function, and record what it returns as the output. If `uses_process_plugins`, run it
-    in the context managers of the process plugins. A StopIteration becomes a RuntimeError, as in a
-    coroutine, because a future cannot store a StopIteration."""
+    in the context managers of the process-wide plugins. A StopIteration becomes a RuntimeError, as
+    in a coroutine, because a future cannot store a StopIteration."""
     try:
-        if uses_process_plugins and process_plugins:
-            with surround_blocking_job():
+        if uses_process_plugins and process_wide_plugins:
+            with enter_blocking_job_contexts():
                 record_returned_value(job, function(job))
         else:
             record_returned_value(job, function(job))

@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from riverpy._main_import import MainGuardMissingError, mark_main_module_import
-from riverpy._plugins import surround_blocking_job
+from riverpy._plugins import enter_blocking_job_contexts
 from riverpy._work.child_messages import (
     CANCEL_JOB,
     CHECK_FUNCTIONS,
@@ -328,7 +328,7 @@ def _run_job(pickled_job: bytes, worker: _WorkerConnection) -> None:
 
 def _call_job_function(function: Callable[[Job[Any]], object], job: Job[Any]) -> None:
     running_job.set(job)
-    with surround_blocking_job():
+    with enter_blocking_job_contexts():
         record_returned_value(job, function(job))
 
 

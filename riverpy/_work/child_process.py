@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 from riverpy._main_import import get_main_module_location
-from riverpy._plugins import process_plugins
+from riverpy._plugins import process_wide_plugins
 from riverpy._pydantic_models import decode_model, is_model_class
 from riverpy._work.child_messages import (
     CANCEL_JOB,
@@ -95,7 +95,7 @@ class ChildProcess:
             "path": sys.path,
             "main_module": get_main_module_location(),
             "token": self._token,
-            "setup_functions": [plugin.child_setup for plugin in process_plugins],
+            "setup_functions": [plugin.child_setup_path for plugin in process_wide_plugins],
         }
         with suppress(OSError):  # the child has ended: `run_job` reports it
             self._pipe_to_child.write(json.dumps(setup).encode() + b"\n")

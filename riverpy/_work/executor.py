@@ -23,7 +23,7 @@ from riverpy._log_events import (
     JOB_STARTED,
 )
 from riverpy._names import EXPIRES_AT_METADATA_KEY
-from riverpy._plugins import PluginLists, process_plugins, read_class_plugins
+from riverpy._plugins import PluginLists, process_wide_plugins, read_class_plugins
 from riverpy._work import outcomes
 from riverpy._work.attempt import Attempt, Outcome
 from riverpy._work.expiry import EXPIRED_ERROR_TEXT, is_job_expired
@@ -108,7 +108,9 @@ class JobExecutor:
             for kind in workers
             if (unit := workers.get(kind)) is not None
         }
-        plugins = PluginLists([*process_plugins, *config.plugins], config.hooks, config.middleware)
+        plugins = PluginLists(
+            [*process_wide_plugins, *config.plugins], config.hooks, config.middleware
+        )
         self._stack_by_kind, self._unknown_kind_stack = self._make_middleware_stacks(plugins)
 
     def _make_middleware_stacks(

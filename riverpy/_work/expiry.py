@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from riverpy._names import EXPIRES_AT_METADATA_KEY
-from riverpy._timestamps import format_microseconds
+from riverpy._timestamps import format_raw_timestamp
 
 EXPIRED_ERROR_TEXT = "expired"
 """The reason in the error of a job that was cancelled because it expired."""
@@ -28,4 +28,4 @@ def is_job_expired(metadata: str, server_time: int) -> bool:
     except (msgspec.DecodeError, KeyError, RecursionError):
         return False
     is_time = _EXPIRY_TIME_PATTERN.fullmatch(expires_at) is not None
-    return is_time and expires_at <= format_microseconds(server_time)
+    return is_time and expires_at <= format_raw_timestamp(server_time)

@@ -30,7 +30,7 @@ from riverpy._dsn import (
     url_for_display,
 )
 from riverpy._duration import format_duration, parse_duration
-from riverpy._names import validate_client_id, validate_schema
+from riverpy._names import validate_client_id, validate_schema_name
 from riverpy._tools.health.http import Address
 from riverpy.cli._types import (
     DOMAIN_NAME_TYPE,
@@ -177,7 +177,7 @@ DATABASE_URL = Setting(
 )
 SCHEMA = Setting(
     "schema",
-    make_validated_type("schema", validate_schema),
+    make_validated_type("schema", validate_schema_name),
     "Schema of River's tables. Default: the search path of the database.",
     metavar="NAME",
     default="the client's, else by search path",

@@ -11,7 +11,7 @@ import click
 
 from riverpy._dsn import mask_passwords, validate_url
 from riverpy._duration import parse_duration
-from riverpy._names import validate_domain, validate_lease_name, validate_queue_name
+from riverpy._names import validate_domain_name, validate_lease_name, validate_queue_name
 from riverpy.config import MAX_WORKERS_MAX
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _validate_nonempty_text(text: str) -> None:
 TEXT_TYPE = make_validated_type("text", _validate_utf8_text)
 NONEMPTY_TEXT_TYPE = make_validated_type("text", _validate_nonempty_text)
 QUEUE_NAME_TYPE = make_validated_type("queue", validate_queue_name)
-DOMAIN_NAME_TYPE = make_validated_type("domain", validate_domain)
+DOMAIN_NAME_TYPE = make_validated_type("domain", validate_domain_name)
 LEASE_NAME_TYPE = make_validated_type("lease", validate_lease_name)
 URL_TYPE = make_validated_type("url", validate_url)
 DURATION_TYPE = ParsedType("duration", parse_duration)

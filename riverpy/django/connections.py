@@ -14,7 +14,7 @@ from django.db import close_old_connections, connections, reset_queries
 
 from riverpy._log import get_logger
 from riverpy._log_events import TRANSACTION_LEFT_OPEN
-from riverpy._plugins import add_process_plugin
+from riverpy._plugins import add_process_wide_plugin
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -28,7 +28,7 @@ CHILD_SETUP_FUNCTION = "riverpy.django.child:set_up_django"
 class ConnectionCloser:
     """Closes old connections before and after each job, in the thread that runs the job."""
 
-    child_setup = CHILD_SETUP_FUNCTION
+    child_setup_path = CHILD_SETUP_FUNCTION
 
     def __init__(self) -> None:
         self._is_closing = False
@@ -84,4 +84,4 @@ def _is_async_query_thread_used() -> bool:
 
 def install_connection_closer() -> None:
     """Close Django's connections around the jobs of all clients of this process."""
-    add_process_plugin(ConnectionCloser())
+    add_process_wide_plugin(ConnectionCloser())

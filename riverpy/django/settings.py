@@ -10,7 +10,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from riverpy._names import validate_queue_name, validate_schema
+from riverpy._names import validate_queue_name, validate_schema_name
 from riverpy.config import Config
 from riverpy.errors import ConfigError
 
@@ -181,7 +181,7 @@ def _find_schema_problem(value: object) -> SettingProblem | None:
     if not isinstance(value, str):
         return SettingProblem(f"must be a text, got {value!r}", "name a schema of the database")
     try:
-        validate_schema(value)
+        validate_schema_name(value)
     except ConfigError as error:
         return SettingProblem(f"is not allowed: {error}", "name a schema of the database")
     return None

@@ -17,7 +17,7 @@ from riverpy._fleet.row_reader import WatchClosedError
 from riverpy._fleet.subscription import take_waiting_events
 from riverpy._fleet.watch import get_row_reader
 from riverpy._postgres.jobs import FINAL_STATES
-from riverpy._server_events import encode_event, is_server_stopping
+from riverpy._server_events import encode_server_sent_event, is_uvicorn_stopping
 from riverpy.errors import ConfigError, NotFoundError
 from riverpy.events import EventKind, FleetEventKind, LeaseEventKind
 
@@ -114,7 +114,9 @@ async def _stream_fleet_events(subscription: FleetSubscription) -> AsyncGenerato
             if subscription.dropped > dropped:
                 dropped, count = subscription.dropped, subscription.dropped - dropped
                 lines.insert(0, build_dropped_events_line(count))
-            yield b"".join(encode_event(line.event, msgspec.json.encode(line)) for line in lines)
+            yield b"".join(
+                encode_server_sent_event(line.event, msgspec.json.encode(line)) for line in lines
+            )
             await anyio.lowlevel.checkpoint()  # let other requests run
 
 
@@ -133,7 +135,7 @@ async def stream_job_changes(
             try:
                 row = await reader.read_item(rows.read_row)
             except NotFoundError:
-                yield encode_event("deleted", msgspec.json.encode({"id": rows.job_id}))
+                yield encode_server_sent_event("deleted", msgspec.json.encode({"id": rows.job_id}))
                 return
             except (_StreamEndedError, WatchClosedError):  # the job has ended, or the client closes
                 return
@@ -162,9 +164,9 @@ class _JobEventEncoder:
             _add_output(data, output)
             self._sent_output = output
         encoded = msgspec.json.encode(data)
-        messages = [encode_event("job", encoded, version)]
+        messages = [encode_server_sent_event("job", encoded, version)]
         if data["is_final"]:
-            messages.append(encode_event("end", encoded, version))
+            messages.append(encode_server_sent_event("end", encoded, version))
         return messages
 
 
@@ -212,7 +214,7 @@ class _StreamReader:
             _StreamEndedError: there are no more items, or the web server stops.
         """
         while True:
-            if is_server_stopping():
+            if is_uvicorn_stopping():
                 raise _StreamEndedError
             if anyio.current_time() >= self._heartbeat_at:
                 self._heartbeat_at = anyio.current_time() + HEARTBEAT_INTERVAL

@@ -93,7 +93,7 @@ def set_up(url: str = "postgresql:///unknown") -> None:
     if not settings.configured:
         settings.configure(**make_settings(url))
         django.setup()
-        _plugins.process_plugins.clear()  # other tests run clients in this process
+        _plugins.process_wide_plugins.clear()  # other tests run clients in this process
 
 
 def use_database(url: str, *aliases: str) -> None:

@@ -131,8 +131,8 @@ def test_django_test_case(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a TestCase of Django's, each test is rolled back with its jobs. A job of each kind is
     worked in its transaction, also with the async ORM. The plugin that closes connections leaves it
     open."""
-    monkeypatch.setattr(_plugins, "process_plugins", [ConnectionCloser()])
-    monkeypatch.setattr(blocking, "process_plugins", _plugins.process_plugins)
+    monkeypatch.setattr(_plugins, "process_wide_plugins", [ConnectionCloser()])
+    monkeypatch.setattr(blocking, "process_wide_plugins", _plugins.process_wide_plugins)
     workers = riverpy.Workers()
 
     @workers.blocking_job(kind="pack")

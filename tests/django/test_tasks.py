@@ -51,7 +51,7 @@ backend: Any = task_backends["default"]
 @pytest.fixture(autouse=True)
 def _closed_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Close the connections of the threads of jobs."""
-    monkeypatch.setattr(_plugins, "process_plugins", [ConnectionCloser()])
+    monkeypatch.setattr(_plugins, "process_wide_plugins", [ConnectionCloser()])
 
 
 class HourlyRetry:

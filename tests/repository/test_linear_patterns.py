@@ -21,7 +21,7 @@ from riverpy._names import (
     validate_kind,
     validate_lease_name,
     validate_queue_name,
-    validate_schema,
+    validate_schema_name,
     validate_tag,
 )
 from riverpy._tools.health.http import Address, HttpError, parse_request
@@ -123,7 +123,7 @@ def _snoozes(text: str) -> None:
         validate_kind,
         validate_lease_name,
         validate_queue_name,
-        validate_schema,
+        validate_schema_name,
         validate_tag,
     ],
 )

@@ -19,7 +19,7 @@ from starlette.responses import StreamingResponse
 import riverpy.web
 from riverpy import Client, ClientStateError, Config, ConfigError, Event, EventKind
 from riverpy.web import _event_endpoint, _event_stream
-from riverpy.web._event_stream import encode_event
+from riverpy.web._event_stream import encode_server_sent_event
 from tests.web.test_servers import JOB_LOCK, PATIENCE, UVICORN, start
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ async def test_litestar(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_text_of_events() -> None:
     """No line end in a name, an id or the data can end an event or begin another field."""
-    assert encode_event("a\nb", b"1\r\n2\r3\nevent: x", "4\n5") == (
+    assert encode_server_sent_event("a\nb", b"1\r\n2\r3\nevent: x", "4\n5") == (
         b"event: a b\nid: 4 5\ndata: 1\ndata: 2\ndata: 3\ndata: event: x\n\n"
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from riverpy import EventKind, InsertOpts, JobState, WorkerMiddleware
-from riverpy._timestamps import PG_EPOCH, format_microseconds
+from riverpy._timestamps import PG_EPOCH, format_raw_timestamp
 from riverpy._work.expiry import is_job_expired
 from tests._damage import DAMAGED_EXPIRIES
 from tests.work.rig import Task, errors_of
@@ -26,7 +26,7 @@ def test_which_times_count() -> None:
     """A time counts from its microsecond on, in the form that inserts write. Other values, and the
     key inside other values, are ignored."""
     now = 795_000_000_123_456
-    text = format_microseconds(now)
+    text = format_raw_timestamp(now)
     assert text == f"{(PG_EPOCH + timedelta(microseconds=now)).replace(tzinfo=None).isoformat()}Z"
     metadata = f'{{"a": [1], "riverpy:expires_at": "{text}"}}'
     assert [is_job_expired(metadata, now + by) for by in (-1, 0, 1)] == [False, True, True]
