@@ -24,10 +24,10 @@ class BlockingTestClient(Client):
 
     def __init__(self, tx: BlockingTransaction, workers: Workers | None, config: Config) -> None:
         super().__init__(workers=workers, config=config)
-        self._calls = _TestCalls(tx, config, workers)
+        self._calls = _BlockingTestCalls(tx, config, workers)
 
 
-class _TestCalls(BlockingCalls):
+class _BlockingTestCalls(BlockingCalls):
     """The calls of a BlockingTestClient."""
 
     def __init__(self, tx: BlockingTransaction, config: Config, workers: Workers | None) -> None:

@@ -1,4 +1,4 @@
-"""CallingThread: runs an async function for a caller that is not async.
+"""CallingThreadExecutor: runs an async function for a caller that is not async.
 
 The function runs in an event loop in a thread of its own. Statements on the caller's session and
 blocking jobs run in the caller's thread. Django's connections can be used in their own thread only,
@@ -52,7 +52,7 @@ class _Call(NamedTuple):
                 raise
 
 
-class CallingThread(Executor):
+class CallingThreadExecutor(Executor):
     """Runs functions in the thread that calls `run`, while `run` waits."""
 
     def __init__(self) -> None:
@@ -75,13 +75,13 @@ class CallingThread(Executor):
         result: Future[T] = Future()
         context = contextvars.copy_context()
         thread = threading.Thread(
-            target=lambda: context.run(self._run_loop, function, result), name="riverpy test"
+            target=lambda: context.run(self._run_event_loop, function, result), name="riverpy test"
         )
         thread.start()
         try:
             self._serve_calls()
         except BaseException:  # Ctrl-C: cancel the function, and wait until it has ended
-            self._cancel()
+            self._cancel_task()
             self._serve_calls()
             raise
         finally:
@@ -92,14 +92,16 @@ class CallingThread(Executor):
         while (call := self._calls.get()) is not None:
             call.run()
 
-    def _cancel(self) -> None:
+    def _cancel_task(self) -> None:
         if self._loop is not None and self._task is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)
 
-    def _run_loop(self, function: Callable[[], Coroutine[Any, Any, T]], result: Future[T]) -> None:
+    def _run_event_loop(
+        self, function: Callable[[], Coroutine[Any, Any, T]], result: Future[T]
+    ) -> None:
         async def run_function() -> T:
             self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-            _run_sync_to_async_in(self)
+            _set_sync_to_async_executor(self)
             return await function()
 
         try:
@@ -110,7 +112,7 @@ class CallingThread(Executor):
             self._calls.put(None)
 
 
-def _run_sync_to_async_in(executor: Executor) -> None:
+def _set_sync_to_async_executor(executor: Executor) -> None:
     """Let `sync_to_async` of asgiref, which Django's async ORM uses, run its functions in this
     executor if it is called in this thread. In another thread, Django would use another connection
     than the test, and commit."""
@@ -118,7 +120,7 @@ def _run_sync_to_async_in(executor: Executor) -> None:
         module.AsyncToSync.executors.current = executor
 
 
-async def _adapt(tx: object) -> CallerSession:
+async def _adapt_blocking_session(tx: object) -> CallerSession:
     return cast("CallerSession", validate_tx(tx))  # no connection of asyncpg is blocking
 
 
@@ -127,13 +129,13 @@ class CallingThreadSession(CallerSession):
 
     is_blocking = False
 
-    def __init__(self, tx: object, thread: CallingThread) -> None:
+    def __init__(self, tx: object, thread: CallingThreadExecutor) -> None:
         """Call this in the calling thread.
 
         Raises:
             TypeError, TransactionError: `tx` is not usable.
         """
-        self._session = run_without_loop(_adapt(tx))
+        self._session = run_without_loop(_adapt_blocking_session(tx))
         if not self._session.is_in_transaction():
             raise make_no_transaction_error(is_blocking=True)
         self._thread = thread
@@ -149,59 +151,63 @@ class CallingThreadSession(CallerSession):
     def get_state(self) -> SessionState:
         return self._session.get_state()
 
-    async def _run(self, make_call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _run_in_calling_thread(self, make_call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await self._thread.call(lambda: run_without_loop(make_call()))
 
     async def fetch(self, statement: str, *values: object) -> list[Record]:
-        return await self._run(lambda: self._session.fetch(statement, *values))
+        return await self._run_in_calling_thread(lambda: self._session.fetch(statement, *values))
 
     async def flush(self) -> None:
-        await self._run(self._session.flush)
+        await self._run_in_calling_thread(self._session.flush)
 
     def savepoint(self) -> AbstractAsyncContextManager[object]:
-        return self._move(self._session.savepoint)
+        return self._open_in_calling_thread(self._session.savepoint)
 
     def transaction(self, **_: object) -> AbstractAsyncContextManager[None]:
-        return self._move(self._session.transaction)
+        return self._open_in_calling_thread(self._session.transaction)
 
     async def copy_to_table(self, *args: Any, **settings: Any) -> object:
         """Insert rows with COPY, as the caller's session does."""
         copy: Any = getattr(self._session, "copy_to_table")  # noqa: B009 (only some have it)
-        return await self._run(lambda: copy(*args, **settings))
+        return await self._run_in_calling_thread(lambda: copy(*args, **settings))
 
     async def begin_nested(self) -> NestedTransaction | None:
-        nested = await self._run(self._session.begin_nested)
-        return None if nested is None else _CallingThreadNested(nested, self._run)
+        nested = await self._run_in_calling_thread(self._session.begin_nested)
+        return (
+            None if nested is None else _CallingThreadSavepoint(nested, self._run_in_calling_thread)
+        )
 
     @asynccontextmanager
-    async def _move(
+    async def _open_in_calling_thread(
         self, open_context: Callable[[], AbstractAsyncContextManager[Any]]
     ) -> AsyncGenerator[Any]:
         """Open and close a context manager in the calling thread."""
         context = open_context()
-        value = await self._run(lambda: _enter(context))
+        value = await self._run_in_calling_thread(lambda: _enter_context(context))
         try:
             yield value
         except BaseException as error:
             raised = error
-            await self._run(lambda: _exit(context, raised))
+            await self._run_in_calling_thread(lambda: _exit_context(context, raised))
             raise
-        await self._run(lambda: _exit(context, None))
+        await self._run_in_calling_thread(lambda: _exit_context(context, None))
 
 
-async def _enter(context: AbstractAsyncContextManager[T]) -> T:
+async def _enter_context(context: AbstractAsyncContextManager[T]) -> T:
     return await context.__aenter__()
 
 
-async def _exit(context: AbstractAsyncContextManager[Any], error: BaseException | None) -> None:
+async def _exit_context(
+    context: AbstractAsyncContextManager[Any], error: BaseException | None
+) -> None:
     if error is None:
         await context.__aexit__(None, None, None)
     else:
         await context.__aexit__(type(error), error, error.__traceback__)
 
 
-class _CallingThreadNested(NestedTransaction):
-    """A savepoint of a session of the calling thread."""
+class _CallingThreadSavepoint(NestedTransaction):
+    """A savepoint in the session of the calling thread."""
 
     def __init__(
         self,

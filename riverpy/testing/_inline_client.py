@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from riverpy.job import JobArgs, JobRow, RawArgs
     from riverpy.middleware import InsertInner
     from riverpy.periodic import PeriodicJob
-    from riverpy.testing._inline_connection import OpenTransaction
+    from riverpy.testing._inline_connection import TransactionOpener
     from riverpy.testing._test_transaction import TestTransaction
     from riverpy.testing.work_result import WorkResult
 
 
-class _WithoutUniqueKeys:
+class _UniqueKeyRemovalMiddleware:
     """A middleware that inserts all jobs without their unique keys."""
 
     async def insert_many(
@@ -71,7 +71,7 @@ class InlineClient(Client):
     ) -> None:
         super().__init__(workers=workers, config=config, periodic_jobs=periodic_jobs)
         self._tx, self._test_transaction = transaction.tx, transaction
-        self._lock = _TaskLock()
+        self._lock = _ReentrantTaskLock()
 
     @asynccontextmanager
     async def _transaction(
@@ -88,7 +88,7 @@ class InlineClient(Client):
             yield connection
 
     @asynccontextmanager
-    async def _open_in_test(
+    async def _open_test_transaction(
         self, *, isolation: TransactionIsolation | None = "read_committed"
     ) -> AsyncGenerator[Transaction]:
         """Open a savepoint for statements of the test kit itself. Its single statements need no
@@ -105,9 +105,9 @@ class InlineClient(Client):
 
     async def work_job(self, job_id: int) -> WorkResult:
         """Work one waiting job, as `InlineRun.work_job`."""
-        return await _work_job(self.make_run(), job_id)
+        return await _work_job(self.make_inline_run(), job_id)
 
-    def make_run(self) -> InlineRun:
+    def make_inline_run(self) -> InlineRun:
         """Return a run that works jobs in the transaction of the test."""
         parts = self._make_parts(None, self._workers or Workers())
         guard, transaction = TransactionGuard(self._tx), self._test_transaction
@@ -118,30 +118,30 @@ class InlineClient(Client):
             )
         token = running_blocking_client.set(blocking_client)
         try:  # the new run copies the context variables for its jobs
-            return InlineRun(self, parts, self._open_in_test, guard, transaction.thread)
+            return InlineRun(self, parts, self._open_test_transaction, guard, transaction.thread)
         finally:
             running_blocking_client.reset(token)
 
     @staticmethod
-    def make_run_on_pool(client: Client) -> InlineRun:
+    def make_inline_run_on_pool(client: Client) -> InlineRun:
         """Return a run that works jobs on the pool of an open client."""
         parts = client._make_parts(None, client.workers or Workers())  # noqa: SLF001 (own class)
-        return InlineRun(client, parts, InlineClient.get_opener_of(client), None)
+        return InlineRun(client, parts, InlineClient.get_transaction_opener(client), None)
 
     @staticmethod
-    def get_inserter_of(client: Client) -> Inserter:
+    def get_inserter(client: Client) -> Inserter:
         """Return the inserter of a client."""
         return client._inserter  # noqa: SLF001 (own class)
 
     @staticmethod
-    def get_opener_of(client: Client) -> OpenTransaction:
+    def get_transaction_opener(client: Client) -> TransactionOpener:
         """Return the function that opens transactions on the pool of a client, or savepoints in the
         transaction of an `InlineClient`."""
         if isinstance(client, InlineClient):
-            return client._open_in_test  # noqa: SLF001 (own class)
+            return client._open_test_transaction  # noqa: SLF001 (own class)
         return partial(client._transaction, None)  # noqa: SLF001 (own class)
 
-    async def insert_first_job(
+    async def insert_test_job(
         self, args: JobArgs | RawArgs, opts: InsertOpts | None, *, is_unique: bool
     ) -> JobRow:
         """Insert the job of a test, without its unique key unless `is_unique` is true."""
@@ -163,7 +163,7 @@ class InlineClient(Client):
             schema=config.schema,
             insert_settings=make_insert_settings(config, self._workers),
             plugins=PluginLists(
-                config.plugins, config.hooks, [*config.middleware, _WithoutUniqueKeys()]
+                config.plugins, config.hooks, [*config.middleware, _UniqueKeyRemovalMiddleware()]
             ),
             clock=Clock(),
         )
@@ -196,7 +196,7 @@ class InlineClient(Client):
 
 async def work_job_on_pool(client: Client, job_id: int) -> WorkResult:
     """Work one waiting job, on the pool of an open client."""
-    return await _work_job(InlineClient.make_run_on_pool(client), job_id)
+    return await _work_job(InlineClient.make_inline_run_on_pool(client), job_id)
 
 
 async def _work_job(run: InlineRun, job_id: int) -> WorkResult:
@@ -213,7 +213,7 @@ def _refuse_connection() -> NoReturn:
     )
 
 
-class _TaskLock:
+class _ReentrantTaskLock:
     """A lock for tasks. The task that holds it may acquire it again."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Connection, Transaction
 
 
-class OpenTransaction(Protocol):
+class TransactionOpener(Protocol):
     """Opens a savepoint in the transaction of a test, or a transaction on the pool of a client."""
 
     def __call__(
@@ -33,7 +33,7 @@ async def _refuse_connection() -> NoReturn:
 class InlineConnection(DedicatedConnection):
     """A connection of a test."""
 
-    def __init__(self, name: str, open_transaction: OpenTransaction) -> None:
+    def __init__(self, name: str, open_transaction: TransactionOpener) -> None:
         super().__init__(name, _refuse_connection, ConnectionOutageTracker(client_id="test"))
         self._open_transaction = open_transaction
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from riverpy._work.run_context import ClientParts
     from riverpy.client import Client
     from riverpy.retry import JobStuckHandler, StuckJob
-    from riverpy.testing._inline_connection import OpenTransaction
+    from riverpy.testing._inline_connection import TransactionOpener
     from riverpy.testing._transaction_guard import TransactionGuard
 
 CANCELLED_JOB_TIMEOUT = 5.0
@@ -60,7 +60,7 @@ _JOB_EVENT_KINDS = tuple(kind for kind in EventKind if kind.value.startswith("jo
 class _ResultConnection(InlineConnection):
     """The connection over which the completer stores results."""
 
-    def __init__(self, open_transaction: OpenTransaction) -> None:
+    def __init__(self, open_transaction: TransactionOpener) -> None:
         super().__init__("results", open_transaction)
         self.error: Exception | None = None
         """The error for which a running client would send the results again."""
@@ -104,7 +104,7 @@ class InlineRun:
         self,
         client: Client,
         parts: ClientParts,
-        open_transaction: OpenTransaction,
+        open_transaction: TransactionOpener,
         guard: TransactionGuard | None,
         job_threads: Executor | None = None,
     ) -> None:

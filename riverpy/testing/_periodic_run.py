@@ -1,5 +1,5 @@
-"""PeriodicRun: inserts the due jobs of periodic jobs as a leader does, while a test moves the times
-of the rows.
+"""PeriodicServiceRunner: inserts the due jobs of periodic jobs as a leader does, while a test moves
+the times of the rows.
 
 The server's clock cannot be changed, so a test moves the rows into the past. A moved time is at
 another time of day than its schedule says. Therefore schedules and unique periods are computed with
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from riverpy.insert_opts import InsertOpts, InsertResult
     from riverpy.periodic import PeriodicJob
     from riverpy.schedules import PeriodicSchedule
-    from riverpy.testing._inline_connection import OpenTransaction
+    from riverpy.testing._inline_connection import TransactionOpener
     from riverpy.worker import Workers
 
 PASSES_MAX = 1_000
@@ -48,7 +48,7 @@ PASSES_MAX = 1_000
 
 
 class TestTime:
-    """The time that a test has reached, as its distance from the server's time."""
+    """The clock of a test: how far it is ahead of the server's clock."""
 
     def __init__(self, offset: timedelta) -> None:
         self.offset = offset
@@ -62,7 +62,7 @@ class _NoWaitTimer(Timer):
         await anyio.lowlevel.checkpoint()
 
 
-class _OpenFence:
+class _AlwaysHeldFence:
     """A leader's fence that lets all transactions commit, because a test has no leader."""
 
     transaction_timeout = timedelta(seconds=30)
@@ -77,7 +77,7 @@ class _OpenFence:
         return connection.acquire(purpose, self.transaction_timeout.total_seconds())
 
 
-class _MovedSchedule:
+class _TestTimeSchedule:
     """A schedule that runs on the time of the test."""
 
     def __init__(self, schedule: PeriodicSchedule, time: TestTime) -> None:
@@ -89,7 +89,7 @@ class _MovedSchedule:
         return None if slot is None else slot - self._time.offset
 
 
-class _MovedInserter:
+class _TestTimeInserter:
     """Inserts periodic jobs. Their unique periods are computed with the time of the test."""
 
     def __init__(self, inserter: Inserter, time: TestTime) -> None:
@@ -115,14 +115,14 @@ class _MovedInserter:
         return results
 
 
-class PeriodicRun:
+class PeriodicServiceRunner:
     """Runs single passes of the services that insert periodic jobs and make due jobs available."""
 
     def __init__(
         self,
         config: Config,
         workers: Workers,
-        open_transaction: OpenTransaction,
+        open_transaction: TransactionOpener,
         inserter: Inserter,
         periodic_jobs: Iterable[PeriodicJob],
         time: TestTime,
@@ -134,7 +134,7 @@ class PeriodicRun:
             return ALL_QUEUES
 
         context = TermContext(
-            fence=cast("TermFence", _OpenFence()),
+            fence=cast("TermFence", _AlwaysHeldFence()),
             config=config,
             workers=workers,
             connection=connection,
@@ -143,8 +143,8 @@ class PeriodicRun:
             open_direct_connection=None,
             read_queue_scope=read_queue_scope,
         )
-        jobs = [_make_moved_job(job, time) for job in periodic_jobs]
-        self._inserter = _MovedInserter(inserter, time)
+        jobs = [_make_test_time_job(job, time) for job in periodic_jobs]
+        self._inserter = _TestTimeInserter(inserter, time)
         self._enqueuer = PeriodicEnqueuer(
             context, PeriodicJobs(jobs, lambda: None), cast("Inserter", self._inserter)
         )
@@ -179,11 +179,11 @@ class PeriodicRun:
         await self._scheduler.run_once(self._scope)
 
 
-def _make_moved_job(job: PeriodicJob, time: TestTime) -> PeriodicJob:
+def _make_test_time_job(job: PeriodicJob, time: TestTime) -> PeriodicJob:
     """Return the periodic job with a schedule in the time of the test. `run_on_start` is changed so
     that it inserts one job in the whole test, although each move of the time begins a new term."""
     moved = copy.copy(job)
-    moved.schedule = _MovedSchedule(job.schedule, time)
+    moved.schedule = _TestTimeSchedule(job.schedule, time)
     if moved.run_on_start == "each_term":
         moved.run_on_start = "first_registration"
     return moved

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from riverpy._postgres.driver import Connection, Transaction
 
-STATEMENTS_MAX = 100
+CACHED_STATEMENTS_MAX = 100
 """The maximum number of statements whose timestamp parameters are cached."""
 _TIMESTAMP_PARAMETER_PATTERN = re.compile(r"\$(\d+)::timestamptz\b")
 
 
-@lru_cache(maxsize=STATEMENTS_MAX)
+@lru_cache(maxsize=CACHED_STATEMENTS_MAX)
 def find_timestamp_parameters(statement: str) -> frozenset[int]:
     """Return the positions of a statement's parameters that are timestamps or arrays of timestamps.
     The first position is 0."""
@@ -48,9 +48,11 @@ class RawTimestampConnection:
     async def fetch(self, statement: str, *values: object) -> list[Any]:
         """Run a statement with the parameters `$1`, `$2`, … and return all rows."""
         at = find_timestamp_parameters(statement)
-        given = [_decode(value) if index in at else value for index, value in enumerate(values)]
+        given = [
+            _to_datetime(value) if index in at else value for index, value in enumerate(values)
+        ]
         rows = await self._connection.fetch(statement, *given)
-        return [tuple(map(_encode, row)) for row in rows]
+        return [tuple(map(_to_raw_timestamp, row)) for row in rows]
 
     async def execute(self, statement: str, *values: object) -> None:
         """Run a statement."""
@@ -61,11 +63,11 @@ class RawTimestampConnection:
         return savepoint(self._connection)
 
 
-def _decode(value: object) -> object:
+def _to_datetime(value: object) -> object:
     if isinstance(value, list):
         return [decode_timestamp(one) for one in cast("Sequence[int]", value)]
     return decode_timestamp(cast("int | None", value))
 
 
-def _encode(value: object) -> object:
+def _to_raw_timestamp(value: object) -> object:
     return encode_timestamp(value) if isinstance(value, datetime) else value

@@ -43,7 +43,7 @@ TURN_TIMEOUT = 2.0
 """The maximum wait for the transaction of another task, in seconds. After it, the transactions
 overlap, because the other task may be waiting for this one."""
 
-_READING_WORDS = frozenset({"select", "savepoint", "release", "rollback", "set", "show"})
+_READ_ONLY_KEYWORDS = frozenset({"select", "savepoint", "release", "rollback", "set", "show"})
 
 
 class _Turn:
@@ -64,7 +64,7 @@ class _Turn:
         """Whether the turn belongs to a session. Otherwise it belongs to a call of a client."""
         return self._session is not None
 
-    def may_continue(self) -> bool:
+    def is_open(self) -> bool:
         """Whether a task may still use this turn."""
         is_forgotten = self._session is not None and self._session() is None
         has_task = self._task is None or not self._task.done()
@@ -101,20 +101,20 @@ class SessionTurns:
 
     def has_open_turns(self) -> bool:
         """Whether a session has an open turn."""
-        return any(turn.is_of_session and turn.may_continue() for turn in self._turns)
+        return any(turn.is_of_session and turn.is_open() for turn in self._turns)
 
     def record_statement(self, statement: str) -> None:
         """Record in the last turn whether a statement may write."""
         first_word = statement.lstrip("( \n").partition(" ")[0].lower()
-        if self._turns and first_word not in _READING_WORDS:
+        if self._turns and first_word not in _READ_ONLY_KEYWORDS:
             self._turns[-1].has_written = True
 
-    def commit(self, session: object) -> None:
+    def record_commit(self, session: object) -> None:
         """Record that a session has committed."""
         if (turn := self._turn_by_session.get(session)) is not None:
             turn.is_committed = True
 
-    def check_commit(self, session: object) -> None:
+    def expect_commit_allowed(self, session: object) -> None:
         """Check that no session that began after this one is open.
 
         Raises:
@@ -128,7 +128,7 @@ class SessionTurns:
     def _has_later_session(self, turn: _Turn) -> bool:
         """Whether a session that began its turn after this one has an open turn."""
         later = self._turns[self._turns.index(turn) + 1 :] if turn in self._turns else []
-        return any(one.is_of_session and one.may_continue() for one in later)
+        return any(one.is_of_session and one.is_open() for one in later)
 
     def has_turn(self, session: object) -> bool:
         """Return whether this session has an open turn."""
@@ -137,7 +137,7 @@ class SessionTurns:
 
     def is_free(self) -> bool:
         """Whether the calling task may begin a turn now."""
-        self._turns = [turn for turn in self._turns if turn.may_continue()]
+        self._turns = [turn for turn in self._turns if turn.is_open()]
         return not self._turns or self._turns[-1] in _turns_of_task.get()
 
     async def wait_until_free(self) -> None:
@@ -147,7 +147,7 @@ class SessionTurns:
                 self._ended.clear()
                 await self._ended.wait()
 
-    def begin(self, session: object | None) -> _Turn:
+    def begin_turn(self, session: object | None) -> _Turn:
         """Begin a turn of the calling task for a session. None: for a call of a client."""
         turn = _Turn(session)
         self._turns.append(turn)
@@ -157,13 +157,13 @@ class SessionTurns:
         _turns_of_task.set((*open_turns, turn))
         return turn
 
-    def end(self, session: object) -> None:
+    def end_session_turn(self, session: object) -> None:
         """End the turn of a session, if it has one."""
         if (turn := self._turn_by_session.pop(session, None)) is not None:
-            self._check_result(turn)
+            self._record_undone_commits(turn)
             self._end_turn(turn)
 
-    def _check_result(self, turn: _Turn) -> None:
+    def _record_undone_commits(self, turn: _Turn) -> None:
         """Record an error if the rollback of a turn has undone the commit of another session."""
         if turn.is_committed:
             index = self._turns.index(turn) if turn in self._turns else 0
@@ -180,11 +180,11 @@ class SessionTurns:
             )
 
     @asynccontextmanager
-    async def hold(self) -> AsyncGenerator[None]:
+    async def hold_turn(self) -> AsyncGenerator[None]:
         """Hold a turn for a call of a client in the `async with` block."""
         if not self.is_free():
             await self.wait_until_free()
-        turn = self.begin(None)
+        turn = self.begin_turn(None)
         try:
             yield
         finally:
@@ -201,7 +201,7 @@ _shared_turns: list[SessionTurns] = []
 
 @contextmanager
 def sharing_turns(turns: SessionTurns) -> Generator[None]:
-    """During the block, let calls of clients in jobs take part in these turns."""
+    """During the block, calls of clients in jobs take turns too."""
     _shared_turns.append(turns)
     try:
         yield
@@ -211,4 +211,4 @@ def sharing_turns(turns: SessionTurns) -> Generator[None]:
 
 def hold_shared_turn() -> AbstractAsyncContextManager[None]:
     """Hold a turn in an `async with` block, if the running test has turns."""
-    return _shared_turns[-1].hold() if _shared_turns else nullcontext()
+    return _shared_turns[-1].hold_turn() if _shared_turns else nullcontext()

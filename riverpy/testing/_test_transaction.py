@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from riverpy._postgres.transactions import is_blocking_transaction
-from riverpy.testing._calling_thread import CallingThread, CallingThreadSession
+from riverpy.testing._calling_thread import CallingThreadExecutor, CallingThreadSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -22,7 +22,7 @@ class TestTransaction(NamedTuple):
     """The session, or an async adapter of a blocking session, for code in the event loop."""
     blocking_tx: BlockingTransaction | None = None
     """The session of the test, if it is blocking."""
-    thread: CallingThread | None = None
+    thread: CallingThreadExecutor | None = None
     """The thread of a blocking session, in which blocking jobs run."""
 
 
@@ -34,7 +34,7 @@ def run_in_transaction(
     function's result. Otherwise return a coroutine, which the caller awaits."""
     if not is_blocking_transaction(tx):
         return function(TestTransaction(cast("CallerTransaction", tx)))
-    thread = CallingThread()
+    thread = CallingThreadExecutor()
     session = cast("CallerTransaction", CallingThreadSession(tx, thread))
     transaction = TestTransaction(session, cast("BlockingTransaction", tx), thread)
     return thread.run(lambda: function(transaction))

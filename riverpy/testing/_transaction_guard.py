@@ -63,7 +63,7 @@ class TransactionGuard:
         Raises:
             TransactionError: the code has ended the transaction, or has aborted it and returned.
         """
-        cause = await self._check_usable()
+        cause = await self._find_transaction_error()
         try:
             if self._nested is not None:
                 await self._nested.end(keep=cause is None)
@@ -74,12 +74,12 @@ class TransactionGuard:
             raise _make_ended_error(error) from failure
         if cause is None:
             return
-        if (failure := await self._check_usable()) is not None:
+        if (failure := await self._find_transaction_error()) is not None:
             raise _make_ended_error(error) from failure
         if not has_failed:
             raise TransactionError(_ABORTED_ERROR_TEXT) from cause
 
-    async def _check_usable(self) -> Exception | None:
+    async def _find_transaction_error(self) -> Exception | None:
         """Return why the transaction cannot be used; None: it can."""
         try:
             await read_server_time(validate_tx(self._tx))

@@ -15,7 +15,7 @@ from riverpy._postgres.periodic import periodic_table_exists
 from riverpy.client import Client
 from riverpy.errors import ConfigError
 from riverpy.testing._inline_client import InlineClient
-from riverpy.testing._periodic_run import PeriodicRun, TestTime
+from riverpy.testing._periodic_run import PeriodicServiceRunner, TestTime
 from riverpy.testing._test_transaction import TestTransaction, run_in_transaction
 from riverpy.testing.clock import FixedClock
 from riverpy.worker import Workers
@@ -77,9 +77,9 @@ def advance(
         source: Client = given
         if transaction is not None:
             source = InlineClient(transaction, given.workers, given.config)
-        time = TestTime(_get_offset(given))
+        time = TestTime(_get_clock_offset(given))
         try:
-            await _Advance(given, source, time).pass_time(by)
+            await _TimeAdvancer(given, source, time).pass_time(by)
         finally:
             if client is not None:
                 _offset_by_client[client] = time.offset
@@ -96,7 +96,7 @@ def _check_duration(by: object) -> None:
         raise ConfigError(f"time cannot go back, got {by}: advance takes a duration of 0 or more")
 
 
-def _get_offset(client: Client) -> timedelta:
+def _get_clock_offset(client: Client) -> timedelta:
     """Return the distance of the client's time from the server's time."""
     offset = _offset_by_client.get(client, timedelta(0))
     clock = client.config.clock
@@ -107,18 +107,18 @@ def _get_offset(client: Client) -> timedelta:
     return offset
 
 
-class _Advance:
+class _TimeAdvancer:
     """Moves the times of jobs and periodic jobs for one call of `advance`."""
 
     def __init__(self, client: Client, source: Client, time: TestTime) -> None:
         """`client` has the periodic jobs. `source` gives the connection."""
-        self._open_transaction, self._time = InlineClient.get_opener_of(source), time
+        self._open_transaction, self._time = InlineClient.get_transaction_opener(source), time
         self._schema, self._clock = client.config.schema, client.config.clock
-        self._periodic_run = PeriodicRun(
+        self._periodic_run = PeriodicServiceRunner(
             client.config,
             client.workers or Workers(),
             self._open_transaction,
-            InlineClient.get_inserter_of(source),
+            InlineClient.get_inserter(source),
             client.periodic_jobs,
             time,
         )

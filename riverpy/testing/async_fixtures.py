@@ -336,7 +336,7 @@ def _make_class_of_turns(
                 if not turns.is_free() and can_wait:
                     # the wait runs in the event loop, as statements do
                     bind.connection.run_async(wait_until_free)
-                turns.begin(self)
+                turns.begin_turn(self)
             return bind
 
     async def wait_until_free(_driver_connection: object) -> None:
@@ -344,13 +344,13 @@ def _make_class_of_turns(
 
     def end_turn(session: Session, transaction: SessionTransaction) -> None:
         if transaction.parent is None:
-            turns.end(session)
+            turns.end_session_turn(session)
 
     def record_commit(session: Session) -> None:
         if session.get_nested_transaction() is None:
-            turns.commit(session)
+            turns.record_commit(session)
 
-    event.listen(SessionWithTurns, "before_commit", turns.check_commit)
+    event.listen(SessionWithTurns, "before_commit", turns.expect_commit_allowed)
     event.listen(SessionWithTurns, "after_commit", record_commit)
     event.listen(SessionWithTurns, "after_transaction_end", end_turn)
     return SessionWithTurns

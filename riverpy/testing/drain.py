@@ -94,7 +94,7 @@ async def _drain(
     source = client if worker is None else worker
     kinds = list(client.workers or ()) if client.config.known_kinds_only else None
     results: list[WorkResult] = []
-    open_transaction = InlineClient.get_opener_of(source)
+    open_transaction = InlineClient.get_transaction_opener(source)
     while True:
         async with open_transaction(isolation="autocommit") as connection:
             job_id = await jobs.job_find_next(

@@ -86,7 +86,7 @@ class TestWorker:
 
         async def work(transaction: TestTransaction) -> WorkResult:
             client = InlineClient(transaction, self._workers, self._config)
-            job = await client.insert_first_job(args, opts, is_unique=unique)
+            job = await client.insert_test_job(args, opts, is_unique=unique)
             return await client.work_job(job.id)
 
         return run_in_transaction(tx, work)
