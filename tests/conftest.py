@@ -7,6 +7,7 @@ allowed to create databases, or else an embedded one. Each worker has its own da
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from datetime import timedelta
@@ -21,6 +22,7 @@ from structlog.testing import capture_logs
 
 from riverpy._log import set_log_event_writer
 from riverpy._work import outcomes
+from riverpy.cli._log_stream import LogStream
 from riverpy.embedded import EmbeddedPostgres
 from tests._database import (
     SchemaPool,
@@ -126,6 +128,11 @@ def _log() -> None:
     that ran in this process. The format is plain, since colours and formatted tracebacks would take
     a seventh of the tests' time."""
     set_log_event_writer(None)
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        if isinstance(handler, logging.StreamHandler) and isinstance(handler.stream, LogStream):
+            root.removeHandler(handler)
+            root.setLevel(logging.WARNING)
     structlog.reset_defaults()
     *processors, _ = structlog.get_config()["processors"]
     processors += [structlog.processors.format_exc_info, _RENDER]

@@ -15,8 +15,9 @@ import select
 import socket
 import stat
 import threading
+import weakref
 from collections import deque
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
@@ -30,6 +31,9 @@ LOG_BUFFER_BYTES_MAX = 4 * 2**20
 """The maximum number of buffered bytes."""
 LOG_FLUSH_TIMEOUT = 0.5
 """The longest time that an ending process waits until buffered lines are written, in seconds."""
+_STANDARD_DESCRIPTOR_MAX = 2
+"""Descriptors up to this one are those of stdin, stdout and stderr. They are used as they are, so
+that a program can redirect them."""
 _READER_ENDED_ERRNOS = {errno.EPIPE, errno.ECONNRESET, errno.EIO}
 """The errors of a write to a pipe, socket or terminal that no process reads any more."""
 
@@ -44,13 +48,20 @@ class LogStream:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        own_descriptors = ExitStack()
         self._descriptor = _find_file_descriptor(stream)
-        self._write_nonblocking = _make_nonblocking_write(self._descriptor)
+        if self._descriptor > _STANDARD_DESCRIPTOR_MAX:
+            # The stream may be closed while handlers still write. The system then uses its number
+            # again, and a log line would be written to a socket or to another file.
+            self._descriptor = os.dup(self._descriptor)
+            own_descriptors.callback(os.close, self._descriptor)
+        self._write_nonblocking = _make_nonblocking_write(self._descriptor, own_descriptors)
+        weakref.finalize(self, own_descriptors.close).atexit = False  # later lines are written too
         self.on_reader_ended: Callable[[], None] | None = None
         """Called once, in any thread, when the reader has ended."""
         self._has_reader_ended = False
         self.reset_after_fork()
-        _log_streams.append(self)
+        _log_streams.add(self)
 
     def reset_after_fork(self) -> None:
         """Drop the buffered lines in a forked child, because the parent process writes them."""
@@ -160,7 +171,7 @@ class LogStream:
         self._unwritten_bytes = 0
 
 
-_log_streams: list[LogStream] = []
+_log_streams: weakref.WeakSet[LogStream] = weakref.WeakSet()
 
 
 def wait_until_logs_written() -> None:
@@ -201,18 +212,20 @@ def reopen_nonblocking(descriptor: int) -> int:
     return os.open(f"/dev/fd/{descriptor}", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
 
 
-def _make_nonblocking_write(descriptor: int) -> Callable[[bytes], int]:
+def _make_nonblocking_write(descriptor: int, own_descriptors: ExitStack) -> Callable[[bytes], int]:
     """Return a function that writes to a descriptor without blocking. It returns the number of
-    written bytes. A write to a file never blocks. Each write to a socket has a flag
-    (MSG_DONTWAIT)."""
+    written bytes. A write to a file never blocks. Each write to a socket has a flag (MSG_DONTWAIT).
+    `own_descriptors` closes what is opened for it."""
     try:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISREG(mode):
             return partial(os.write, descriptor)
         if stat.S_ISSOCK(mode):
-            end, flags = socket.socket(fileno=os.dup(descriptor)), socket.MSG_DONTWAIT
-            return lambda data: end.send(data, flags)
-        return partial(os.write, reopen_nonblocking(descriptor))
+            end = own_descriptors.enter_context(socket.socket(fileno=os.dup(descriptor)))
+            return lambda data: end.send(data, socket.MSG_DONTWAIT)
+        nonblocking = reopen_nonblocking(descriptor)
+        own_descriptors.callback(os.close, nonblocking)
+        return partial(os.write, nonblocking)
     except (OSError, AttributeError):
         return lambda _data: 0
 

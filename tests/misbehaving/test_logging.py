@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -223,6 +224,25 @@ def test_descriptor_that_others_made_unwaiting() -> None:
         with os.fdopen(reader, encoding="utf-8") as lines:
             assert lines.readline() == text
         stream.wait_until_written(PATIENCE)
+
+
+def test_file_is_closed(tmp_path: Path) -> None:
+    """After its file was closed, a line is still written there, and not to the file, socket or pipe
+    that has the number of the descriptor now. Without the stream no descriptor stays open."""
+    log = (tmp_path / "log").open("w", encoding="utf-8")
+    number = log.fileno()
+    stream = LogStream(log)
+    log.close()
+    with (tmp_path / "other").open("w", encoding="utf-8") as other:
+        assert other.fileno() == number
+        stream.write("line\n")
+    assert (tmp_path / "log").read_text() == "line\n"
+    assert (tmp_path / "other").read_text() == ""
+    own = stream._descriptor
+    del stream
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(own)
 
 
 @pytest.mark.parametrize("ends", [pipe, journal])
