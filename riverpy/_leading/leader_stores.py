@@ -46,7 +46,7 @@ class LeaderRowStore(LeaseStore):
         """Create the store of one client. A renewal extends its term by `ttl`."""
         self._connection, self._schema = connection, schema
         self._leader_id, self._ttl = leader_id, ttl
-        self.outage = connection.outage_tracker
+        self.outage_tracker = connection.outage_tracker
 
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
@@ -101,7 +101,7 @@ class DomainLeaseStore(LeaseTable):
 
     def __init__(self, connection: DedicatedConnection, schema: str | None) -> None:
         super().__init__(connection, connection, schema)
-        self.outage = connection.outage_tracker
+        self.outage_tracker = connection.outage_tracker
 
 
 class SchemaLeaseStore(DomainLeaseStore):
@@ -126,7 +126,7 @@ class SchemaLeaseStore(DomainLeaseStore):
                 return _DENIED_ANSWER
             self.has_non_riverpy_leader = lead.has_leader
             try:
-                return await self._acquire(connection, name, holder, ttl)
+                return await self._send_acquire_statement(connection, name, holder, ttl)
             except LockNotAvailableError:
                 return None
 

@@ -227,8 +227,8 @@ class LeaseEngine:
             self._wake_callers(name)
 
     def handle_release_request(self, name: str, *, epoch: int | None = None) -> None:
-        """End a lease that another process requested. If `epoch` (the number of a term) is given,
-        end the lease only if it has this epoch."""
+        """End a lease, because another process requested its release. If `epoch` (the number of a
+        term) is given, end the lease only if it has this epoch."""
         lease = self.renewer.get_lease(name)
         if lease is not None and epoch in {None, lease.epoch}:
             self.resign(lease, RELEASE_REQUESTED_REASON, pause=self.timing.attempt_interval)
@@ -291,7 +291,7 @@ class LeaseEngine:
         wake = asyncio.Event()
         self._wake_events.setdefault(name, set()).add(wake)
         try:
-            lease = await self._acquire_until(name, wake, until, scope)
+            lease = await self._acquire_before_deadline(name, wake, until, scope)
         finally:
             self._wake_events[name].discard(wake)
             if not self._wake_events[name]:
@@ -302,7 +302,7 @@ class LeaseEngine:
         self.events.publish_acquired(lease, use)
         return lease
 
-    async def _acquire_until(
+    async def _acquire_before_deadline(
         self, name: str, wake_event: asyncio.Event, deadline: float, scope: StopScope | None
     ) -> Lease:
         backoff = make_retry_backoff(self.timing)
@@ -352,10 +352,10 @@ class LeaseEngine:
         self._current_attempt_count += 1
         try:
             if before:
-                await self.timer.sleep(self._acquire_delay(before))
+                await self.timer.sleep(self._compute_acquire_delay(before))
             lease, pause = await self.try_acquire(name)
         except DATABASE_ERRORS as error:
-            return None, self._log_failed_attempt(name, error, backoff)
+            return None, self._handle_failed_attempt(name, error, backoff)
         finally:
             self._current_attempt_count -= 1
         self._failing_lease_names.discard(name)
@@ -365,14 +365,14 @@ class LeaseEngine:
             return None, 0.0
         return lease, pause
 
-    def _acquire_delay(self, held_or_attempted_count: int) -> float:
+    def _compute_acquire_delay(self, held_or_attempted_count: int) -> float:
         """Return the seconds by which an attempt to acquire a lease is delayed."""
         if self._should_spread:
             delay = SPREADING_ACQUIRE_DELAY_PER_HELD_LEASE * held_or_attempted_count
             return min(delay, SPREADING_ACQUIRE_DELAY_MAX)
         return min(ACQUIRE_DELAY_PER_HELD_LEASE * held_or_attempted_count, ACQUIRE_DELAY_MAX)
 
-    def _log_failed_attempt(self, name: str, error: Exception, backoff: Backoff) -> float:
+    def _handle_failed_attempt(self, name: str, error: Exception, backoff: Backoff) -> float:
         """Log a failed attempt to acquire a lease. Returns the seconds until the next attempt."""
         if self._is_closed:
             return 0.0
@@ -382,8 +382,8 @@ class LeaseEngine:
                 "while the manager or client is open"
             ) from error
         is_known = self._failing_lease_names or self._store.is_outage_logged
-        say = self._log.debug if is_known else self._log.warning
-        say(LEASE_ACQUISITION_FAILED, lease=name, error=describe_error(error))
+        log = self._log.debug if is_known else self._log.warning
+        log(LEASE_ACQUISITION_FAILED, lease=name, error=describe_error(error))
         if not self._store.is_outage_logged:
             self._failing_lease_names.add(name)
         return backoff.next_delay()
@@ -489,8 +489,8 @@ class LeaseEngine:
                 lease.name, lease.epoch, lease.holder, timeout=LEASE_RELEASE_TIMEOUT
             )
         except UNKNOWN_RESULT_ERRORS as error:
-            say = self._log.debug if self._store.is_outage_logged else self._log.warning
-            say(
+            log = self._log.debug if self._store.is_outage_logged else self._log.warning
+            log(
                 LEASE_RELEASE_FAILED,
                 lease=lease.name,
                 epoch=lease.epoch,

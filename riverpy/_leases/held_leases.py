@@ -182,8 +182,8 @@ class LeaseRenewer:
         try:
             while self._leases:
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._watch_leases)
-                    await self._renew_leases_on_time()
+                    tasks.start_soon(self._end_unrenewed_leases)
+                    await self._renew_leases_at_interval()
                     tasks.cancel_scope.cancel()
         except Exception:
             self._log.exception(LEASE_ENGINE_FAILED, effect="all leases of this process end")
@@ -192,7 +192,7 @@ class LeaseRenewer:
                 lease.end("a fault ended the renewal of leases")
             self._signal_lease_change()
 
-    async def _watch_leases(self) -> None:
+    async def _end_unrenewed_leases(self) -> None:
         """End leases that were not renewed, early enough for their work to stop before the local
         deadline."""
         while True:
@@ -223,7 +223,7 @@ class LeaseRenewer:
                     "lease until the work ends",
                 )
 
-    async def _renew_leases_on_time(self) -> None:
+    async def _renew_leases_at_interval(self) -> None:
         """Renew all leases at a fixed interval, in one statement."""
         backoff, failures = make_retry_backoff(self._timing), RepeatedFailureLog(self._log)
         locked = frozenset[str]()

@@ -196,7 +196,7 @@ class Lease:
                 raise  # the lease is held: only the snapshot is too old
         else:
             if not is_held and await self.confirm_or_end(FENCE_REFUSED_REASON):
-                raise await self._store.wrong_database_error(connection, self.name)
+                raise await self._store.make_wrong_database_error(connection, self.name)
         self.expect_held()
 
     async def confirm_or_end(self, reason: str) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from riverpy._leases.lease import Lease
 
 
-class _Term(msgspec.Struct):
+class _OpenTerm(msgspec.Struct):
     """A term whose end has not been published yet."""
 
     use: LeaseUse
@@ -33,13 +33,13 @@ class LeaseEventPublisher:
         """Create the publisher of an engine. `publish` sends an event to the subscribers, without
         waiting for them. None: the engine has no subscribers."""
         self._publish = publish
-        self._terms: dict[Lease, _Term] = {}
+        self._terms: dict[Lease, _OpenTerm] = {}
 
     def publish_acquired(self, lease: Lease, use: LeaseUse) -> None:
         """Publish that a term began. If the lease is lost later, the loss is published at once."""
         if self._publish is None:
             return
-        self._terms[lease] = _Term(use)
+        self._terms[lease] = _OpenTerm(use)
         self._publish_event(LeaseEventKind.ACQUIRED, lease, use)
         lease.call_at_end(lambda: self._handle_lease_end(lease))
 
@@ -54,8 +54,8 @@ class LeaseEventPublisher:
         self._publish_event(LeaseEventKind.FAILED, lease, term.use, error=error)
 
     def publish_end(self, lease: Lease, *, is_released: bool, has_work_ended: bool = False) -> None:
-        """Publish the end of a term, if this has not been done yet. `has_work_ended`: the end of
-        the code under the lease is the only reason for the end of the term."""
+        """Publish the end of a term once. `has_work_ended`: the term ended only because the code
+        under the lease ended."""
         term = self._terms.pop(lease, None)
         if term is not None:
             kind = LeaseEventKind.RELEASED if is_released else LeaseEventKind.LOST

@@ -185,7 +185,7 @@ class MemoryLeases(LeaseStore):
             } | {transaction}
             return True
 
-    async def wrong_database_error(self, transaction: object, name: str) -> TransactionError:
+    async def make_wrong_database_error(self, transaction: object, name: str) -> TransactionError:
         return TransactionError(f"lease {name!r} is kept by other leases in memory")
 
     def fence_statement(self, name: str, epoch: int, *, timeout: timedelta) -> str:

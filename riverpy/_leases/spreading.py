@@ -150,12 +150,12 @@ class LeaseSpreader:
             scope.expect_progress(within=interval + CHECK_TIMEOUT)
             await self._engine.timer.sleep(interval)
             try:
-                await self._check()
+                await self._hand_over_if_needed()
             except DATABASE_ERRORS as error:  # the next check tries again
                 self._log.debug(LEASE_SPREADING_FAILED, error=describe_error(error))
             self.checked.emit()
 
-    async def _check(self) -> None:
+    async def _hand_over_if_needed(self) -> None:
         leases = [runner.lease for runner in self._runners]
         own = sorted((lease for lease in leases if lease is not None), key=_get_acquisition_time)
         if len(own) < HELD_SINGLETONS_MIN and self._open_hand_over is None:
@@ -166,7 +166,7 @@ class LeaseSpreader:
         ) as connection:
             terms = await lease_list_terms(connection, self._schema, names=names)
             clients = await client_list_lease_reports(connection, self._schema)
-        if not self._is_last_hand_over_settled(terms):
+        if not self._settle_last_hand_over(terms):
             return
         # The singleton that started last has done the least work.
         own_names = [USER_LEASE_NAME_PREFIX + lease.name for lease in reversed(own)]
@@ -174,7 +174,7 @@ class LeaseSpreader:
             self._engine.holder,
             own_names,
             holders=[term.holder for term in terms],
-            standby_by_client=self._find_standbys(clients, frozenset(names)),
+            standby_by_client=self._find_standby_leases_by_client(clients, frozenset(names)),
         )
         if choice is not None:
             lease = own[-1 - own_names.index(choice.lease_name)]
@@ -182,11 +182,11 @@ class LeaseSpreader:
             if self._engine.hand_over(lease, reason):
                 self._open_hand_over = choice, lease.epoch
 
-    def _find_standbys(
+    def _find_standby_leases_by_client(
         self, clients: Sequence[ReportingClient], lease_names: frozenset[str]
     ) -> dict[str, frozenset[str]]:
-        """Return, for each other live client, the leases of these names that it waits for. A client
-        that waits for none is left out."""
+        """Return which of these leases each other live client waits for. Clients that wait for none
+        are left out."""
         standby_by_client = {
             client.client_id: lease_names.intersection(client.report.standby)
             for client in clients
@@ -197,10 +197,10 @@ class LeaseSpreader:
         }
         return {client_id: waits for client_id, waits in standby_by_client.items() if waits}
 
-    def _is_last_hand_over_settled(self, terms: Sequence[HeldTerm]) -> bool:
-        """Return whether another client has acquired the lease that was handed over last. If this
-        client has acquired it again, the next check comes later, because each hand-over interrupts
-        a function."""
+    def _settle_last_hand_over(self, terms: Sequence[HeldTerm]) -> bool:
+        """Record which client has acquired the lease that was handed over last. Return whether this
+        client may hand over another lease now. If this client has acquired the lease again, the
+        next check comes later, because each hand-over interrupts a function."""
         if self._open_hand_over is None:
             return True
         (name, client_id), epoch = self._open_hand_over

@@ -52,7 +52,7 @@ ACQUIRE_LOCK_TIMEOUT = timedelta(milliseconds=500)
 holder has bound to it. The limit is short because other statements wait for the same connection."""
 TABLE_CHECK_TIMEOUT = 15.0
 """The timeout of the check whether the table `riverpy_lease` exists, in seconds."""
-OUTAGE_EFFECT = "leases that cannot be renewed end in time, and the process keeps connecting"
+LEASE_OUTAGE_EFFECT = "leases that cannot be renewed end in time, and the process keeps connecting"
 
 
 class LeaseStore(ABC):
@@ -81,13 +81,13 @@ class LeaseStore(ABC):
         """Whether the caller has closed the pool or connection of the store."""
         return False
 
-    outage: ConnectionOutageTracker | None = None
+    outage_tracker: ConnectionOutageTracker | None = None
     """Logs the outages of the connections. None: the store does not know its connections."""
 
     @property
     def is_outage_logged(self) -> bool:
         """Whether the connections have an outage that was logged."""
-        return self.outage is not None and self.outage.is_outage_logged
+        return self.outage_tracker is not None and self.outage_tracker.is_outage_logged
 
     def mark_connections_idle(self, *, acquiring: bool = False, renewing: bool = False) -> None:  # noqa: B027
         """Mark connections as idle. `acquiring`: no caller waits for a lease now. `renewing`: there
@@ -129,7 +129,7 @@ class LeaseStore(ABC):
             TransactionError: `transaction` is not an open transaction of this store.
         """
 
-    async def wrong_database_error(self, transaction: object, name: str) -> TransactionError:
+    async def make_wrong_database_error(self, transaction: object, name: str) -> TransactionError:
         """Return the error for a transaction in another database or schema than the row of the held
         lease."""
         return await make_wrong_database_error(
@@ -183,10 +183,10 @@ class LeaseTable(LeaseStore):
     ) -> LeaseAcquireResult | None:
         with suppress(LockNotAvailableError, SerializationError):
             async with self._request_connection.acquire("acquiring a lease", timeout) as connection:
-                return await self._acquire(connection, name, holder, ttl)
+                return await self._send_acquire_statement(connection, name, holder, ttl)
         return None
 
-    async def _acquire(
+    async def _send_acquire_statement(
         self, connection: Transaction, name: str, holder: str, ttl: timedelta
     ) -> LeaseAcquireResult | None:
         _expect_no_transaction(connection)
@@ -275,14 +275,16 @@ class UserLeaseTable(LeaseTable):
         self._url: str | None = None
         self._own_connections: list[DedicatedConnection] = []
         self._caller_database: Pool | Transaction | None = None
-        self.outage = ConnectionOutageTracker(holder=holder, outage_effect=OUTAGE_EFFECT)
+        self.outage_tracker = ConnectionOutageTracker(
+            holder=holder, outage_effect=LEASE_OUTAGE_EFFECT
+        )
         renewals: _ConnectionProvider
         others: _ConnectionProvider
         if isinstance(database, str):
             self._url = database
             renewals, others = self._own_connections = [
                 DedicatedConnection(
-                    name, partial(_connect, database, name, pooler, password), self.outage
+                    name, partial(_connect, database, name, pooler, password), self.outage_tracker
                 )
                 for name in ("leases", "lease requests")
             ]

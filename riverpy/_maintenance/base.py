@@ -78,7 +78,7 @@ class MaintenanceService(ABC):
         """Begin the next run now."""
         self._wake_event.set()
 
-    def read_connection(self, purpose: str) -> AbstractAsyncContextManager[Connection]:
+    def acquire_read_connection(self, purpose: str) -> AbstractAsyncContextManager[Connection]:
         """Return a context manager for a connection for reads. `purpose` is for the log."""
         return self.context.connection.acquire(purpose, READ_STATEMENT_TIMEOUT)
 
@@ -91,7 +91,7 @@ class MaintenanceService(ABC):
         ids = list(state_by_id)[:ENDED_JOB_EVENTS_MAX]
         publisher.count_dropped_events(len(state_by_id) - len(ids))
         try:
-            async with self.read_connection("reading ended jobs") as connection:
+            async with self.acquire_read_connection("reading ended jobs") as connection:
                 jobs = await fleet_read_ended_jobs(connection, self.schema, ids)
         except DATABASE_ERRORS as error:  # the jobs have ended: only their events are lost
             publisher.count_dropped_events(len(ids))

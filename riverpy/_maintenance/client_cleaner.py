@@ -41,7 +41,7 @@ class ClientCleaner(MaintenanceService):
 
     async def run_once(self, scope: StopScope) -> float:
         """Delete the rows of dead clients. If there are none, the run only reads heartbeats."""
-        async with self.read_connection("looking for dead clients") as connection:
+        async with self.acquire_read_connection("looking for dead clients") as connection:
             self._heartbeat_observer.observe(*await client_list_heartbeats(connection, self.schema))
         dead_after = self.context.config.dead_after.total_seconds()
         stopped = self._heartbeat_observer.find_stopped_heartbeats(

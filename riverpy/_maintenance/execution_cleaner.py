@@ -35,7 +35,9 @@ class ExecutionCleaner(MaintenanceService):
 
     async def run_once(self, scope: StopScope) -> float:
         """Delete all expired keys, if the table exists."""
-        async with self.read_connection("looking for the table of executions") as connection:
+        async with self.acquire_read_connection(
+            "looking for the table of executions"
+        ) as connection:
             has_table = await execution_table_exists(connection, self.schema)
         if has_table:
             await self.batch_runner.send_pages(self._read_expired_keys)
@@ -44,7 +46,7 @@ class ExecutionCleaner(MaintenanceService):
     async def _read_expired_keys(
         self, after: ExpiredExecutionCursor | None, limit: int
     ) -> list[ExpiredExecutionCursor]:
-        async with self.read_connection("reading expired keys") as connection:
+        async with self.acquire_read_connection("reading expired keys") as connection:
             return await execution_list_expired(
                 connection, self.schema, after_cursor=after, limit=limit
             )

@@ -152,7 +152,7 @@ class JobCleaner(MaintenanceService):
             shortest[rule.state.value] = min(known, rule.retention)
         if not shortest:
             return set()
-        async with self.read_connection("looking for jobs to delete") as connection:
+        async with self.acquire_read_connection("looking for jobs to delete") as connection:
             return await job_list_states_to_clean(connection, self.schema, shortest)
 
     async def _delete_jobs_of_rule(self, rule: RetentionRule) -> None:

@@ -43,7 +43,7 @@ class JobCountCleaner(MaintenanceService):
 
     async def run_once(self, scope: StopScope) -> float:
         """Change all periods that are old or have too many queues, if the table exists."""
-        async with self.read_connection("looking for the table of counts") as connection:
+        async with self.acquire_read_connection("looking for the table of counts") as connection:
             has_table = await job_count_table_exists(connection, self.schema)
         if has_table:
             await self.batch_runner.send_pages(self.read_periods)
@@ -51,12 +51,12 @@ class JobCountCleaner(MaintenanceService):
 
     async def read_periods(self, after: PeriodChange | None, limit: int) -> list[PeriodChange]:
         """Return periods that have to be changed, after the given one."""
-        async with self.read_connection("reading periods of counts") as connection:
+        async with self.acquire_read_connection("reading periods of counts") as connection:
             return await job_count_list_period_changes(
                 connection, self.schema, after=after, limit=limit
             )
 
     async def change_periods(self, periods: list[PeriodChange]) -> None:
-        """Do what the actions of the periods say. What is done already is not repeated."""
+        """Perform the actions of these periods. An action that was already performed is skipped."""
         async with self.batch_runner.open_transaction() as connection:
             await job_count_apply_period_changes(connection, self.schema, changes=periods)

@@ -174,7 +174,7 @@ class JobRescuer(MaintenanceService):
         """Rescue the jobs of dead clients. Return the seconds until the next client may be dead."""
         if self._heartbeat_observer is None or not filters:
             return self._heartbeat_read_interval
-        async with self.read_connection(_READ_PURPOSE) as connection:
+        async with self.acquire_read_connection(_READ_PURPOSE) as connection:
             self._heartbeat_observer.observe(*await client_list_heartbeats(connection, self.schema))
         stopped = self._heartbeat_observer.find_stopped_heartbeats(self._dead_after_seconds)
         if stopped.heartbeats:
@@ -195,7 +195,7 @@ class JobRescuer(MaintenanceService):
     ) -> list[AttemptToRescue]:
         """Read a page of running attempts of dead clients. `heartbeats` has the last heartbeat of
         each dead client."""
-        async with self.read_connection(_READ_PURPOSE) as connection:
+        async with self.acquire_read_connection(_READ_PURPOSE) as connection:
 
             async def read(skipped: list[int]) -> list[RunningAttempt]:
                 return await job_list_running_of_clients(
@@ -234,7 +234,7 @@ class JobRescuer(MaintenanceService):
     async def _read_stuck_job_ids(
         self, queue_filter: QueueFilter | None, after: int | None, limit: int
     ) -> list[int]:
-        async with self.read_connection(_READ_PURPOSE) as connection:
+        async with self.acquire_read_connection(_READ_PURPOSE) as connection:
             return await job_list_stuck_ids(
                 connection,
                 self.schema,
@@ -248,13 +248,13 @@ class JobRescuer(MaintenanceService):
         """Read all columns of stuck jobs, and choose the jobs to rescue. After an error,
         `stuck_job_read_runner` calls this again with fewer ids, so that a damaged job does not
         prevent the read of the others."""
-        async with self.read_connection(_READ_PURPOSE) as connection:
+        async with self.acquire_read_connection(_READ_PURPOSE) as connection:
             rows = await job_get_stuck(
                 connection, self.schema, ids=job_ids, running_longer_than=self._config.rescue_age
             )
         jobs = await self._select_jobs_of_unregistered_clients([_StuckJob(row) for row in rows])
         for job in jobs:
-            delay = self._compute_delay_if_rescued(job)
+            delay = self._compute_rescue_delay(job)
             if delay is not None:
                 rescue = JobRescue(job.claim_key, job.client_id, delay.total_seconds())
                 self._stuck_attempts.append(AttemptToRescue(rescue, None))
@@ -266,7 +266,7 @@ class JobRescuer(MaintenanceService):
         if self._heartbeat_observer is None or not ids:
             return jobs
         try:
-            async with self.read_connection(_READ_PURPOSE) as connection:
+            async with self.acquire_read_connection(_READ_PURPOSE) as connection:
                 registered = await client_filter_registered(
                     connection, self.schema, client_ids=list(filter(None, ids))
                 )
@@ -274,7 +274,7 @@ class JobRescuer(MaintenanceService):
             return jobs
         return [job for job in jobs if job.client_id not in registered]
 
-    def _compute_delay_if_rescued(self, job: _StuckJob) -> timedelta | None:
+    def _compute_rescue_delay(self, job: _StuckJob) -> timedelta | None:
         """Return the delay until the job runs again, or None if the job is not rescued."""
         if job.is_cancelled:
             return timedelta(0)

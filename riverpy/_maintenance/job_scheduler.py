@@ -58,7 +58,7 @@ class JobScheduler(MaintenanceService):
         now, or skipped."""
         self.context.fence.expect_held()
         skipped_ids = [entry.row for entry in self.batch_runner.skipped_rows.rows]
-        async with self.read_connection("finding due jobs") as connection:
+        async with self.acquire_read_connection("finding due jobs") as connection:
             return await job_list_due(
                 connection,
                 self.schema,

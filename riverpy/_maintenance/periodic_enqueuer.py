@@ -153,7 +153,7 @@ class PeriodicEnqueuer(MaintenanceService):
         self._error_detector = RepeatedErrorDetector()
         self._plan_sender: BatchSender[JobPlan] = BatchSender(
             BatchStatement(
-                self._send_plans,
+                self._store_plans_and_record_outcomes,
                 get_row_id=lambda plan: plan.row_change.id,
                 is_row_error=self._is_caused_by_row,
             ),
@@ -205,7 +205,7 @@ class PeriodicEnqueuer(MaintenanceService):
         await self._update_used_rows_hourly()
         if not self._registered_jobs:
             return PERIODIC_TABLE_READ_INTERVAL
-        async with self.read_connection("looking for due periodic jobs") as connection:
+        async with self.acquire_read_connection("looking for due periodic jobs") as connection:
             rows = await periodic_list_scheduled(
                 connection, self.schema, list(self._registered_jobs)
             )
@@ -249,7 +249,9 @@ class PeriodicEnqueuer(MaintenanceService):
 
     async def _check_table_exists(self) -> bool:
         if not self._has_periodic_table:
-            async with self.read_connection("looking for the table of periodic jobs") as connection:
+            async with self.acquire_read_connection(
+                "looking for the table of periodic jobs"
+            ) as connection:
                 self._has_periodic_table = await periodic_table_exists(connection, self.schema)
         if not self._has_periodic_table and self._jobs and not self._is_missing_table_logged:
             self._is_missing_table_logged = True
@@ -262,7 +264,7 @@ class PeriodicEnqueuer(MaintenanceService):
 
     async def _read_periodic_job_states(self) -> dict[str, PeriodicJobState]:
         """Return the stored states of this domain's periodic jobs, by the id of the job."""
-        async with self.read_connection("reading the periodic jobs") as connection:
+        async with self.acquire_read_connection("reading the periodic jobs") as connection:
             states = await periodic_list(connection, self.schema)
         own_states: dict[str, PeriodicJobState] = {}
         for state in states:
@@ -292,7 +294,7 @@ class PeriodicEnqueuer(MaintenanceService):
         ]
         if not new:
             return
-        async with self.read_connection("registering periodic jobs") as connection:
+        async with self.acquire_read_connection("registering periodic jobs") as connection:
             now = await read_server_time(connection)
         await self._registration_runner.send_in_batches(
             NewPeriodicJob(registration, job)
@@ -338,7 +340,7 @@ class PeriodicEnqueuer(MaintenanceService):
             await periodic_mark_used(connection, self.schema, row_ids)
 
     async def _read_unused_row_ids(self, after: str | None, limit: int) -> list[str]:
-        async with self.read_connection("looking for unused periodic jobs") as connection:
+        async with self.acquire_read_connection("looking for unused periodic jobs") as connection:
             return await periodic_list_unused(
                 connection,
                 self.schema,
@@ -368,7 +370,7 @@ class PeriodicEnqueuer(MaintenanceService):
             if row.run_requested_at is not None:
                 plan = self._plan_requested_run(job, row, row.run_requested_at)
             elif slot is not None and slot <= row.read_at:
-                plan = self._plan_due_times(job, row, slot)
+                plan = self._plan_due_slots(job, row, slot)
             else:
                 return None
         except Exception as error:
@@ -382,10 +384,10 @@ class PeriodicEnqueuer(MaintenanceService):
     def _plan_requested_run(self, job: PeriodicJob, row: PeriodicRow, time: datetime) -> JobPlan:
         """Plan a run that an operator requested. Due slots wait for the next call of `run_once`."""
         run = row.find_requested_run(time)
-        jobs = self._make_jobs(job, row, time, run)
+        jobs = self._make_planned_jobs(job, row, time, run)
         return JobPlan(_make_row_change(row, row.next_run_at), jobs)
 
-    def _plan_due_times(self, job: PeriodicJob, row: PeriodicRow, due_at: datetime) -> JobPlan:
+    def _plan_due_slots(self, job: PeriodicJob, row: PeriodicRow, due_at: datetime) -> JobPlan:
         """Plan the due slots, up to the first one whose job cannot be made."""
         due = find_due_times(job.schedule, job.missed, due_at, row.read_at)
         if row.is_paused:
@@ -397,12 +399,12 @@ class PeriodicEnqueuer(MaintenanceService):
             if row.resumed_at is not None and slot <= row.resumed_at:
                 continue
             try:
-                jobs += self._make_jobs(job, row, slot, PeriodicRun("schedule", slot))
+                jobs += self._make_planned_jobs(job, row, slot, PeriodicRun("schedule", slot))
             except Exception as error:
                 return JobPlan(_make_row_change(row, slot), jobs, error)
         return JobPlan(_make_row_change(row, due.next_time), jobs)
 
-    def _make_jobs(
+    def _make_planned_jobs(
         self, job: PeriodicJob, row: PeriodicRow, due_at: datetime, run: PeriodicRun | None
     ) -> list[PlannedJob]:
         """Return the job of a slot, or no job if the user's constructor returns None. `run` says
@@ -439,7 +441,7 @@ class PeriodicEnqueuer(MaintenanceService):
             error
         )
 
-    async def _send_plans(self, plans: list[JobPlan]) -> None:
+    async def _store_plans_and_record_outcomes(self, plans: list[JobPlan]) -> None:
         done = await self._store_plans(plans)
         self._moved_row_count += len(done)
         for plan in plans:
@@ -462,7 +464,7 @@ class PeriodicEnqueuer(MaintenanceService):
             done = await periodic_store_next_runs(connection, self.schema, changes)
             jobs = [job for plan in plans if plan.row_change.id in done for job in plan.jobs]
             prepared = [job.prepared_job for job in jobs]
-            results = await self._insert_jobs(prepared, connection) if prepared else []
+            results = await self._insert_prepared_jobs(prepared, connection) if prepared else []
             inserted = {
                 job.row_id: job.due_at
                 for job, result in zip(jobs, results, strict=True)
@@ -472,16 +474,16 @@ class PeriodicEnqueuer(MaintenanceService):
                 await periodic_store_last_runs(connection, self.schema, inserted)
         for job, result in zip(jobs, results, strict=True):
             if result.unique_skipped_as_duplicate:
-                self._log_skipped_job(job.row_id, job.due_at, result.job)
+                self._log_skipped_slot(job.row_id, job.due_at, result.job)
         return done
 
-    def _log_skipped_job(self, row_id: str, due_at: datetime, existing: JobRow) -> None:
+    def _log_skipped_slot(self, row_id: str, due_at: datetime, existing: JobRow) -> None:
         """Log that a slot got no job because a job with the same unique key exists. If that job has
         finished and belongs to an earlier slot, log one warning. In this case no slot gets a job
         until that job's row is deleted."""
         job = self._registered_jobs[row_id]
         has_ended = existing.finalized_at is not None
-        is_lost = has_ended and _has_due_time(job, existing.scheduled_at, due_at)
+        is_lost = has_ended and _has_slot_between(job, existing.scheduled_at, due_at)
         log = self.log.debug
         if is_lost and row_id not in self._row_ids_with_skip_warning:
             self._row_ids_with_skip_warning.add(row_id)
@@ -495,7 +497,7 @@ class PeriodicEnqueuer(MaintenanceService):
             advice=UNIQUE_KEY_CONFLICT_ADVICE if is_lost else None,
         )
 
-    async def _insert_jobs(
+    async def _insert_prepared_jobs(
         self, jobs: list[PreparedJob], connection: Connection
     ) -> list[InsertResult]:
         try:
@@ -509,7 +511,7 @@ def _make_row_change(row: PeriodicRow, next_run_at: datetime | None) -> NextRunU
     return NextRunUpdate(row.id, row.next_run_at, row.run_requested_at, row.is_paused, next_run_at)
 
 
-def _has_due_time(job: PeriodicJob, after: datetime, until: datetime) -> bool:
+def _has_slot_between(job: PeriodicJob, after: datetime, until: datetime) -> bool:
     """Whether the schedule has a slot between `after` and `until`."""
     try:
         return has_due_times(job.schedule, after, until, 1)

@@ -46,7 +46,7 @@ class QueueCleaner(MaintenanceService):
     async def _read_unused_queues(
         self, queue_filter: QueueFilter | None, after: str | None, limit: int
     ) -> list[str]:
-        async with self.read_connection("looking for unused queues") as connection:
+        async with self.acquire_read_connection("looking for unused queues") as connection:
             return await queue_list_unused(
                 connection,
                 self.schema,

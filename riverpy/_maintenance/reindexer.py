@@ -198,7 +198,7 @@ class Reindexer(MaintenanceService):
         return True
 
     async def _read_server_time(self) -> datetime:
-        async with self.read_connection("reading the clock") as connection:
+        async with self.acquire_read_connection("reading the clock") as connection:
             return await index_get_server_time(connection)
 
     # -- the database session
@@ -217,7 +217,7 @@ class Reindexer(MaintenanceService):
     async def _try_acquire_reindex_lock(self, connection: Connection) -> bool:
         """Try to exclude other reindexers with a lock until the session ends. Return whether the
         lock was acquired."""
-        is_locked = await _with_timeout(index_try_rebuild_lock(connection, self.schema))
+        is_locked = await _execute_with_timeout(index_try_rebuild_lock(connection, self.schema))
         if is_locked:
             self._lock_failure_log.log_recovery()
         else:
@@ -225,7 +225,7 @@ class Reindexer(MaintenanceService):
         return is_locked
 
     async def _read_indexes(self, connection: Connection, names: Sequence[str]) -> list[Index]:
-        return await _with_timeout(index_list(connection, self.schema, names))
+        return await _execute_with_timeout(index_list(connection, self.schema, names))
 
     # -- leftovers: the indexes that an interrupted rebuild leaves
 
@@ -267,13 +267,15 @@ class Reindexer(MaintenanceService):
         session is building. Return whether all drops succeeded. `must_be_leader`: raise
         FencedOutError if this process is not the leader any more."""
         is_done = True
-        for artifact in await _with_timeout(index_list_leftovers(connection, self.schema, name)):
+        for artifact in await _execute_with_timeout(
+            index_list_leftovers(connection, self.schema, name)
+        ):
             if not artifact.is_droppable:
                 continue
             if must_be_leader:
                 self.context.fence.expect_held()
             try:
-                await _with_timeout(index_drop_leftover(connection, artifact))
+                await _execute_with_timeout(index_drop_leftover(connection, artifact))
             except PostgresError as error:
                 if connection.is_closed():
                     raise
@@ -319,7 +321,9 @@ class Reindexer(MaintenanceService):
         if postponed is not None and index.read_at < postponed.postponed_until:
             times = "once" if postponed.timeout_count == 1 else f"{postponed.timeout_count} times"
             return f"its rebuild timed out {times}; next after {postponed.postponed_until}"
-        artifacts = await _with_timeout(index_list_leftovers(connection, self.schema, index.name))
+        artifacts = await _execute_with_timeout(
+            index_list_leftovers(connection, self.schema, index.name)
+        )
         if artifacts:
             names = ", ".join(artifact.name for artifact in artifacts)
             return f"what may be left of other rebuilds could not be dropped: {names}"
@@ -330,7 +334,7 @@ class Reindexer(MaintenanceService):
         self.context.fence.expect_held()
         began = self.context.timer.seconds_since_boot()
         try:
-            await _with_timeout(index_rebuild(connection, index), self._rebuild_timeout)
+            await _execute_with_timeout(index_rebuild(connection, index), self._rebuild_timeout)
         except anyio.get_cancelled_exc_class():
             if scope.cause is not None:
                 await self._drop_leftover_indexes_after_stop(connection, index.name)
@@ -339,16 +343,16 @@ class Reindexer(MaintenanceService):
             if connection.is_closed():
                 raise
             await _set_server_timeouts(connection)
-            await self._record_failure(
+            await self._record_rebuild_failure(
                 connection, index, error, self.context.timer.seconds_since_boot() - began
             )
         else:
             await _set_server_timeouts(connection)
-            await self._record_success(
+            await self._record_rebuild_success(
                 connection, index, self.context.timer.seconds_since_boot() - began
             )
 
-    async def _record_failure(
+    async def _record_rebuild_failure(
         self, connection: Connection, index: Index, error: PostgresError, seconds: float
     ) -> None:
         """Log a failed rebuild, and postpone the index if the rebuild timed out. The indexes that
@@ -371,7 +375,9 @@ class Reindexer(MaintenanceService):
         )
         await self._set_index_comment(connection, index, postponed.append_to_comment(index.comment))
 
-    async def _record_success(self, connection: Connection, index: Index, seconds: float) -> None:
+    async def _record_rebuild_success(
+        self, connection: Connection, index: Index, seconds: float
+    ) -> None:
         """Log a rebuild, and remove the postponement from the comment of the index."""
         found = await self._read_indexes(connection, [index.name])
         self.log.info(
@@ -385,7 +391,7 @@ class Reindexer(MaintenanceService):
 
     async def _set_index_comment(self, connection: Connection, index: Index, comment: str) -> None:
         if comment != index.comment:
-            await _with_timeout(
+            await _execute_with_timeout(
                 index_set_comment(connection, self.schema, name=index.name, comment=comment)
             )
 
@@ -404,7 +410,7 @@ def make_reindexers(context: TermContext) -> list[Reindexer]:
     return [Reindexer(context, names, context.open_direct_connection)]
 
 
-async def _with_timeout(
+async def _execute_with_timeout(
     statement: Awaitable[ResultT], limit: timedelta | None = STATEMENT_TIMEOUT
 ) -> ResultT:
     """Return the result of a statement. The client's timeout is a little longer than `limit`, the
@@ -419,7 +425,7 @@ async def _set_server_timeouts(
     lock: timedelta | None = LOCK_TIMEOUT,
 ) -> None:
     """Set the server's timeouts for the next statements of the session."""
-    await _with_timeout(
+    await _execute_with_timeout(
         index_set_timeouts(
             connection,
             statement_timeout=statement,

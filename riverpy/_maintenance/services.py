@@ -71,7 +71,7 @@ class DefaultDomainLeaderCheck(MaintenanceService):
 
     async def run_once(self, scope: StopScope) -> float:
         """Read the leader of `default`. End the term if the leader has changed."""
-        async with self.read_connection("reading the leader of `default`") as connection:
+        async with self.acquire_read_connection("reading the leader of `default`") as connection:
             lead = await default_leader_get_status(connection, self.schema)
         if lead.is_leader_riverpy or lead.has_leader is not self._has_foreign_leader:
             self._resign("the leader of `default` has changed")

@@ -135,7 +135,9 @@ def test_standbys(engine: Any) -> None:
         reporting("e", "s:s0", seconds_since_heartbeat=31.0),
         reporting("f", report=None),
     ]
-    assert spreader._find_standbys(clients, frozenset({"s:s0", "s:s1"})) == {"b": {"s:s0"}}
+    assert spreader._find_standby_leases_by_client(clients, frozenset({"s:s0", "s:s1"})) == {
+        "b": {"s:s0"}
+    }
 
 
 def test_fewest_leases_first() -> None:
@@ -144,7 +146,7 @@ def test_fewest_leases_first() -> None:
     engine = LeaseEngine(
         MemoryLeases(), holder="a", timing=TIMING, timer=Timer(), should_spread=True
     )
-    delays = [engine._acquire_delay(count) for count in range(10)]
+    delays = [engine._compute_acquire_delay(count) for count in range(10)]
     assert all(later - earlier > ACQUIRE_JITTER_MAX for earlier, later in pairwise(delays))
 
 
