@@ -1,4 +1,4 @@
-"""SupervisorHealth: the pages of the supervisor's health server, made from those of its workers."""
+"""SupervisorHealthServer: answers requests with pages that it makes from those of its workers."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ if TYPE_CHECKING:
     from riverpy._tools.health.http import Address, Request
     from riverpy._tools.processes.slot import ProcessSlot
 
-ANSWER_TIMEOUT = 3.0
+WORKER_ANSWER_TIMEOUT = 3.0
 """Seconds within which a worker must answer a request. Some pages need the database, for a second
 at most."""
 WORKER_START_TIMEOUT = 60.0
 """Seconds for which a process that has not answered yet counts as alive, because it loads code."""
-_NO_ANSWER = "no answer: the event loop of the worker is blocked, or the process is suspended"
+_NO_ANSWER_REASON = (
+    "no answer: the event loop of the worker is blocked, or the process is suspended"
+)
 
 _UNCHECKED_RESULT = CheckResult(ok=False, reason="not checked")
 
 
-class SupervisorHealth:
+class SupervisorHealthServer:
     """Answers /livez, /readyz, /metrics and /events for all workers."""
 
     def __init__(self, address: Address, slots: Sequence[ProcessSlot]) -> None:
@@ -62,44 +64,44 @@ class SupervisorHealth:
         Raises:
             OSError: the server cannot listen on its address.
         """
-        async with self._server.serve(), self._events.own_stream_tasks():
+        async with self._server.serve(), self._events.run_stream_tasks():
             yield
 
     async def _answer_livez(self, request: Request) -> Response:
-        return build_probe_response(await self._check_all(_check_liveness))
+        return build_probe_response(await self._check_all_workers(_check_liveness))
 
     async def _answer_readyz(self, request: Request) -> Response:
         parse_max_lag(request)  # refuse a wrong value once, not in each worker
-        target = _make_target(request)
+        target = _make_request_target(request)
 
-        async def check(slot: ProcessSlot) -> CheckResult:
+        async def check_worker_readiness(slot: ProcessSlot) -> CheckResult:
             return await _check_readiness(slot, target)
 
-        return build_probe_response(await self._check_all(check))
+        return build_probe_response(await self._check_all_workers(check_worker_readiness))
 
-    async def _check_all(
+    async def _check_all_workers(
         self, check: Callable[[ProcessSlot], Awaitable[CheckResult]]
     ) -> ProbeResult:
         """Return one check for each worker. The checks run at the same time."""
-        checks = dict.fromkeys(map(_name_check, self._slots), _UNCHECKED_RESULT)
+        checks = dict.fromkeys(map(_make_check_name, self._slots), _UNCHECKED_RESULT)
 
-        async def check_one(slot: ProcessSlot) -> None:
-            checks[_name_check(slot)] = await check(slot)
+        async def check_worker(slot: ProcessSlot) -> None:
+            checks[_make_check_name(slot)] = await check(slot)
 
         async with anyio.create_task_group() as tasks:
             for slot in self._slots:
-                tasks.start_soon(check_one, slot)
+                tasks.start_soon(check_worker, slot)
         return ProbeResult.from_checks(checks)
 
     async def _answer_metrics(self, request: Request) -> Response:
         pages: dict[int, str | None] = {slot.number: None for slot in self._slots}
 
-        async def read(slot: ProcessSlot) -> None:
+        async def read_worker_metrics(slot: ProcessSlot) -> None:
             pages[slot.number] = await _read_page(slot, "/metrics")
 
         async with anyio.create_task_group() as tasks:
             for slot in self._slots:
-                tasks.start_soon(read, slot)
+                tasks.start_soon(read_worker_metrics, slot)
         page = merge_metrics(pages, {slot.number: slot.restart_counts for slot in self._slots})
         return Response(HTTPStatus.OK, METRICS_CONTENT_TYPE, page)
 
@@ -108,11 +110,11 @@ class SupervisorHealth:
             parse_requested_event_kinds(request.query_params)
         except ValueError as error:
             raise HttpError(HTTPStatus.BAD_REQUEST, str(error)) from None
-        lines = await self._events.open_stream(_make_target(request))
+        lines = await self._events.open_stream(_make_request_target(request))
         return Response(HTTPStatus.OK, EVENTS_CONTENT_TYPE, lines)
 
 
-def _name_check(slot: ProcessSlot) -> str:
+def _make_check_name(slot: ProcessSlot) -> str:
     return f"process {slot.number}"
 
 
@@ -120,24 +122,26 @@ async def _check_liveness(slot: ProcessSlot) -> CheckResult:
     process = slot.process
     if process is None:  # the supervisor starts it again
         return CheckResult(ok=True, reason=slot.describe_missing_process())
-    result = await _read_probe(slot, "/livez")
+    result = await _read_probe_result(slot, "/livez")
     if result is not None:
         return CheckResult(result.ok, "alive" if result.ok else result.summary)
-    is_starting = not process.has_answered and process.age < WORKER_START_TIMEOUT
-    return CheckResult(is_starting, "starting" if is_starting else _NO_ANSWER)
+    is_starting = not process.has_reported_status and process.age < WORKER_START_TIMEOUT
+    return CheckResult(is_starting, "starting" if is_starting else _NO_ANSWER_REASON)
 
 
 async def _check_readiness(slot: ProcessSlot, target: str) -> CheckResult:
     process = slot.process
     if process is None:
         return CheckResult(ok=False, reason=slot.describe_missing_process())
-    result = await _read_probe(slot, target)
+    result = await _read_probe_result(slot, target)
     if result is not None:
         return CheckResult(result.ok, "ready" if result.ok else result.summary)
-    return CheckResult(ok=False, reason=_NO_ANSWER if process.has_answered else "starting")
+    return CheckResult(
+        ok=False, reason=_NO_ANSWER_REASON if process.has_reported_status else "starting"
+    )
 
 
-async def _read_probe(slot: ProcessSlot, target: str) -> ProbeResult | None:
+async def _read_probe_result(slot: ProcessSlot, target: str) -> ProbeResult | None:
     """Return the result of a probe of the worker; None: it does not answer."""
     page = await _read_page(slot, target)
     try:
@@ -151,13 +155,13 @@ async def _read_page(slot: ProcessSlot, target: str) -> str | None:
     if slot.process is None:
         return None
     try:
-        async with slot.process.health.get(target, ANSWER_TIMEOUT) as response:
+        async with slot.process.health.get(target, WORKER_ANSWER_TIMEOUT) as response:
             return (await response.read_body()).decode()
     except (OSError, ValueError):  # a TimeoutError is an OSError
         return None
 
 
-def _make_target(request: Request) -> str:
+def _make_request_target(request: Request) -> str:
     """Return the path and the query of a request."""
     query = urlencode(request.query_params, doseq=True)
     return f"{request.path}?{query}" if query else request.path

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BUFFERED_LINES_MAX = 100
 """The maximum number of lines that are buffered for a slow reader. Then the workers wait, and each
 drops events as for any slow reader."""
-ANSWER_TIMEOUT = 3.0
+WORKER_ANSWER_TIMEOUT = 3.0
 """Seconds within which a worker must answer the request for its events."""
 RECONNECT_DELAY = 0.5
 """Seconds until the next request to a worker that ended its stream or did not answer."""
@@ -39,7 +39,7 @@ class MergedEvents:
         self._open_stream_count = 0
 
     @asynccontextmanager
-    async def own_stream_tasks(self) -> AsyncGenerator[None]:
+    async def run_stream_tasks(self) -> AsyncGenerator[None]:
         """Own the tasks of open streams during the `async with` block."""
         try:
             async with anyio.create_task_group() as self._tasks:
@@ -62,10 +62,12 @@ class MergedEvents:
         lines = _read_lines(receiver, reader_left)
         await anext(lines)  # from now on the end of `lines` sets `reader_left`
         self._open_stream_count += 1
-        self._tasks.start_soon(self._send_lines, target, sender, reader_left, name="riverpy events")
+        self._tasks.start_soon(
+            self._forward_events_to_reader, target, sender, reader_left, name="riverpy events"
+        )
         return lines
 
-    async def _send_lines(
+    async def _forward_events_to_reader(
         self, target: str, sender: MemoryObjectSendStream[bytes], reader_left: anyio.Event
     ) -> None:
         """Send the lines of all workers to one reader, until the reader has left."""
@@ -85,7 +87,7 @@ async def _forward_events_of_slot(
     while True:
         if slot.process is not None:
             try:
-                async with slot.process.health.get(target, ANSWER_TIMEOUT) as response:
+                async with slot.process.health.get(target, WORKER_ANSWER_TIMEOUT) as response:
                     while response.status == HTTPStatus.OK:
                         stream = response.body_stream
                         line = await stream.receive_until(b"\n", LINE_BYTES_MAX)

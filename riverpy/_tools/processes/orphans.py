@@ -16,21 +16,22 @@ import anyio
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
-COLLECT_INTERVAL = 1.0
+ORPHAN_CHECK_INTERVAL = 1.0
 """Seconds between two checks."""
 
 
-async def collect_orphans(list_own_processes: Callable[[], Container[int]]) -> None:
-    """Collect the exit codes of orphans, without end. If this process is not process 1, do nothing.
-    `list_own_processes` returns the ids of the processes whose exit codes other code collects."""
+async def collect_orphan_exit_codes(list_own_processes: Callable[[], Container[int]]) -> None:
+    """Collect the exit codes of orphans until the task is cancelled. If this process is not
+    process 1, do nothing. `list_own_processes` returns the ids of the processes whose exit codes
+    other code collects."""
     if os.getpid() != 1 or not hasattr(os, "waitid"):
         return
     while True:
-        collect_ended_orphans(list_own_processes())
-        await anyio.sleep(COLLECT_INTERVAL)
+        collect_exit_codes_once(list_own_processes())
+        await anyio.sleep(ORPHAN_CHECK_INTERVAL)
 
 
-def collect_ended_orphans(own_processes: Container[int]) -> None:
+def collect_exit_codes_once(own_processes: Container[int]) -> None:
     """Collect the exit codes of the orphans that have ended. Stop at an ended process of
     `own_processes`, because other code soon collects its exit code."""
     with suppress(ChildProcessError):  # this process has no children

@@ -26,7 +26,7 @@ RESTART_DELAY_MIN, RESTART_DELAY_MAX = timedelta(milliseconds=500), timedelta(se
 RESTART_DELAY_RESET_AFTER = 60.0
 """If a process ran for this many seconds before it failed, the delays of restarts begin again with
 the shortest one."""
-START_POLL_INTERVAL = 0.1
+START_STATUS_POLL_INTERVAL = 0.1
 """Seconds between two requests for the status of a starting worker."""
 WATCHDOG_POLLS_PER_TIMEOUT = 6
 """The number of requests for the status of a worker within the timeout of the watchdog."""
@@ -85,7 +85,7 @@ class ProcessSlot:
         """Set when a process of this slot works for the first time."""
 
     @property
-    def ended_cleanly(self) -> bool:
+    def has_ended_cleanly(self) -> bool:
         """Whether the last process that ended had stored all results."""
         return self.exit_code in {None, 0, self._rules.limit_exit_code}
 
@@ -104,7 +104,7 @@ class ProcessSlot:
             seconds = await self._run_process()
             delay: float | None = None
             if self.has_worked_event.is_set() or not must_work_once:
-                delay = self._choose_restart_delay(seconds)
+                delay = self._count_restart_and_choose_delay(seconds)
             self._log_process_end(delay)
             if delay is None:
                 return
@@ -135,7 +135,7 @@ class ProcessSlot:
         finally:
             self.process = None
         is_stopping = self._shared.stop_requested.is_set()
-        if code == -signal.SIGTERM and is_stopping and not process.has_answered:
+        if code == -signal.SIGTERM and is_stopping and not process.has_reported_status:
             code = 0  # it was stopped before the worker could handle signals
         self.exit_code = 128 - code if code < 0 else code
         if self.exit_code == self._rules.limit_exit_code:
@@ -145,9 +145,9 @@ class ProcessSlot:
         return process.age
 
     async def _watch_status(self, process: WorkerProcess) -> None:
-        """Wait until the worker works. With a watchdog, then kill it if its services or its event
-        loop make no progress."""
-        timeout, interval = self._rules.watchdog_timeout, START_POLL_INTERVAL
+        """Poll the status of the worker until it works. With a watchdog, continue to poll, and kill
+        the worker if its services or its event loop make no progress."""
+        timeout, interval = self._rules.watchdog_timeout, START_STATUS_POLL_INTERVAL
         last_alive = anyio.current_time()
         while True:
             status = await process.read_status()
@@ -157,7 +157,7 @@ class ProcessSlot:
                     return
                 interval = timeout / WATCHDOG_POLLS_PER_TIMEOUT
             now = anyio.current_time()
-            if status.is_alive if status is not None else not process.has_answered:
+            if status.is_alive if status is not None else not process.has_reported_status:
                 last_alive = now
             elif timeout and now - last_alive >= timeout:
                 self._log_kill(process, f"it was not alive for {timeout:g} s")
@@ -194,9 +194,9 @@ class ProcessSlot:
             reason=reason,
         )
 
-    def _choose_restart_delay(self, run_seconds: float) -> float | None:
-        """Return the delay before the next process, in seconds; None: there is no next process.
-        `run_seconds` is how long the last process ran."""
+    def _count_restart_and_choose_delay(self, run_seconds: float) -> float | None:
+        """Count the restart, and return the delay before the next process, in seconds; None: there
+        is no next process. `run_seconds` is how long the last process ran."""
         has_reached_limit = self.exit_code == self._rules.limit_exit_code
         if self._shared.stop_requested.is_set():
             return None
@@ -220,7 +220,7 @@ class ProcessSlot:
         }
         if self._kill_reason is not None:
             keys["reason"] = f"killed by the supervisor: {self._kill_reason}"
-        if self.ended_cleanly and not delay:
+        if self.has_ended_cleanly and not delay:
             self._log.info(WORKER_PROCESS_ENDED, **keys)
         else:
             self._log.warning(WORKER_PROCESS_ENDED, **keys)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from riverpy._tools.processes.health_pages import SupervisorHealth
-from riverpy._tools.processes.orphans import collect_orphans
+from riverpy._tools.processes.health_pages import SupervisorHealthServer
+from riverpy._tools.processes.orphans import collect_orphan_exit_codes
 from riverpy._tools.processes.slot import ProcessSlot, SharedSlotState
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class WorkerSupervisor:
         self._slots = [
             ProcessSlot(number, command, rules, self._shared) for number in range(1, count + 1)
         ]
-        self._health = None if health is None else SupervisorHealth(health, self._slots)
+        self._health = None if health is None else SupervisorHealthServer(health, self._slots)
         self._systemd = systemd
         self._forced_exit_code: int | None = None
         self._forced_exit_event = anyio.Event()
@@ -79,9 +79,9 @@ class WorkerSupervisor:
             anyio.create_task_group() as tasks,
         ):
             await tasks.start(self._handle_stop_signals)
-            tasks.start_soon(self._notify_systemd)
-            tasks.start_soon(self._kill_all_when_forced, tasks.cancel_scope)
-            tasks.start_soon(collect_orphans, self._list_process_ids)
+            tasks.start_soon(self._notify_systemd_when_ready)
+            tasks.start_soon(self._kill_all_after_third_signal, tasks.cancel_scope)
+            tasks.start_soon(collect_orphan_exit_codes, self._list_process_ids)
             await self._run_slots()
             tasks.cancel_scope.cancel()
         return self._choose_exit_code()
@@ -90,12 +90,12 @@ class WorkerSupervisor:
         first, *others = self._slots
         async with anyio.create_task_group() as tasks:
 
-            async def run_first() -> None:
+            async def run_first_slot() -> None:
                 await first.run(must_work_once=True)
                 if not first.has_worked_event.is_set():
                     tasks.cancel_scope.cancel()
 
-            tasks.start_soon(run_first)
+            tasks.start_soon(run_first_slot)
             await first.has_worked_event.wait()
             for slot in others:
                 tasks.start_soon(slot.run)
@@ -106,16 +106,16 @@ class WorkerSupervisor:
         first = self._slots[0]
         if not first.has_worked_event.is_set():
             return first.exit_code or 0
-        return 0 if all(slot.ended_cleanly for slot in self._slots) else self._unclean_exit_code
+        return 0 if all(slot.has_ended_cleanly for slot in self._slots) else self._unclean_exit_code
 
-    async def _notify_systemd(self) -> None:
+    async def _notify_systemd_when_ready(self) -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._notify_stopping)
+            tasks.start_soon(self._notify_systemd_when_stopping)
             for slot in self._slots:
                 await slot.has_worked_event.wait()
             self._systemd.notify(READY=1, STATUS=f"{len(self._slots)} worker processes work")
 
-    async def _notify_stopping(self) -> None:
+    async def _notify_systemd_when_stopping(self) -> None:
         await self._shared.stop_requested.wait()
         self._systemd.notify(STOPPING=1, STATUS="waiting for running jobs")
 
@@ -140,7 +140,7 @@ class WorkerSupervisor:
     def _list_process_ids(self) -> set[int]:
         return {slot.process.pid for slot in self._slots if slot.process is not None}
 
-    async def _kill_all_when_forced(self, scope: anyio.CancelScope) -> None:
+    async def _kill_all_after_third_signal(self, scope: anyio.CancelScope) -> None:
         await self._forced_exit_event.wait()
         for slot in self._slots:
             slot.kill("a third signal arrived")

@@ -103,13 +103,14 @@ class WorkerProcess:
         return anyio.current_time() - self._started_at
 
     @property
-    def has_answered(self) -> bool:
+    def has_reported_status(self) -> bool:
         """Whether the process has reported its status."""
         return self._status is not None
 
     @property
     def exit_timeout(self) -> float:
-        """Seconds from the start of a stop to the time at which the process has ended by itself."""
+        """The longest time from the start of a soft stop until the process ends by itself, in
+        seconds."""
         status = self._status
         if status is None:
             return self.hard_stop_exit_timeout
@@ -121,8 +122,8 @@ class WorkerProcess:
 
     @property
     def hard_stop_exit_timeout(self) -> float:
-        """Seconds from the start of a hard stop to the time at which the process has ended by
-        itself."""
+        """The longest time from the start of a hard stop until the process ends by itself, in
+        seconds."""
         if self._status is None:
             return HARD_STOP_TIMEOUT_DEFAULT.total_seconds() + EXIT_MARGIN
         return self._status.hard_stop_timeout + EXIT_MARGIN
