@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import click
 
 from riverpy._postgres.driver import DATABASE_ERRORS, is_permanent_statement_error
-from riverpy.cli._connected import open_connection, wait_for_statement
+from riverpy.cli._connected import open_command_connection, wait_for_statement
 from riverpy.cli._output import print_json, print_note
 from riverpy.cli._run import (
     EXIT_FAILURE,
@@ -85,7 +85,7 @@ def change_items(
             print_note(f"{len(results):,} of {len(items):,} {noun}s")
 
     async def change_all_items() -> None:
-        async with open_connection(database) as found:
+        async with open_command_connection(database) as found:
             client = Client(config=Config(schema=found.schema))
             for number, item in enumerate(items, 1):
                 try:

@@ -34,7 +34,7 @@ class CommandConnection(NamedTuple):
     schema_state: SchemaState
     database_url: str
 
-    async def run_read(
+    async def run_read_statement(
         self,
         statement: Callable[Concatenate[Connection, str | None, ArgsP], Awaitable[ResultT]],
         *args: ArgsP.args,
@@ -58,7 +58,7 @@ class CommandConnection(NamedTuple):
 
 
 @asynccontextmanager
-async def open_connection(database: DatabaseSettings) -> AsyncGenerator[CommandConnection]:
+async def open_command_connection(database: DatabaseSettings) -> AsyncGenerator[CommandConnection]:
     """Connect, and check that River's tables exist."""
     url = database.require_url()
     connection = await connect(url)

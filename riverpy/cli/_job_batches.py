@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 import click
 
 from riverpy._tools.text import format_count, format_seconds
-from riverpy.cli._connected import open_connection
+from riverpy.cli._connected import open_command_connection
 from riverpy.cli._job_filters import describe_filters
 from riverpy.cli._output import make_printable, print_json, print_note
 from riverpy.cli._run import EXIT_FAILURE, run_async
@@ -148,7 +148,7 @@ def _exclude_ended_states(filters: JobFilters) -> JobFilters:
 
 @asynccontextmanager
 async def _open_client(database: DatabaseSettings) -> AsyncGenerator[Client]:
-    async with open_connection(database) as found:
+    async with open_command_connection(database) as found:
         url, schema = found.database_url, found.schema
     async with Client(url, config=Config(schema=schema, pool_size=2)) as client:
         yield client

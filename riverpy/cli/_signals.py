@@ -190,11 +190,11 @@ class StopSignalHandler:
         """Replace the `StopPlan`. Call this in the event loop."""
         self._stop_plan = plan
 
-    def request_stop(self) -> None:
+    def request_soft_stop(self) -> None:
         """Start a soft stop, unless a stop has started. Can be called in any thread."""
         self._send_byte(_STOP_REQUEST_BYTE)
 
-    def request_uncounted_stop(self) -> None:
+    def request_uncounted_soft_stop(self) -> None:
         """Start a soft stop, unless a stop has started. The request does not count as a signal, so
         only the second signal after it starts the hard stop. Can be called in any thread."""
         self._send_byte(_UNCOUNTED_STOP_REQUEST_BYTE)

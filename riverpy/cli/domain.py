@@ -22,7 +22,7 @@ from riverpy._tools.doctor.finding import LEVEL_NAMES, with_check_name
 from riverpy._tools.domain_map import DomainMap, read_domains
 from riverpy._tools.lease_map import leader_lease_name, read_lease_map
 from riverpy._tools.text import format_count, format_seconds
-from riverpy.cli._connected import open_connection, wait_for_statement
+from riverpy.cli._connected import open_command_connection, wait_for_statement
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, make_printable, print_json, print_table, print_text
 from riverpy.cli._run import CommandError, run_async
@@ -178,12 +178,12 @@ def claim(database: DatabaseSettings, *, queue: str, to: str, force: bool, as_js
 async def _read_domain_map(database: DatabaseSettings) -> tuple[DomainMap, LeaseMap | None]:
     """Return the domains, and the clients' reports about leases. Instead of the reports, return
     None if the table has no column for them."""
-    async with open_connection(database) as found:
+    async with open_command_connection(database) as found:
         found.expect_riverpy_migration(DOMAINS_MIGRATION, "tables of domains")
         lease_map = None
         if found.has_riverpy_migration(LEASE_REPORTS_MIGRATION):
-            lease_map = await found.run_read(read_lease_map)
-        return await found.run_read(read_domains), lease_map
+            lease_map = await found.run_read_statement(read_lease_map)
+        return await found.run_read_statement(read_domains), lease_map
 
 
 def _find_standbys(
@@ -237,14 +237,14 @@ async def assign_queue_to_domain(
 ) -> tuple[str, str | None]:
     """Assign a queue to a domain. Return its old domain, and the leader of the new domain (None: it
     has no leader)."""
-    async with open_connection(database) as found:
+    async with open_command_connection(database) as found:
         found.expect_riverpy_migration(DOMAINS_MIGRATION, "tables of domains")
         before: str | None = None
         purpose = "waiting for the leaders' transactions"
         while before is None:
             assignment = _try_to_assign_queue(found, queue, to, check_owner)
             before = await wait_for_statement(purpose, assignment)
-        seen = await found.run_read(read_domains)
+        seen = await found.run_read_statement(read_domains)
     leader = seen.last_leader(to)
     return before, None if leader is None or leader.has_lease_ended else leader.holder
 

@@ -24,7 +24,7 @@ from riverpy._tools.health.http_client import (
     http_get,
     parse_address,
 )
-from riverpy.cli._connected import open_connection
+from riverpy.cli._connected import open_command_connection
 from riverpy.cli._options import database_options, kinds_option, queues_option, states_option
 from riverpy.cli._output import make_printable, print_note, redirect_stdout_to_devnull
 from riverpy.cli._run import CommandError, error_to_one_line, run_async
@@ -192,7 +192,7 @@ async def _follow_fleet_events(
     print_line: Callable[[bytes], Any],
 ) -> None:
     """Print the events of all workers until interrupted."""
-    async with open_connection(database) as checked:
+    async with open_command_connection(database) as checked:
         url, schema = checked.database_url, checked.schema
     client = Client(url, config=Config(schema=schema, pool_size=1))
     dropped = 0

@@ -18,7 +18,7 @@ from riverpy._tools.doctor.server import require_primary
 from riverpy._tools.domain_map import TABLE_MISSING_SQLSTATE, read_domains
 from riverpy._tools.health.http_client import NO_HEALTH_SERVER_ERROR, http_get, parse_address
 from riverpy._tools.health.probes import CheckResult, ProbeResult, check_leaders
-from riverpy.cli._connected import open_connection, wait_for_statement
+from riverpy.cli._connected import open_command_connection, wait_for_statement
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import make_printable, print_json, print_text
 from riverpy.cli._run import EXIT_NOT_READY, error_to_one_line, print_traceback_if_debug, run_async
@@ -125,13 +125,13 @@ async def _probe_database(database: DatabaseSettings, max_lag: timedelta) -> Pro
 
 
 async def _run_database_checks(database: DatabaseSettings, max_lag: timedelta) -> ProbeResult:
-    async with open_connection(database) as found:
+    async with open_command_connection(database) as found:
         await wait_for_statement(
             "reading the role of the server", require_primary(found.connection)
         )
         checks: dict[str, CheckResult] = {}
         if found.has_riverpy_migration(CLIENTS_MIGRATION):
-            living = await found.run_read(client_count_live)
+            living = await found.run_read_statement(client_count_live)
             checks["workers"] = CheckResult(
                 ok=living > 0,
                 reason=f"{living} with heartbeats" if living else "none sends heartbeats",
@@ -139,8 +139,8 @@ async def _run_database_checks(database: DatabaseSettings, max_lag: timedelta) -
         else:
             checks["workers"] = TABLES_MISSING_RESULT
         checks["leaders"] = await _check_leaders(found, max_lag)
-        names = await found.run_read(queue_list_with_waiting_jobs, CHECKED_QUEUES_MAX)
-        lags = await found.run_read(queue_get_lags, names)
+        names = await found.run_read_statement(queue_list_with_waiting_jobs, CHECKED_QUEUES_MAX)
+        lags = await found.run_read_statement(queue_get_lags, names)
     queue, lag = max(lags.items(), key=lambda one: one[1], default=(None, None))
     if queue is None or lag is None or not lag:
         checks["lag"] = CheckResult(ok=True, reason="no due job waits")
@@ -155,7 +155,7 @@ async def _check_leaders(database: CommandConnection, max_lag: timedelta) -> Che
     if not database.has_riverpy_migration(DOMAINS_MIGRATION):
         return TABLES_MISSING_RESULT
     try:
-        seen = await database.run_read(read_domains)
+        seen = await database.run_read_statement(read_domains)
     except InsufficientPrivilegeError as error:
         print_traceback_if_debug(error)
         return CheckResult(ok=True, reason=f"not known: {error_to_one_line(error)}")

@@ -13,7 +13,7 @@ from riverpy._postgres.damaged_jobs import make_damaged_jobs_error
 from riverpy._postgres.transactions import read_server_time
 from riverpy._tools.text import format_count
 from riverpy.cli._changes import ACTION_UNCHANGED, ItemChangeResult, change_items
-from riverpy.cli._connected import open_connection
+from riverpy.cli._connected import open_command_connection
 from riverpy.cli._job_batches import change_matching_jobs
 from riverpy.cli._job_filters import JOB_ID_TYPE, job_filter_options, job_ids_option
 from riverpy.cli._job_log import decode_job_log, print_job_log
@@ -318,7 +318,7 @@ async def _read_in_transaction(
     database: DatabaseSettings, read: Callable[[Client, Transaction], Awaitable[ResultT]]
 ) -> ResultT:
     """Connect to the database, and return the result of `read`, which reads in one transaction."""
-    async with open_connection(database) as found:
+    async with open_command_connection(database) as found:
         client = Client(config=Config(schema=found.schema))
         reason = f"reading jobs took longer than {JOB_READ_TIMEOUT:g} s"
         with anyio.fail_after(JOB_READ_TIMEOUT, reason=reason):

@@ -19,7 +19,7 @@ from riverpy._postgres.leases import lease_request_resign
 from riverpy._postgres.schema import CLIENTS_MIGRATION, DOMAINS_MIGRATION, LEASE_REPORTS_MIGRATION
 from riverpy._tools.domain_map import read_domains
 from riverpy._tools.lease_map import leader_lease_name, read_lease_map
-from riverpy.cli._connected import open_connection, wait_for_statement
+from riverpy.cli._connected import open_command_connection, wait_for_statement
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_table
 from riverpy.cli._run import EXIT_FAILURE, run_async
@@ -155,15 +155,19 @@ def resign(database: DatabaseSettings, *, wait: timedelta, domain: str, as_json:
 async def _read_leader_and_candidates(
     database: DatabaseSettings, domain: str
 ) -> tuple[LeaderOutput | None, list[LeaderCandidate] | None, LeaseMap | None]:
-    async with open_connection(database) as found:
+    async with open_command_connection(database) as found:
         await _check_domain_exists(found, domain)
         leader = await _read_leader(found, domain)
         if not found.has_riverpy_migration(CLIENTS_MIGRATION):
             return leader, None, None
         lease_map = None
         if found.has_riverpy_migration(LEASE_REPORTS_MIGRATION):
-            lease_map = await found.run_read(read_lease_map)
-        return leader, await found.run_read(client_list_candidates, domain=domain), lease_map
+            lease_map = await found.run_read_statement(read_lease_map)
+        return (
+            leader,
+            await found.run_read_statement(client_list_candidates, domain=domain),
+            lease_map,
+        )
 
 
 async def _request_resign_and_wait(
@@ -171,7 +175,7 @@ async def _request_resign_and_wait(
 ) -> tuple[LeaderOutput | None, LeaderOutput | None]:
     """Request that the leader resigns, and wait for the next leader. Return the leader before the
     request and the leader at the end."""
-    async with open_connection(database) as found:
+    async with open_command_connection(database) as found:
         await _check_domain_exists(found, domain)
         before = after = await _read_leader(found, domain)
         if before is None or before.expired:
@@ -189,7 +193,7 @@ async def _check_domain_exists(database: CommandConnection, domain: str) -> None
     if domain == DEFAULT_DOMAIN:
         return
     database.expect_riverpy_migration(DOMAINS_MIGRATION, "tables of domains")
-    seen = await database.run_read(read_domains)
+    seen = await database.run_read_statement(read_domains)
     known = {*seen.non_default_domains, *(one.domain for one in seen.leaders)} - {SCHEMA_LEASE_NAME}
     if domain not in known:
         alike = get_close_matches(domain, known)
@@ -209,9 +213,9 @@ async def _request_resign(database: CommandConnection, domain: str) -> None:
 
 async def _read_leader(database: CommandConnection, domain: str) -> LeaderOutput | None:
     if domain == DEFAULT_DOMAIN:
-        row = await database.run_read(leader_get)
+        row = await database.run_read_statement(leader_get)
         return None if row is None else _make_leader_output(*row)
-    for row in await database.run_read(domain_list_leaders):
+    for row in await database.run_read_statement(domain_list_leaders):
         if (
             row.domain == domain
             and row.expires_at is not None

@@ -22,7 +22,7 @@ from riverpy._postgres.leases import lease_get, lease_list, lease_request_resign
 from riverpy._postgres.schema import LEASE_REPORTS_MIGRATION, LEASES_MIGRATION
 from riverpy._tools.lease_map import describe_lag, find_lease_reports, read_lease_map
 from riverpy._tools.text import format_names, format_seconds
-from riverpy.cli._connected import open_connection, wait_for_statement
+from riverpy.cli._connected import open_command_connection, wait_for_statement
 from riverpy.cli._options import ROW_LIMIT_MAX, database_options, json_option, limit_option
 from riverpy.cli._output import (
     format_time,
@@ -218,10 +218,10 @@ def resign(
 async def _list_leases(
     database: DatabaseSettings, with_internal: bool, limit: int
 ) -> tuple[list[LeaseOutput], LeaseMap | None]:
-    async with open_connection(database) as found:
+    async with open_command_connection(database) as found:
         _expect_lease_table(found)
         prefix = None if with_internal else USER_LEASE_NAME_PREFIX
-        rows = await found.run_read(lease_list, prefix=prefix, limit=limit)
+        rows = await found.run_read_statement(lease_list, prefix=prefix, limit=limit)
         lease_map = await _read_lease_map(found)
         return [_make_lease_output(row, lease_map) for row in rows], lease_map
 
@@ -231,7 +231,7 @@ async def _require_lease(
 ) -> tuple[LeaseOutput, LeaseMap | None]:
     """Return the lease with this name. Raise NotFoundError if no process has acquired the lease
     yet."""
-    async with open_connection(database) as found:
+    async with open_command_connection(database) as found:
         _expect_lease_table(found)
         lease_map = await _read_lease_map(found)
         lease = await _read_lease(found, name, lease_map)
@@ -244,7 +244,7 @@ async def _read_lease_map(database: CommandConnection) -> LeaseMap | None:
     """Return the clients' reports about leases. None: the table has no column for them."""
     if not database.has_riverpy_migration(LEASE_REPORTS_MIGRATION):
         return None
-    return await database.run_read(read_lease_map)
+    return await database.run_read_statement(read_lease_map)
 
 
 async def _request_release_and_wait(
@@ -253,7 +253,7 @@ async def _request_release_and_wait(
     """Request that the holder of this term releases the lease, and wait for the end of the term.
     Then wait a short time for the next holder. Return the lease at the end, or None if its row was
     deleted."""
-    async with open_connection(database) as found:
+    async with open_command_connection(database) as found:
         request = lease_request_resign(
             found.connection,
             found.schema,
@@ -286,19 +286,21 @@ def _expect_lease_table(database: CommandConnection) -> None:
 async def _read_lease(
     database: CommandConnection, name: str, lease_map: LeaseMap | None
 ) -> LeaseOutput | None:
-    row = await database.run_read(lease_get, name=USER_LEASE_NAME_PREFIX + name)
+    row = await database.run_read_statement(lease_get, name=USER_LEASE_NAME_PREFIX + name)
     return None if row is None else _make_lease_output(row, lease_map)
 
 
 async def _raise_lease_not_found(database: CommandConnection, name: str) -> NoReturn:
     """Raise NotFoundError. Its text lists similar names, or the command for the lease of a
     domain."""
-    if await database.run_read(lease_get, name=domain_lease_name(name)):
+    if await database.run_read_statement(lease_get, name=domain_lease_name(name)):
         raise NotFoundError(
             f"{name!r} is the lease of a domain, not of your code: use `riverpy leader show "
             f"--domain {name}` or `riverpy leader resign --domain {name}`"
         )
-    rows = await database.run_read(lease_list, prefix=USER_LEASE_NAME_PREFIX, limit=ROW_LIMIT_MAX)
+    rows = await database.run_read_statement(
+        lease_list, prefix=USER_LEASE_NAME_PREFIX, limit=ROW_LIMIT_MAX
+    )
     alike = get_close_matches(name, [row.name.removeprefix(USER_LEASE_NAME_PREFIX) for row in rows])
     hint = f"; did you mean {' or '.join(map(repr, alike))}?" if alike else ""
     raise NotFoundError(

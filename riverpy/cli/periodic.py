@@ -10,7 +10,7 @@ from riverpy._postgres import periodic as table
 from riverpy._postgres.domains import domain_list_leaders
 from riverpy._postgres.leaders import leader_get
 from riverpy._postgres.schema import PERIODIC_JOBS_MIGRATION
-from riverpy.cli._connected import open_connection
+from riverpy.cli._connected import open_command_connection
 from riverpy.cli._options import database_options, json_option
 from riverpy.cli._output import format_time, print_json, print_note, print_table
 from riverpy.cli._run import run_async
@@ -44,7 +44,7 @@ def list_(database: DatabaseSettings, *, as_json: bool) -> None:
 
     RUN REQUESTED is the time of a `periodic run` whose job no leader has inserted yet.
     """
-    states = run_async(_run_statement, database, table.periodic_list)
+    states = run_async(_connect_and_run_statement, database, table.periodic_list)
     if as_json:
         print_json({"periodic_jobs": states})
         return
@@ -81,7 +81,7 @@ def next_(database: DatabaseSettings, *, job_id: str, count: int, as_json: bool)
 
     For a schedule in your own code, only the next one is known.
     """
-    state = run_async(_run_statement, database, table.periodic_get, job_id)
+    state = run_async(_connect_and_run_statement, database, table.periodic_get, job_id)
     schedule = parse_schedule(state.schedule)
     slots = [] if state.next_run_at is None else [state.next_run_at]
     while schedule is not None and slots and len(slots) < count:
@@ -119,7 +119,7 @@ def run_(database: DatabaseSettings, *, job_id: str, as_json: bool) -> None:
     does it within 5 seconds. If the leader does not have this periodic job, the next leader that
     has it inserts the job.
     """
-    leader_id = run_async(_run_statement, database, _request_periodic_run, job_id)
+    leader_id = run_async(_connect_and_run_statement, database, _request_periodic_run, job_id)
     if as_json:
         print_json({"id": job_id, "action": "run requested", "leader_id": leader_id})
     elif leader_id is None:
@@ -157,7 +157,7 @@ def _change_periodic_job(
     *,
     as_json: bool,
 ) -> None:
-    run_async(_run_statement, database, statement, job_id)
+    run_async(_connect_and_run_statement, database, statement, job_id)
     if as_json:
         print_json({"id": job_id, "action": action})
     else:
@@ -181,10 +181,10 @@ async def _request_periodic_run(
     return None if leader is None or leader.seconds_until_expiry < 0 else leader.leader_id
 
 
-async def _run_statement(
+async def _connect_and_run_statement(
     database: DatabaseSettings, statement: Callable[..., Awaitable[ResultT]], *args: str
 ) -> ResultT:
     """Connect to a database with periodic jobs, and return the result of a statement."""
-    async with open_connection(database) as found:
+    async with open_command_connection(database) as found:
         found.expect_riverpy_migration(PERIODIC_JOBS_MIGRATION, "table of periodic jobs")
-        return await found.run_read(statement, *args)
+        return await found.run_read_statement(statement, *args)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from riverpy.cli._changes import ACTION_UNCHANGED, ItemChangeResult, change_items
-from riverpy.cli._connected import open_connection, wait_for_statement
+from riverpy.cli._connected import open_command_connection, wait_for_statement
 from riverpy.cli._options import database_options, json_option, limit_option
 from riverpy.cli._output import format_time, print_json, print_note, print_table
 from riverpy.cli._run import run_async
@@ -87,7 +87,7 @@ def resume(database: DatabaseSettings, *, names: Sequence[str], as_json: bool) -
 
 
 async def _list_queues(database: DatabaseSettings, limit: int) -> list[Queue]:
-    async with open_connection(database) as found, found.connection.transaction():
+    async with open_command_connection(database) as found, found.connection.transaction():
         client = Client(config=Config(schema=found.schema))
         reading = client.queue_list(limit=limit, tx=found.connection)
         return await wait_for_statement("reading queues", reading)

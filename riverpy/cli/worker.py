@@ -259,9 +259,9 @@ class _WorkerProcess:
     def run(self, target: ClientTarget) -> int:
         """Work until stopped, and return the exit code. After the run, threads and tasks of the
         user's code can delay the end of the process by at most `PROCESS_EXIT_TIMEOUT`."""
-        self._log_stream.on_reader_ended = self._signal_handler.request_stop
+        self._log_stream.on_reader_ended = self._signal_handler.request_soft_stop
         if self._supervisor_connection is not None:
-            self._supervisor_connection.soft_stop = self._signal_handler.request_uncounted_stop
+            self._supervisor_connection.soft_stop = self._signal_handler.request_uncounted_soft_stop
             self._supervisor_connection.hard_stop = self._signal_handler.request_hard_stop
         self._signal_handler.start()
         code = EXIT_FAILURE
@@ -321,7 +321,7 @@ class _WorkerProcess:
                     force_exit=lambda: self._exit_from_blocked_loop(client),
                 )
             )
-            async with self._limits.watch(client, self._signal_handler.request_uncounted_stop):
+            async with self._limits.watch(client, self._signal_handler.request_uncounted_soft_stop):
                 report = await self._run_client(client)
             self._abandoned_claims = report.abandoned
         if report.abandoned:

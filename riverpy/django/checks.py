@@ -15,7 +15,7 @@ from django.db.migrations.recorder import MigrationRecorder
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy._postgres.schema import list_migration_lines
 from riverpy.client import Client
-from riverpy.django.schema import read_schema
+from riverpy.django.schema import read_river_schema
 from riverpy.django.settings import (
     SETTING_NAME,
     find_setting_problems,
@@ -157,7 +157,7 @@ def check_tables(databases: Sequence[str] | None = None, **_: Any) -> Sequence[C
     connection = connections[settings.database]
     hint = "run `manage.py riverpy migrate up`"
     try:
-        schema = read_schema(connection, settings.schema)
+        schema = read_river_schema(connection, settings.schema)
         messages = schema.find_problems()
         if settings.migrations == "django" and not _are_missing_migrations_recorded(
             connection, schema

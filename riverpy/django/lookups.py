@@ -6,7 +6,7 @@ from django.db import connections
 
 from riverpy._postgres.sql_files import get_query
 from riverpy._without_loop import run_without_loop
-from riverpy.django.schema import make_session
+from riverpy.django.schema import adapt_django_connection
 from riverpy.django.settings import read_settings
 
 OFFERED_NAMES_MAX = 200
@@ -27,6 +27,6 @@ def list_queue_names() -> list[str]:
 
 def _list_names(file: str, statement: str, limit: int) -> list[str]:
     settings = read_settings()
-    session = make_session(connections[settings.database])
+    session = adapt_django_connection(connections[settings.database])
     query = get_query(file, statement, settings.schema)
     return [row[0] for row in run_without_loop(query.fetch(session, limit=limit))]

@@ -66,12 +66,12 @@ def make_table_name(table: str) -> str:
     return table if schema is None else f"{quote_identifier(schema)}.{quote_identifier(table)}"
 
 
-def make_session(connection: BaseDatabaseWrapper) -> Transaction:
+def adapt_django_connection(connection: BaseDatabaseWrapper) -> Transaction:
     """Return an adapter of a Django connection, with the methods of asyncpg that statements use."""
     return cast("Transaction", DjangoSession(connection))
 
 
-def read_schema(connection: BaseDatabaseWrapper, schema: str | None) -> RiverSchema:
+def read_river_schema(connection: BaseDatabaseWrapper, schema: str | None) -> RiverSchema:
     """Read which migrations a database has.
 
     Raises:
@@ -79,7 +79,9 @@ def read_schema(connection: BaseDatabaseWrapper, schema: str | None) -> RiverSch
         ServerVersionError: PostgreSQL is older than 13.
         asyncpg.PostgresError: the database failed.
     """
-    return RiverSchema(run_without_loop(read_schema_state(make_session(connection), schema)))
+    return RiverSchema(
+        run_without_loop(read_schema_state(adapt_django_connection(connection), schema))
+    )
 
 
 def run_migration(editor: Any, line: str, version: int, direction: Direction) -> None:
@@ -102,7 +104,7 @@ def run_migration(editor: Any, line: str, version: int, direction: Direction) ->
     is_first = (line, version, direction) == (MAIN_MIGRATION_LINE, 1, Direction.UP)
     if not editor.collect_sql:
         schema = _lock_schema(editor.connection, schema, may_create=is_first)
-        state = read_schema(editor.connection, schema).state
+        state = read_river_schema(editor.connection, schema).state
         if state.are_migrations_unrecorded() and direction is Direction.UP:
             raise MigrationError(state.make_unrecorded_migrations_message())
         if (version in state.applied_versions(line)) is (direction is Direction.UP):
@@ -122,14 +124,14 @@ def _lock_schema(connection: BaseDatabaseWrapper, schema: str | None, *, may_cre
     If it is missing and `may_create` is True, create it."""
     is_missing = False
     try:
-        name = read_schema(connection, schema).state.schema
+        name = read_river_schema(connection, schema).state.schema
     except SchemaMissingError:
         if schema is None or not may_create:
             raise
         name, is_missing = schema, True
 
     async def lock() -> None:
-        session = make_session(connection)
+        session = adapt_django_connection(connection)
         await get_query("river_migration", "migration_lock", None).execute(session, schema=name)
         await get_query("session", "session_set_lock_timeout", None).execute(
             session, lock_timeout=f"{LOCK_TIMEOUT_MILLISECONDS}ms"

@@ -21,7 +21,7 @@ from riverpy._names import validate_kind, validate_queue_name
 from riverpy._postgres.jobs import job_get
 from riverpy._without_loop import run_without_loop
 from riverpy.django.django_client import client
-from riverpy.django.schema import make_session
+from riverpy.django.schema import adapt_django_connection
 from riverpy.django.settings import read_settings
 from riverpy.django.task_jobs import (
     TASK_KIND_PREFIX,
@@ -122,7 +122,7 @@ class RiverpyBackend(BaseTaskBackend):
         job_id = int(text) if text.isascii() and text.isdigit() else _JOB_ID_MAX + 1
         record = None
         if job_id <= _JOB_ID_MAX:
-            session = make_session(connections[settings.database])
+            session = adapt_django_connection(connections[settings.database])
             record = run_without_loop(job_get(session, settings.schema, job_id))
         row = None if record is None else JobRow(cast("Sequence[Any]", record))
         if row is None or not row.kind.startswith(TASK_KIND_PREFIX):

@@ -96,7 +96,7 @@ class UrlDatabase(BlockingDatabase):
     def close(self) -> None:
         """Close the idle connections. Connections in use are closed when their calls end."""
         self._opener_pid, self.is_open = None, False
-        connections = self._get_connections()
+        connections = self._get_process_connections()
         while connections.idle:
             connections.idle.pop().connection.close()
 
@@ -108,7 +108,7 @@ class UrlDatabase(BlockingDatabase):
         ):
             yield session
 
-    def _get_connections(self) -> _ProcessConnections:
+    def _get_process_connections(self) -> _ProcessConnections:
         if self._connections.pid != os.getpid():
             self._inherited.append(self._connections)
             self._connections = _ProcessConnections(self._size)
@@ -116,7 +116,7 @@ class UrlDatabase(BlockingDatabase):
 
     @contextmanager
     def _borrow_connection(self) -> Generator[psycopg.Connection[Any]]:
-        connections = self._get_connections()
+        connections = self._get_process_connections()
         if not connections.free_places.acquire(timeout=FREE_CONNECTION_TIMEOUT):
             raise TimeoutError(
                 f"got no connection within {FREE_CONNECTION_TIMEOUT:g} s, because all "
