@@ -94,13 +94,14 @@ class _Api:
         server_url = request.scope.get("root_path", "").rstrip("/") or "/api"
         return _make_response(make_openapi_document(ENDPOINTS, server_url, _API_DESCRIPTION))
 
-    async def _send_http_error(self, _request: Request, error: HTTPException) -> Response:
-        message = "There is no such address in the API." if error.status_code == 404 else ""
-        detail = str(error.detail)
-        response = _make_response(
-            ErrorAnswer(message if message and detail == "Not Found" else detail),
-            error.status_code,
-        )
+    async def _send_http_error(self, request: Request, error: HTTPException) -> Response:
+        message = str(error.detail)
+        if error.status_code == 404 and message == "Not Found":
+            message = "There is no such address in the API."
+        elif error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "another method")
+            message = f"{request.method} is not possible for this address: use {allowed}."
+        response = _make_response(ErrorAnswer(message), error.status_code)
         response.headers.update(error.headers or {})
         return response
 

@@ -98,7 +98,9 @@ PAGE = Page("worker", "/worker", "worker.html", load_worker_page)
 def _make_not_found_error(client_id: str) -> PageError:
     return PageError(
         404,
-        f"There is no worker {quote_name(client_id)}.",
+        f"There is no worker {quote_name(client_id)}."
+        if client_id
+        else "This address names no worker, and no job runs in an unknown one.",
         "A worker that has stopped is not listed any more. The page Workers lists all.",
     )
 

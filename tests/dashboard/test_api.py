@@ -252,7 +252,10 @@ async def test_who_may_use_it(schema: Schema, client: Client) -> None:
         ):
             answer = await browser.post("/api/jobs/cancel", content=change, headers=headers)
             assert (answer.status_code, list(answer.json())) == (status, ["message"])
-        assert (await browser.options("/api/jobs/cancel", headers=write)).status_code == 405
+        answer = await browser.options("/api/jobs/cancel", headers=write)
+        assert answer.status_code == 405
+        message = "OPTIONS is not possible for this address: use POST."
+        assert answer.json() == {"message": message}
         for body, status in (
             (b"{", 400),
             (b"7", 400),
