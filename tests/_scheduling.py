@@ -5,11 +5,8 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
@@ -34,8 +31,6 @@ SHARING = (
 The tests of each file run on one worker."""
 DJANGO = "tests/django/"
 """Tests that share a database with the tables of Django. They run on one worker."""
-EXIT_TIMEOUT = 5.0
-"""Seconds to wait for the exit of a lost worker."""
 QUIET = (
     "tests/faults/test_connections.py",
     "tests/faults/test_failover.py",
@@ -51,14 +46,7 @@ one worker, one after the other."""
 
 class Scheduling(LoadScopeScheduling):
     """Distributes tests one by one, except those of `SHARING`, `DJANGO` and `QUIET`, and continues
-    when a worker dies. (The marks of xdist for this have no effect with this version of pytest.)
-
-    A test whose worker died of a segmentation fault runs once more. The fault is one of the
-    interpreter or of an extension, and an earlier test of the worker may be its cause."""
-
-    def __init__(self, config: pytest.Config, log: Any) -> None:
-        super().__init__(config, log)
-        self._repeated: set[str] = set()
+    when a worker dies. (The marks of xdist for this have no effect with this version of pytest.)"""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
@@ -89,25 +77,11 @@ class Scheduling(LoadScopeScheduling):
             for nodeid, is_done in unit.items()
             if not is_done
         ]
-        lost = left[0][1] if left else None
-        if lost is not None and lost not in self._repeated and _had_segmentation_fault(node):
-            self._repeated.add(lost)
-            print(f"\nsegmentation fault in {lost}, which runs once more", file=sys.stderr)
-            lost = None
-        for scope, nodeid in left if lost is None else left[1:]:
+        for scope, nodeid in left[1:]:
             self.workqueue.setdefault(scope, {})[nodeid] = False
         for other in self.nodes:
             self._reschedule(other)
-        return lost
-
-
-def _had_segmentation_fault(node: WorkerController) -> bool:
-    """Return whether the process of a lost worker ended by SIGSEGV."""
-    process = cast("subprocess.Popen[bytes]", node.gateway._io.popen)
-    try:
-        return process.wait(EXIT_TIMEOUT) == -signal.SIGSEGV
-    except subprocess.TimeoutExpired:
-        return False
+        return left[0][1] if left else None
 
 
 WORKERS_PER_PROCESSOR = 3
