@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from riverpy._lifecycle import run_despite_cancellation
 from riverpy._plugins import plugin_name
-from riverpy._without_loop import get_current_task, refuse_wait
+from riverpy._without_loop import get_current_task, refuse_wait_without_loop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -135,7 +135,7 @@ async def run_middleware(
     try:
         try:
             call = call_middleware(first, do_inner)
-            await refuse_wait(call, lambda: f"the middleware {plugin_name(first)}")
+            await refuse_wait_without_loop(call, lambda: f"the middleware {plugin_name(first)}")
             error = do_inner.get_inner_error()
         except GeneratorExit:  # the event loop may have ended: do not await
             raise

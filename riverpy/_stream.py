@@ -39,10 +39,10 @@ class Stream(Generic[ItemT]):
         self._waiting_items.append(item)
         self._items_ready.set()
 
-    def _count_dropped_item(self, event: str) -> None:
-        """Count a dropped item. The first one is logged as `event`."""
+    def _count_dropped_item(self, log_event: str) -> None:
+        """Count a dropped item. The first one is logged as `log_event`."""
         if self.dropped == 0:
-            self._log.warning(event, size=self._size)
+            self._log.warning(log_event, size=self._size)
         self.dropped += 1
         self._owner.dropped_item_count += 1
 

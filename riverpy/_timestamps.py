@@ -21,14 +21,14 @@ def decode_timestamp(raw: int | bytes | None) -> datetime | None:
     if raw is None:
         return None
     if isinstance(raw, bytes):
-        raw = decode_wire_timestamp(raw)
+        raw = decode_wire_microseconds(raw)
     try:
         return PG_EPOCH + timedelta(microseconds=raw)
     except OverflowError:
         return _TIMESTAMP_MAX if raw > 0 else _TIMESTAMP_MIN
 
 
-def decode_wire_timestamp(raw: bytes) -> int:
+def decode_wire_microseconds(raw: bytes) -> int:
     """Return the microseconds since 2000 of a timestamp in the wire format."""
     return int.from_bytes(raw, "big", signed=True)
 

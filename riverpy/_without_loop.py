@@ -35,14 +35,16 @@ _NO_EVENT_LOOP_ERROR_TEXT = "no running event loop"
 """asyncio's text of the RuntimeError for code that needs an event loop."""
 
 
-class _Caller(NamedTuple):
+class _ThreadAndTask(NamedTuple):
     """The thread and the task of the code that runs a coroutine without an event loop."""
 
     thread_id: int
     task: asyncio.Task[Any] | None
 
 
-_caller: ContextVar[_Caller | None] = ContextVar("riverpy_caller_without_loop", default=None)
+_caller_without_loop: ContextVar[_ThreadAndTask | None] = ContextVar(
+    "riverpy_caller_without_loop", default=None
+)
 
 
 def run_without_loop(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
@@ -52,7 +54,7 @@ def run_without_loop(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
         ConfigError: the coroutine waits for something.
         BaseException: the coroutine raised this error.
     """
-    token = _caller.set(_Caller(threading.get_ident(), get_current_task()))
+    token = _caller_without_loop.set(_ThreadAndTask(threading.get_ident(), get_current_task()))
     try:
         try:
             coroutine.send(None)
@@ -61,7 +63,7 @@ def run_without_loop(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
         with suppress(RuntimeError):  # the coroutine ignored GeneratorExit
             coroutine.close()
     finally:
-        _caller.reset(token)
+        _caller_without_loop.reset(token)
     raise ConfigError(
         "a call of a client without an event loop has waited: use riverpy.Client for this"
     )
@@ -90,7 +92,7 @@ def iterate_without_loop(values: AsyncGenerator[ValueT]) -> Iterator[ValueT]:
 def is_without_loop() -> bool:
     """Whether the calling code runs inside `run_without_loop`. The context variable alone is not
     enough: a task or thread that was started there has a copy of it."""
-    caller = _caller.get()
+    caller = _caller_without_loop.get()
     return caller is not None and caller == (threading.get_ident(), get_current_task())
 
 
@@ -150,7 +152,9 @@ def move_on_after(seconds: float) -> AbstractContextManager[_TimeoutScope]:
 
 
 @asynccontextmanager
-async def make_async(context: AbstractContextManager[ValueT]) -> AsyncGenerator[ValueT]:
+async def make_async_context_manager(
+    context: AbstractContextManager[ValueT],
+) -> AsyncGenerator[ValueT]:
     """Return an async context manager that does the same as `context`, without a wait."""
     with context as value:
         yield value
@@ -170,12 +174,12 @@ class _AwaitableWithoutWait(Generic[ResultT]):
         except StopIteration as ended:
             return ended.value
         except RuntimeError as error:
-            if not _is_event_loop_missing(error):
+            if not _is_missing_event_loop_error(error):
                 raise
             cause = error
         else:
             with suppress(RuntimeError):  # the coroutine ignored GeneratorExit
-                _close_steps(steps)
+                _close_await_iterator(steps)
         raise ConfigError(
             f"{self._get_name()} waits, which riverpy.sync.Client cannot do: let it await nothing "
             "but do_inner, or insert with riverpy.Client"
@@ -183,20 +187,22 @@ class _AwaitableWithoutWait(Generic[ResultT]):
         yield  # this line makes the method a generator
 
 
-def _close_steps(steps: Generator[Any, Any, Any]) -> None:
+def _close_await_iterator(steps: Generator[Any, Any, Any]) -> None:
     close = getattr(steps, "close", None)
     if close is not None:
         close()
 
 
-def _is_event_loop_missing(error: RuntimeError) -> bool:
+def _is_missing_event_loop_error(error: RuntimeError) -> bool:
     return (
         type(error).__name__ in _NO_EVENT_LOOP_ERROR_NAMES
         or str(error) == _NO_EVENT_LOOP_ERROR_TEXT
     )
 
 
-def refuse_wait(awaitable: Awaitable[ResultT], get_name: Callable[[], str]) -> Awaitable[ResultT]:
+def refuse_wait_without_loop(
+    awaitable: Awaitable[ResultT], get_name: Callable[[], str]
+) -> Awaitable[ResultT]:
     """Return `awaitable`, whose code is the user's. Without an event loop, wrap it: the result
     raises ConfigError, with the name of the code, if the code waits."""
     return _AwaitableWithoutWait(awaitable, get_name) if is_without_loop() else awaitable

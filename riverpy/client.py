@@ -48,7 +48,7 @@ from riverpy._work.release import release_claims
 from riverpy._work.run import ClientRun
 from riverpy._work.run_context import ClientParts
 from riverpy.config import Config, ConfigChanges
-from riverpy.context import calling_client
+from riverpy.context import set_running_client
 from riverpy.errors import ClientStateError, ConfigError
 from riverpy.periodic import PeriodicJobs
 from riverpy.queues import ClientQueues
@@ -461,7 +461,7 @@ class Client(
             self._stop_next_run(run)
         try:
             async with AsyncExitStack() as opened:
-                opened.enter_context(calling_client(self))
+                opened.enter_context(set_running_client(self))
                 if not self.is_open:
                     with run.until_stop_requested():
                         await opened.enter_async_context(self)
@@ -482,11 +482,11 @@ class Client(
             raise ConfigError("there is no worker: register one with Workers.add or @workers.job")
         if self._config.candidate:
             self._periodic_jobs.check_kinds()
-        parts = self._make_parts(self._get_url_for_run(), workers)
-        with calling_client(self):  # the run copies the context variables for its jobs
+        parts = self._make_client_parts(self._get_url_for_run(), workers)
+        with set_running_client(self):  # the run copies the context variables for its jobs
             return ClientRun(parts, abandoned_claim_keys=self._abandoned_claim_keys)
 
-    def _make_parts(self, url: str | None, workers: Workers) -> ClientParts:
+    def _make_client_parts(self, url: str | None, workers: Workers) -> ClientParts:
         return ClientParts(
             id=self.id,
             url=url,

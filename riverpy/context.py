@@ -31,7 +31,7 @@ Default None: that function returns a client that calls the running client."""
 
 
 @contextmanager
-def calling_client(client: object) -> Generator[None]:
+def set_running_client(client: object) -> Generator[None]:
     """Set the running client for the `with` block, and for tasks that start in it. The client runs
     in the running event loop."""
     token = running_client.set(client)

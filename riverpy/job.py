@@ -24,7 +24,7 @@ from riverpy._timestamps import PG_EPOCH, decode_timestamp
 from riverpy.attempt_log import AttemptLog  # noqa: TC001 (typing.get_type_hints reads it)
 from riverpy.errors import ArgsError, ClientStateError
 from riverpy.progress import decode_progress, make_progress
-from riverpy.steps import StepMethods, make_unavailable_error
+from riverpy.steps import StepMethods, make_event_loop_required_error
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -40,7 +40,7 @@ OUTPUT_SIZE_MAX = 32 * 1024 * 1024
 """The maximum number of bytes of a recorded output. River has the same limit."""
 OUTPUT_METADATA_KEY = "output"
 """The metadata key of the output, as in River."""
-_METADATA_KEYS_OF_RIVER = {"cancel_attempted_at", "river:rescue_count"}
+_RESERVED_METADATA_KEYS = {"cancel_attempted_at", "river:rescue_count"}
 
 ArgsT_co = TypeVar("ArgsT_co", covariant=True)
 
@@ -431,7 +431,7 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
             Exception: the database cannot be reached. The output is stored at the end of the
                 attempt.
         """
-        raise make_unavailable_error("job.save_output")
+        raise make_event_loop_required_error("job.save_output")
 
     def set_metadata(self, key: str, value: object) -> None:
         """Merge `key` into the job's metadata at the end of this attempt, whatever its outcome is.
@@ -475,7 +475,7 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
             ClientStateError: the job runs in a process of its own, or a blocking job has a session
                 for async code.
         """
-        raise make_unavailable_error("job.complete_tx", is_blocking_session_allowed=True)
+        raise make_event_loop_required_error("job.complete_tx", is_blocking_session_allowed=True)
 
     def _record_metadata(self, key: str, json_text: str) -> None:
         if self._metadata_updates is None:
@@ -515,5 +515,5 @@ def check_metadata_key(key: object) -> None:
     Raises:
         ArgsError: the key is one of these keys.
     """
-    if isinstance(key, str) and key.casefold() in _METADATA_KEYS_OF_RIVER:
+    if isinstance(key, str) and key.casefold() in _RESERVED_METADATA_KEYS:
         raise ArgsError(f"metadata: the key {key!r} belongs to River", path="metadata")

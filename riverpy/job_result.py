@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 T = TypeVar("T")
-NAMED_JOBS_MAX = 10
+JOBS_IN_ERROR_TEXT_MAX = 10
 """The maximum number of jobs that an error text names."""
 
 
@@ -52,9 +52,9 @@ class WaitTimeoutError(RiverError, TimeoutError):
     ) -> None:
         named = ", ".join(
             f"{job_id} ({last_states.get(job_id) or 'not read'})"
-            for job_id in job_ids[:NAMED_JOBS_MAX]
+            for job_id in job_ids[:JOBS_IN_ERROR_TEXT_MAX]
         )
-        more = len(job_ids) - NAMED_JOBS_MAX
+        more = len(job_ids) - JOBS_IN_ERROR_TEXT_MAX
         text = f"{named} and {more} more" if more > 0 else named
         noun = "job" if len(job_ids) == 1 else "jobs"
         limit = f"within {round(timeout, 1 if timeout >= 1 else 3):g} s"

@@ -32,7 +32,7 @@ LOG_METADATA_KEY = "river:log"
 """The metadata key of the log. River uses the same key."""
 JOB_LOG_SIZE_MAX = 8 * 1024 * 1024
 """The maximum number of bytes of all entries of a job. River has the same limit."""
-_LEVELS = logging.getLevelNamesMapping()
+_LEVEL_NUMBERS = logging.getLevelNamesMapping()
 _LEVEL_BY_METHOD = {"exception": logging.ERROR, "warn": logging.WARNING, "fatal": logging.CRITICAL}
 
 
@@ -68,9 +68,9 @@ class JobLog:
             raise ConfigError(
                 f"JobLog: max_bytes must be from 1 to {ENTRY_SIZE_MAX}, got {max_bytes}"
             )
-        number = _LEVELS.get(level.upper()) if isinstance(level, str) else level
+        number = _LEVEL_NUMBERS.get(level.upper()) if isinstance(level, str) else level
         if not isinstance(number, int) or isinstance(number, bool):
-            names = ", ".join(_LEVELS)
+            names = ", ".join(_LEVEL_NUMBERS)
             raise ConfigError(f"JobLog: level must be a number or one of {names}, got {level!r}")
         self._max_bytes, self._level = max_bytes, number
 
@@ -104,7 +104,7 @@ class JobLogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Add a record to the log of the running job."""
-        log = _find_running_log()
+        log = _find_running_job_log()
         if log is None or record.levelno < log.level:
             return
         try:
@@ -129,14 +129,16 @@ def record_event(
     With `structlog.stdlib.LoggerFactory`, events reach the handlers of `logging`: use a
     `JobLogHandler` instead.
     """
-    log = _find_running_log()
-    level = _LEVEL_BY_METHOD.get(method_name) or _LEVELS.get(method_name.upper(), logging.INFO)
+    log = _find_running_job_log()
+    level = _LEVEL_BY_METHOD.get(method_name) or _LEVEL_NUMBERS.get(
+        method_name.upper(), logging.INFO
+    )
     if log is not None and level >= log.level:
         log.append(_format_event(logging.getLevelName(level), event_dict))
     return event_dict
 
 
-def _find_running_log() -> AttemptLog | None:
+def _find_running_job_log() -> AttemptLog | None:
     job = running_job.get()
     return job.log if job is not None and job.has_log else None
 

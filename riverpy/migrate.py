@@ -299,7 +299,7 @@ class Migrator:
             MigrationError: a version is unknown.
         """
         texts = [_SQL_OUTPUT_HEADER] if line == MAIN_MIGRATION_LINE else []
-        for migration, sql in _list_recorded_migrations(line, versions, direction, schema):
+        for migration, sql in _list_migrations_with_sql(line, versions, direction, schema):
             title = (
                 f"-- Line {line}, version {migration.version:03} ({migration.name}), {direction}"
             )
@@ -325,7 +325,7 @@ class Migrator:
         """
         return [
             make_idempotent_migration_sql(line, migration.version, direction, sql, schema)
-            for migration, sql in _list_recorded_migrations(line, versions, direction, schema)
+            for migration, sql in _list_migrations_with_sql(line, versions, direction, schema)
         ]
 
     async def _run_migrations(
@@ -348,7 +348,7 @@ class Migrator:
                 plan = self._plan_down(state, target)
             else:
                 validate_schema_name_length(state.schema)
-                notices += self._check_line_column(state, dry_run=dry_run)
+                notices += self._check_migration_line_column(state, dry_run=dry_run)
                 plan = self._plan_up(state, target)
             steps: list[MigrationStep] = []
             for migration in plan[:max_steps]:
@@ -365,7 +365,7 @@ class Migrator:
                 )
         return MigrateResult(self._migration_line, state.schema, steps, notices)
 
-    def _check_line_column(self, state: SchemaState, *, dry_run: bool) -> list[str]:
+    def _check_migration_line_column(self, state: SchemaState, *, dry_run: bool) -> list[str]:
         """Raise MigrationError if `river_migration` has no column `line`, and this migration line
         needs it. In a dry run return a notice instead."""
         if self._migration_line == MAIN_MIGRATION_LINE or state.has_migration_line_column:
@@ -482,11 +482,11 @@ def is_riverpy_table(name: str | None) -> bool:
     This is for tools that compare the tables of a database with the models of a program, such as
     Alembic.
     """
-    return name in _list_tables()
+    return name in _list_created_tables()
 
 
 @cache
-def _list_tables() -> frozenset[str]:
+def _list_created_tables() -> frozenset[str]:
     texts = (
         migration.up_sql
         for line in list_migration_lines()
@@ -495,7 +495,7 @@ def _list_tables() -> frozenset[str]:
     return frozenset(name for text in texts for name in _CREATED_TABLE_PATTERN.findall(text))
 
 
-def _list_recorded_migrations(
+def _list_migrations_with_sql(
     line: str, versions: Sequence[int] | None, direction: Direction, schema: str | None
 ) -> list[tuple[Migration, str]]:
     """Return migrations in the order in which they must run, each with its SQL and the statement

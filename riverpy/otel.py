@@ -164,7 +164,9 @@ class OpenTelemetryPlugin:
 
     async def work(self, job: Job[Any], do_inner: WorkInner, /) -> None:
         """Create the span of an attempt."""
-        insert_context = _trace_propagator.extract(_string_values(job.metadata), context=Context())
+        insert_context = _trace_propagator.extract(
+            _select_string_values(job.metadata), context=Context()
+        )
         insert_span = get_current_span(insert_context).get_span_context()
         attributes: dict[str, AttributeValue] = {
             **_WORK_ATTRIBUTES,
@@ -241,7 +243,7 @@ class OpenTelemetryPlugin:
         return labels(_get_type_name(error))
 
 
-def _string_values(metadata: Mapping[str, object]) -> dict[str, str]:
+def _select_string_values(metadata: Mapping[str, object]) -> dict[str, str]:
     return {key: value for key, value in metadata.items() if isinstance(value, str)}
 
 

@@ -18,7 +18,7 @@ PROGRESS_TEXT_LENGTH_MAX = 1_000
 """The maximum number of characters of the text of a progress. A longer text is cut."""
 PROGRESS_NUMBER_MAX = 2**63 - 1
 """The maximum of the numbers of a progress."""
-_CHARACTERS_NOT_STORED = re.compile("[\0\ud800-\udfff]")
+_REFUSED_CHARACTER_PATTERN = re.compile("[\0\ud800-\udfff]")
 """NUL and lone surrogates, which PostgreSQL refuses."""
 
 
@@ -57,7 +57,7 @@ def make_progress(done: object, total: object, text: object) -> JobProgress | No
             raise ArgsError(f"progress: text must be a str or None, got {type(text).__name__}")
         if len(text) > PROGRESS_TEXT_LENGTH_MAX:
             text = text[: PROGRESS_TEXT_LENGTH_MAX - 1] + "…"
-        text = _CHARACTERS_NOT_STORED.sub("\N{REPLACEMENT CHARACTER}", text)
+        text = _REFUSED_CHARACTER_PATTERN.sub("\N{REPLACEMENT CHARACTER}", text)
     done_number = _convert_number("done", done)
     total_number = None if total is None else _convert_number("total", total)
     if done_number is None:

@@ -28,7 +28,7 @@ _ONE_DAY = timedelta(days=1)
 _EVERY_PREFIX, _CRON_PREFIX = "every ", "cron "
 _NEVER_TEXT = "never"
 _CRON_WILDCARDS = ("*", "?")
-_RIVER_CLOCK_SUFFIX = " clock_changes=river"
+_RIVER_CLOCK_CHANGES_SUFFIX = " clock_changes=river"
 
 
 class PeriodicSchedule(Protocol):
@@ -119,7 +119,7 @@ class CronSchedule:
             return None
 
     def __str__(self) -> str:
-        suffix = _RIVER_CLOCK_SUFFIX if self.clock_changes == "river" else ""
+        suffix = _RIVER_CLOCK_CHANGES_SUFFIX if self.clock_changes == "river" else ""
         return f"{_CRON_PREFIX}{self.expression} {self.timezone}{suffix}"
 
     def _find_next_fixed_time(self, after: datetime) -> datetime | None:
@@ -245,8 +245,10 @@ def parse_schedule(text: str) -> PeriodicSchedule | None:
         except ValueError as error:
             raise ConfigError(str(error)) from None
     if text.startswith(_CRON_PREFIX):
-        changes: ClockChangePolicy = "river" if text.endswith(_RIVER_CLOCK_SUFFIX) else "once"
-        text = text.removeprefix(_CRON_PREFIX).removesuffix(_RIVER_CLOCK_SUFFIX)
+        changes: ClockChangePolicy = (
+            "river" if text.endswith(_RIVER_CLOCK_CHANGES_SUFFIX) else "once"
+        )
+        text = text.removeprefix(_CRON_PREFIX).removesuffix(_RIVER_CLOCK_CHANGES_SUFFIX)
         expression, _, timezone = text.rpartition(" ")
         return cron(expression, timezone=timezone, clock_changes=changes)
     return None

@@ -134,7 +134,7 @@ class SentryPlugin:
                 client_options=sentry_sdk.get_client().options,
                 mechanism={"type": "riverpy", "handled": False},
             )
-            _remove_riverpy_variables(event)
+            _remove_riverpy_local_variables(event)
             sentry_sdk.capture_event(event, hint=hint)
 
 
@@ -174,7 +174,7 @@ def _make_span_data(job: Job[Any]) -> dict[str, Any]:
     return data
 
 
-def _remove_riverpy_variables(event: Event) -> None:
+def _remove_riverpy_local_variables(event: Event) -> None:
     exceptions: Any = event.get("exception") or {}
     values: list[dict[str, Any]] = exceptions.get("values", [])
     for exception in values:

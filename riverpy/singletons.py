@@ -42,7 +42,7 @@ class Singleton(NamedTuple):
     @property
     def runs_in_thread(self) -> bool:
         """Whether the function runs in a thread."""
-        return not _has_function_kind(self.fn, iscoroutinefunction)
+        return not _has_function_type(self.fn, iscoroutinefunction)
 
     def expect_not_awaitable(self, result: object) -> None:
         """Check that the function has run to its end.
@@ -88,7 +88,7 @@ class SingletonRegistry:
             raise ConfigError(f"singleton {name!r} is registered already: names are given once")
         if not callable(fn):
             raise ConfigError(f"singleton {name!r} takes a function, got {type(fn).__name__}")
-        if _has_function_kind(fn, isasyncgenfunction) or _has_function_kind(
+        if _has_function_type(fn, isasyncgenfunction) or _has_function_type(
             fn, isgeneratorfunction
         ):
             raise ConfigError(
@@ -117,11 +117,11 @@ class SingletonRegistry:
             raise ConfigError(
                 f"leader function {name!r} is registered already: names are given once"
             )
-        if not _has_function_kind(fn, iscoroutinefunction):
+        if not _has_function_type(fn, iscoroutinefunction):
             raise ConfigError(f"leader function {name!r} must be an `async def`")
         self.leader_functions[name] = function
 
 
-def _has_function_kind(fn: object, is_kind: Callable[[object], bool]) -> bool:
-    """Whether `is_kind` is true for a function, or for the `__call__` of an object."""
-    return is_kind(fn) or is_kind(getattr(fn, "__call__", None))  # noqa: B004 (it is called)
+def _has_function_type(fn: object, is_type: Callable[[object], bool]) -> bool:
+    """Whether `is_type` is true for a function, or for the `__call__` of an object."""
+    return is_type(fn) or is_type(getattr(fn, "__call__", None))  # noqa: B004 (it is called)

@@ -200,22 +200,22 @@ class StepMethods:
             TransactionError: `tx` is closed, aborted or not in a transaction.
             ClientStateError: the job is a blocking job.
         """
-        return self._store_progress(tx, now=now)
+        return self._store_steps(tx, now=now)
 
-    def _store_progress(
+    def _store_steps(
         self, tx: BlockingTransaction | CallerTransaction | None, *, now: bool
     ) -> bool | Coroutine[object, None, bool]:
         """Store the progress, as `checkpoint`. A blocking session as `tx` gives the result at
         once."""
-        raise make_unavailable_error("job.checkpoint")
+        raise make_event_loop_required_error("job.checkpoint")
 
     def _get_step_runner(self, method: str, *, needs_event_loop: bool = True) -> StepRunner:
         """Return the steps of this attempt. `method` is the called method, for error texts.
         `needs_event_loop`: whether the method works only in the event loop."""
-        raise make_unavailable_error(method)
+        raise make_event_loop_required_error(method)
 
 
-def make_unavailable_error(
+def make_event_loop_required_error(
     method: str, *, is_blocking_session_allowed: bool = False
 ) -> ClientStateError:
     """Return the error for a method that needs the event loop of the worker.

@@ -10,7 +10,7 @@ from riverpy._calls.job_page import JOB_LIMIT_DEFAULT, check_limit, plan_page
 from riverpy._postgres import job_lists, jobs
 from riverpy._postgres.damaged_jobs import make_damaged_jobs_error, read_jobs_in_parts
 from riverpy._postgres.driver import PostgresError, describe_error, is_unreadable_value_error
-from riverpy._timestamps import decode_wire_timestamp
+from riverpy._timestamps import decode_wire_microseconds
 from riverpy.errors import JobDamagedError
 from riverpy.job import JobColumn, JobRow
 from riverpy.job_list import JobPage
@@ -169,6 +169,6 @@ class JobListMethods(ClientMethods):
         rows = {row[JobColumn.ID]: JobRow(tuple(row)) for part in parts for row in part}
         job_id, kind, queue, time = places[-1]
         cursor = plan.make_cursor(
-            job_id, kind, queue, None if time is None else decode_wire_timestamp(time)
+            job_id, kind, queue, None if time is None else decode_wire_microseconds(time)
         )
         return JobPage([rows[one[0]] for one in places if one[0] in rows], cursor, damaged)

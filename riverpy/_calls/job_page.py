@@ -14,7 +14,7 @@ from riverpy._calls.job_cursor import (
 from riverpy._names import validate_literal_value
 from riverpy._postgres.job_lists import PageStatement
 from riverpy._postgres.jobs import FINAL_STATES
-from riverpy._timestamps import decode_wire_timestamp
+from riverpy._timestamps import decode_wire_microseconds
 from riverpy.errors import ConfigError
 from riverpy.job import JobColumn, JobRow
 from riverpy.job_list import JobOrder
@@ -59,7 +59,7 @@ class PagePlan(NamedTuple):
         """Return the time by which the row is sorted, in microseconds since 2000. None: the row has
         no such time, or the order is by id."""
         raw = None if self.time_field is None else row[_COLUMN_BY_TIME_FIELD[self.time_field]]
-        return None if raw is None else decode_wire_timestamp(raw)
+        return None if raw is None else decode_wire_microseconds(raw)
 
     def make_row_cursor(self, row: Sequence[Any]) -> str:
         """Return the cursor for the position of a row, which has all columns."""
@@ -140,7 +140,7 @@ def _get_start_position(
         return decode_cursor(after, order)
     raw = None if time_field is None else after.columns()[_COLUMN_BY_TIME_FIELD[time_field]]
     return CursorParameters(
-        after.id, None if raw is None else format_postgres_time(decode_wire_timestamp(raw))
+        after.id, None if raw is None else format_postgres_time(decode_wire_microseconds(raw))
     )
 
 

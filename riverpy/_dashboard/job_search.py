@@ -16,7 +16,7 @@ from riverpy._postgres import jobs
 from riverpy._postgres.damaged_jobs import read_jobs_in_parts
 from riverpy._postgres.job_search import job_search
 from riverpy._postgres.jobs import FINAL_STATES
-from riverpy._timestamps import decode_wire_timestamp
+from riverpy._timestamps import decode_wire_microseconds
 from riverpy._tools.text import shorten_line
 from riverpy.errors import ConfigError
 from riverpy.job import JobColumn, JobRow
@@ -282,7 +282,7 @@ async def find_job_ids(
     cursor = None
     if len(places) >= limit:
         last = places[limit - 1]
-        time = None if last.time is None else decode_wire_timestamp(last.time)
+        time = None if last.time is None else decode_wire_microseconds(last.time)
         cursor = plan.make_cursor(last.job_id, last.kind, last.queue, time)
     ids = [place.job_id for place in places]
     return FoundJobIds(ids[:limit], ids, cursor, note, found.damaged)
@@ -336,5 +336,5 @@ def _choose_sources(search: JobSearch) -> list[SearchSource]:
 
 
 def _get_sort_key(place: FoundJob) -> tuple[bool, int, int]:
-    time = None if place.time is None else decode_wire_timestamp(place.time)
+    time = None if place.time is None else decode_wire_microseconds(place.time)
     return time is None, time or 0, place.job_id

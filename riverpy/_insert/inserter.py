@@ -53,7 +53,7 @@ from riverpy._postgres.inserts import (
     list_queues_with_due_jobs,
 )
 from riverpy._postgres.transactions import expect_copy_support, savepoint, validate_tx
-from riverpy._without_loop import refuse_wait, sleep
+from riverpy._without_loop import refuse_wait_without_loop, sleep
 from riverpy.errors import InsertError, TransactionError
 from riverpy.insert_opts import InsertManyParams, InsertOpts, InsertResult
 from riverpy.job import JobState, RawArgs
@@ -370,7 +370,7 @@ class Inserter:
                 for plugins in (self._client_plugins, _get_class_plugins(type(job.args))):
                     for hook in plugins.insert_begin_hooks:
                         call = hook.insert_begin(job)
-                        await refuse_wait(call, partial(_describe_hook, hook))
+                        await refuse_wait_without_loop(call, partial(_describe_hook, hook))
             rows = [
                 make_row_after_hooks(job, changed, settings=self._insert_settings)
                 for job, changed in zip(jobs, params, strict=True)

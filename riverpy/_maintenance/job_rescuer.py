@@ -33,7 +33,7 @@ from riverpy._postgres.job_maintenance import (
     job_rescue,
 )
 from riverpy._postgres.jobs import ClaimKey
-from riverpy._timestamps import decode_wire_timestamp
+from riverpy._timestamps import decode_wire_microseconds
 from riverpy.job import Job, JobColumn
 from riverpy.retry import choose_retry_delay
 
@@ -81,7 +81,7 @@ class _StuckJob(Job[Any]):
 
     @property
     def claim_key(self) -> ClaimKey:
-        at = decode_wire_timestamp(self._row[JobColumn.ATTEMPTED_AT])
+        at = decode_wire_microseconds(self._row[JobColumn.ATTEMPTED_AT])
         return ClaimKey(self.id, self.attempt, at)
 
     @property

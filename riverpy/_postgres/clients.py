@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._postgres.sql_files import get_query, get_query_with_parts
-from riverpy._timestamps import decode_wire_timestamp
+from riverpy._timestamps import decode_wire_microseconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,7 +89,7 @@ async def client_register(
     another run is registered under the same client id."""
     statement = get_query(_SQL_FILE, "client_register", schema)
     raw = await statement.fetchval(connection, **registration._asdict())
-    return None if raw is None else decode_wire_timestamp(raw)
+    return None if raw is None else decode_wire_microseconds(raw)
 
 
 async def client_get_registered_run(
@@ -101,7 +101,7 @@ async def client_get_registered_run(
     if row is None:
         return None
     heartbeat = LastHeartbeat(client_id, row[1], row[2])
-    return RegisteredClientRun(decode_wire_timestamp(row[0]), heartbeat, *row[3:])
+    return RegisteredClientRun(decode_wire_microseconds(row[0]), heartbeat, *row[3:])
 
 
 async def client_delete_dead(

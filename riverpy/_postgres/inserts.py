@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from riverpy._names import EXPIRES_AT_METADATA_KEY
 from riverpy._postgres.driver import PostgresError
 from riverpy._postgres.sql_files import get_query, lists_by_field
-from riverpy._timestamps import PG_EPOCH, decode_wire_timestamp, format_raw_timestamp
+from riverpy._timestamps import PG_EPOCH, decode_wire_microseconds, format_raw_timestamp
 from riverpy.errors import InsertError
 from riverpy.insert_opts import InsertResult
 from riverpy.job import JobColumn, JobRow, JobState
@@ -269,7 +269,7 @@ async def job_insert_with_copy(
     now = None
     if any(row.scheduled_at or row.expires_in for row in rows):
         digits = await get_query(_SQL_FILE, "insert_now", None).fetchval(connection)
-        now = decode_wire_timestamp(bytes.fromhex(digits))
+        now = decode_wire_microseconds(bytes.fromhex(digits))
     else:
         columns = columns[:-1]
     await connection.copy_to_table(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from riverpy._postgres.jobs import ClaimKey
 from riverpy._postgres.sql_files import fetch_for_queues, get_query, lists_by_field, to_milliseconds
-from riverpy._timestamps import decode_wire_timestamp
+from riverpy._timestamps import decode_wire_microseconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -195,7 +195,7 @@ async def job_list_running_of_clients(
         skipped=skipped_ids,
     )
     return [
-        RunningAttempt(ClaimKey(row[0], row[1], decode_wire_timestamp(row[2])), row[3])
+        RunningAttempt(ClaimKey(row[0], row[1], decode_wire_microseconds(row[2])), row[3])
         for row in rows
     ]
 

@@ -23,7 +23,7 @@ from riverpy.job import (
     encode_metadata_value,
 )
 from riverpy.progress import PROGRESS_METADATA_KEY
-from riverpy.steps import is_in_event_loop, make_unavailable_error
+from riverpy.steps import is_in_event_loop, make_event_loop_required_error
 
 if TYPE_CHECKING:
     import asyncio
@@ -251,7 +251,7 @@ class Attempt(Job[Any]):
 
     def save_output(self, value: object) -> Coroutine[object, None, None]:
         if not is_in_event_loop():
-            raise make_unavailable_error("job.save_output")
+            raise make_event_loop_required_error("job.save_output")
         text = encode_metadata_value(value)
         if not self.ended_at:
             self._record_metadata(OUTPUT_METADATA_KEY, text)
@@ -280,12 +280,12 @@ class Attempt(Job[Any]):
 
     def _get_step_runner(self, method: str, *, needs_event_loop: bool = True) -> AttemptStepRunner:
         if not is_in_event_loop() and (needs_event_loop or self.step_runner is None):
-            raise make_unavailable_error(method)
+            raise make_event_loop_required_error(method)
         if self.step_runner is None:
             self.step_runner = self._make_step_runner()
         return self.step_runner
 
-    def _store_progress(
+    def _store_steps(
         self, tx: BlockingTransaction | CallerTransaction | None, *, now: bool
     ) -> bool | Coroutine[object, None, bool]:
         is_blocking = is_blocking_transaction(tx)
@@ -331,7 +331,9 @@ class Attempt(Job[Any]):
         self, tx: BlockingTransaction | CallerTransaction
     ) -> JobRow | Coroutine[object, None, JobRow]:
         if not is_in_event_loop() and not is_blocking_transaction(tx):
-            raise make_unavailable_error("job.complete_tx", is_blocking_session_allowed=True)
+            raise make_event_loop_required_error(
+                "job.complete_tx", is_blocking_session_allowed=True
+            )
         call = self._complete_in_transaction(cast("CallerTransaction", tx))
         return run_at_once_if_blocking(tx, call)
 

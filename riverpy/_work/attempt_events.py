@@ -10,7 +10,7 @@ import msgspec
 from riverpy._attempt_errors import parse_error_entry
 from riverpy._dsn import mask_passwords
 from riverpy._fleet.messages import ERROR_LENGTH_MAX, PROGRESS_TEXT_LENGTH_MAX, EventMessage
-from riverpy._timestamps import decode_timestamp, decode_wire_timestamp, encode_timestamp
+from riverpy._timestamps import decode_timestamp, decode_wire_microseconds, encode_timestamp
 from riverpy.events import Event, EventKind, FleetEventKind, JobStatistics
 from riverpy.job import JobColumn, JobRow, JobState
 from riverpy.progress import JobProgress
@@ -151,8 +151,8 @@ def make_job_ended_by_leader_message(kind: EventKind, job: EndedJob, state: str)
         priority=job.priority,
         attempt=job.attempt,
         max_attempts=job.max_attempts,
-        created_at=decode_wire_timestamp(job.created_at),
-        scheduled_at=decode_wire_timestamp(job.scheduled_at),
+        created_at=decode_wire_microseconds(job.created_at),
+        scheduled_at=decode_wire_microseconds(job.scheduled_at),
         attempted_at=_to_integer_timestamp(job.attempted_at),
         finalized_at=_to_integer_timestamp(job.finalized_at),
         error=mask_passwords(error)[:ERROR_LENGTH_MAX],
@@ -160,7 +160,7 @@ def make_job_ended_by_leader_message(kind: EventKind, job: EndedJob, state: str)
 
 
 def _to_integer_timestamp(timestamp: int | bytes | None) -> int | None:
-    return decode_wire_timestamp(timestamp) if isinstance(timestamp, bytes) else timestamp
+    return decode_wire_microseconds(timestamp) if isinstance(timestamp, bytes) else timestamp
 
 
 def make_queue_or_lease_message(event: Event) -> EventMessage:

@@ -19,7 +19,7 @@ from riverpy._insert.errors import translate_insert_errors, translate_notify_cha
 from riverpy._insert.inserter import Inserter
 from riverpy._names import make_unique_id
 from riverpy._plugins import PluginLists
-from riverpy._without_loop import make_async
+from riverpy._without_loop import make_async_context_manager
 from riverpy.errors import ClientStateError
 from riverpy.sync._waits import PollingWaitMethods
 
@@ -99,7 +99,7 @@ class BlockingCalls(
             raise ClientStateError("the client is closed: use `with client:`, or give tx=")
         session: Any
         level = "read_committed" if isolation == "autocommit" else isolation
-        async with make_async(database.transaction(level)) as session:
+        async with make_async_context_manager(database.transaction(level)) as session:
             with translate_notify_channel_error():
                 yield session
 

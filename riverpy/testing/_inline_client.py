@@ -109,7 +109,7 @@ class InlineClient(Client):
 
     def make_inline_run(self) -> InlineRun:
         """Return a run that works jobs in the transaction of the test."""
-        parts = self._make_parts(None, self._workers or Workers())
+        parts = self._make_client_parts(None, self._workers or Workers())
         guard, transaction = TransactionGuard(self._tx), self._test_transaction
         blocking_client: BlockingTestClient | None = None
         if transaction.blocking_tx is not None:
@@ -125,7 +125,7 @@ class InlineClient(Client):
     @staticmethod
     def make_inline_run_on_pool(client: Client) -> InlineRun:
         """Return a run that works jobs on the pool of an open client."""
-        parts = client._make_parts(None, client.workers or Workers())  # noqa: SLF001 (own class)
+        parts = client._make_client_parts(None, client.workers or Workers())  # noqa: SLF001 (own class)
         return InlineRun(client, parts, InlineClient.get_transaction_opener(client), None)
 
     @staticmethod

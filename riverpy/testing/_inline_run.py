@@ -17,13 +17,13 @@ from riverpy._clock import Timer
 from riverpy._plugins import PluginLists
 from riverpy._postgres import jobs
 from riverpy._postgres.driver import LockNotAvailableError, is_data_error
-from riverpy._timestamps import decode_wire_timestamp
+from riverpy._timestamps import decode_wire_microseconds
 from riverpy._work.completer import Completer
 from riverpy._work.counters import MetricEmitter, RunCounters
 from riverpy._work.executor import JobExecutor
 from riverpy._work.run_context import RunConnections, RunContext
 from riverpy._work.running_attempts import RunningAttempts
-from riverpy.context import calling_client
+from riverpy.context import set_running_client
 from riverpy.errors import ClientStateError, NotFoundError, TransactionError
 from riverpy.events import EventKind
 from riverpy.job import JobColumn, JobRow
@@ -134,7 +134,7 @@ class InlineRun:
         self._stuck_handler = _StuckHandler(parts.config.job_stuck_handler)
         config = msgspec.structs.replace(parts.config, job_stuck_handler=self._stuck_handler)
         self._running = RunningAttempts(config, self._ended_attempts.append)
-        with calling_client(client):  # the executor copies the context variables for its jobs
+        with set_running_client(client):  # the executor copies the context variables for its jobs
             self._executor = JobExecutor(
                 parts.workers,
                 parts.config,
@@ -230,7 +230,7 @@ class InlineRun:
         row = list(found)
         for column in _TIMESTAMP_COLUMNS:
             if row[column] is not None:
-                row[column] = decode_wire_timestamp(row[column])
+                row[column] = decode_wire_microseconds(row[column])
         return row
 
     async def _wait_until_stored(self, ended: asyncio.Event) -> None:

@@ -10,7 +10,7 @@ from riverpy._postgres.driver import is_asyncpg_connection, is_in_transaction, i
 from riverpy._postgres.sessions.adapter import adapt_session
 from riverpy._postgres.sessions.session import CallerSession, SessionState
 from riverpy._postgres.transactions import is_blocking_transaction
-from riverpy._without_loop import make_async
+from riverpy._without_loop import make_async_context_manager
 from riverpy.client import Client
 from riverpy.config import Config
 from riverpy.errors import ConfigError
@@ -91,4 +91,4 @@ def _begin_if_needed(session: CallerSession | None) -> AbstractAsyncContextManag
     ):
         return nullcontext()
     block: Any = cast("Any", session.native_session).transaction()
-    return make_async(block) if session.is_blocking else block
+    return make_async_context_manager(block) if session.is_blocking else block

@@ -38,7 +38,7 @@ from riverpy.job import (
     encode_metadata_value,
 )
 from riverpy.progress import PROGRESS_METADATA_KEY, JobProgress, decode_progress
-from riverpy.steps import is_in_event_loop, make_unavailable_error
+from riverpy.steps import is_in_event_loop, make_event_loop_required_error
 from riverpy.testing.rows import encode_time, make_inserted_row, parse_state
 from riverpy.worker import make_args_decoder
 
@@ -178,7 +178,7 @@ class MadeJob(Job[ArgsT_co]):
     def save_output(self, value: object) -> Coroutine[object, None, None]:
         """Keep an output in memory. For a real job, the client stores it at once."""
         if not is_in_event_loop():
-            raise make_unavailable_error("job.save_output")
+            raise make_event_loop_required_error("job.save_output")
         text = encode_metadata_value(value)
         return self._keep_output(text)
 
@@ -212,12 +212,12 @@ class MadeJob(Job[ArgsT_co]):
 
     def _get_step_runner(self, method: str, *, needs_event_loop: bool = True) -> AttemptStepRunner:
         if not is_in_event_loop() and (needs_event_loop or self._step_runner is None):
-            raise make_unavailable_error(method)
+            raise make_event_loop_required_error(method)
         if self._step_runner is None:
             self._step_runner = AttemptStepRunner(self)
         return self._step_runner
 
-    def _store_progress(
+    def _store_steps(
         self, tx: BlockingTransaction | CallerTransaction | None, *, now: bool
     ) -> Coroutine[object, None, bool]:
         if tx is not None:

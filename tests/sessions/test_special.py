@@ -23,7 +23,7 @@ from riverpy import (
     TransactionError,
     UniqueOpts,
 )
-from riverpy._without_loop import make_async
+from riverpy._without_loop import make_async_context_manager
 from tests.kit.pgbouncer import is_installed, pooled
 from tests.sessions.kinds import ALL_KINDS, blocking_engine, make_engine
 from tests.sessions.test_contract import UNIQUE, stored, write_with_job
@@ -127,7 +127,7 @@ async def test_psycopg_pipeline(kind: str, schema: Schema) -> None:
 def pipeline(connection: Any) -> Any:
     """Return the pipeline of a connection, for `async with`."""
     pipeline = connection.pipeline()
-    return pipeline if hasattr(pipeline, "__aenter__") else make_async(pipeline)
+    return pipeline if hasattr(pipeline, "__aenter__") else make_async_context_manager(pipeline)
 
 
 @SESSIONS

@@ -23,7 +23,7 @@ from riverpy._postgres.sessions.session import (
     make_no_transaction_error,
 )
 from riverpy._postgres.sessions.text import encode_value
-from riverpy._without_loop import fail_after, make_async
+from riverpy._without_loop import fail_after, make_async_context_manager
 from riverpy.errors import ConfigError, InsertError, TransactionError
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class PsycopgSession(CallerSession):
         self, context: AbstractAsyncContextManager[ResultT] | AbstractContextManager[ResultT]
     ) -> AbstractAsyncContextManager[ResultT]:
         """Return a context manager of psycopg for `async with`."""
-        return make_async(cast("AbstractContextManager[ResultT]", context))
+        return make_async_context_manager(cast("AbstractContextManager[ResultT]", context))
 
     @property
     def native_session(self) -> object:

@@ -28,7 +28,7 @@ from riverpy._postgres.sessions.errors import make_asyncpg_error, make_encoding_
 from riverpy._postgres.sessions.records import make_records
 from riverpy._postgres.sessions.session import CallerSession, NestedTransaction, SessionState
 from riverpy._postgres.sessions.text import encode_value, to_pyformat
-from riverpy._without_loop import make_async
+from riverpy._without_loop import make_async_context_manager
 from riverpy.errors import TransactionError
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class SqlAlchemySession(CallerSession):
 
     def savepoint(self) -> AbstractAsyncContextManager[object]:
         if isinstance(self._tx, Session):
-            return make_async(self._tx.begin_nested())
+            return make_async_context_manager(self._tx.begin_nested())
         return super().savepoint()
 
     async def begin_nested(self) -> NestedTransaction | None:
