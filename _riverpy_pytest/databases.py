@@ -56,12 +56,12 @@ def _riverpy_databases(request: pytest.FixtureRequest) -> Generator[RunDatabases
     }
     name, url = next(((name, url) for name, url in sources.items() if url), [*sources.items()][-1])
 
-    from riverpy.testing.run_databases import run_databases
+    from riverpy.testing.run_databases import open_run_databases
 
     with (
         nullcontext(url) if url else _start_server() as server_url,
         _failing_without_server(),
-        run_databases(server_url, run, worker, name) as databases,
+        open_run_databases(server_url, run, worker, name) as databases,
     ):
         yield databases
 
@@ -145,7 +145,7 @@ def _riverpy_no_transaction_is_left(request: pytest.FixtureRequest) -> Generator
 
     from riverpy.errors import TransactionError
 
-    before = databases.list_transactions()
+    before = databases.list_open_transactions()
     yield
 
     try:

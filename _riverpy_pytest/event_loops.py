@@ -27,9 +27,9 @@ async def _open_loop() -> AsyncGenerator[asyncio.AbstractEventLoop]:
 
     from riverpy.testing.kept_connections import open_loops
 
-    await open_loops.begin()
+    await open_loops.register_running_loop()
     yield asyncio.get_running_loop()
-    await open_loops.end()
+    await open_loops.unregister_running_loop()
 
 
 def make_asyncio_loops() -> ModuleType:

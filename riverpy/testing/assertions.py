@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from riverpy._without_loop import run_without_loop
-from riverpy.testing.expected_job import check_list_of_expected, expect_job
+from riverpy.testing.expected_job import check_expected_is_list, expect_job
 from riverpy.testing.job_source import is_blocking_source, read_jobs
-from riverpy.testing.matching import find_all, find_none, find_one, find_sequence
+from riverpy.testing.matching import (
+    expect_no_job,
+    find_job_sequence,
+    find_matching_jobs,
+    find_single_job,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -113,7 +118,7 @@ def require_inserted(
     """
     wanted = _expect(expected, expectations)
     return _read_and_find(
-        "require_inserted", tx, schema, [wanted], lambda jobs: find_one(jobs, wanted)
+        "require_inserted", tx, schema, [wanted], lambda jobs: find_single_job(jobs, wanted)
     )
 
 
@@ -166,7 +171,7 @@ def require_not_inserted(
         tx,
         schema,
         [wanted],
-        lambda jobs: find_none(jobs, wanted),
+        lambda jobs: expect_no_job(jobs, wanted),
         must_exist=False,
     )
 
@@ -195,10 +200,10 @@ def require_many_inserted(
         AssertionError: there are other jobs of these kinds, fewer, or in another order.
         TypeError, ValueError, TransactionError: as `require_inserted`.
     """
-    check_list_of_expected(expected)
+    check_expected_is_list(expected)
     wanted = [_expect(one, {}) for one in expected]
     return _read_and_find(
-        "require_many_inserted", tx, schema, wanted, lambda jobs: find_sequence(jobs, wanted)
+        "require_many_inserted", tx, schema, wanted, lambda jobs: find_job_sequence(jobs, wanted)
     )
 
 
@@ -246,5 +251,10 @@ def inserted(
     """
     wanted = _expect(expected, expectations)
     return _read_and_find(
-        "inserted", tx, schema, [wanted], lambda jobs: find_all(jobs, wanted), must_exist=False
+        "inserted",
+        tx,
+        schema,
+        [wanted],
+        lambda jobs: find_matching_jobs(jobs, wanted),
+        must_exist=False,
     )

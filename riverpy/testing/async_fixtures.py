@@ -77,7 +77,7 @@ def _is_savepoint_missing(error: SQLAlchemyError) -> bool:
     )
 
 
-def _adapt_driver(connection: Any, of_sqlalchemy: object) -> Transaction:
+def _adapt_driver_connection(connection: Any, of_sqlalchemy: object) -> Transaction:
     """Return an adapter of the driver's connection. Return that of SQLAlchemy's connection for a
     driver that riverpy only knows under SQLAlchemy."""
     if is_asyncpg_connection(connection):
@@ -93,7 +93,7 @@ async def open_connection(url: str) -> AsyncGenerator[Connection]:
     Raises:
         TransactionEndedError: raised at the end, if the tested code has ended the transaction.
     """
-    connection = await kept_connections.open(url, "riverpy_connection")
+    connection = await kept_connections.acquire(url, "riverpy_connection")
     can_be_kept = False
     try:
         transaction: Any = connection.transaction()
@@ -108,7 +108,7 @@ async def open_connection(url: str) -> AsyncGenerator[Connection]:
             can_be_kept = not state.has_changed_tables
     finally:
         if can_be_kept:
-            await kept_connections.give_back(url, connection)
+            await kept_connections.release(url, connection)
         else:
             await close_connection(connection)
 
@@ -131,7 +131,7 @@ async def open_session(
     async with engine.connect() as connection:
         transaction = await connection.begin()
         raw_connection = await connection.get_raw_connection()
-        driver = _adapt_driver(raw_connection.driver_connection, connection)
+        driver = _adapt_driver_connection(raw_connection.driver_connection, connection)
         await mark_transaction(cast("Transaction", adapt_session(connection)))
         makers = select_session_makers(session_makers, is_async=True)
         turns = SessionTurns()
@@ -146,7 +146,7 @@ async def open_session(
                     connection,
                     join_transaction_mode="create_savepoint",
                     expire_on_commit=False,
-                    sync_session_class=_make_class_of_test(turns),
+                    sync_session_class=_make_test_session_class(turns),
                 ) as session:
                     yield session
                     state = await _fetch_state(driver)
@@ -176,7 +176,7 @@ def open_sync_session(engine: Engine, session_makers: Sequence[SessionMaker]) ->
     state = _UNKNOWN_STATE
     with engine.connect() as connection:
         transaction = connection.begin()
-        driver = _adapt_driver(connection.connection.driver_connection, connection)
+        driver = _adapt_driver_connection(connection.connection.driver_connection, connection)
         run_without_loop(mark_transaction(cast("Transaction", adapt_session(connection))))
         makers = select_session_makers(session_makers, is_async=False)
         turns = SessionTurns()
@@ -185,7 +185,7 @@ def open_sync_session(engine: Engine, session_makers: Sequence[SessionMaker]) ->
                 bind_session_makers(makers, connection),
                 _taking_turns(makers, turns),
                 _recording_statements(connection, turns),
-                _make_class_of_test(turns)(
+                _make_test_session_class(turns)(
                     connection, join_transaction_mode="create_savepoint"
                 ) as session,
             ):
@@ -274,9 +274,9 @@ def _taking_turns(session_makers: Sequence[SessionMaker], turns: SessionTurns) -
         session_class: Any = maker.class_
         if hasattr(session_class, "sync_session_class"):
             inner = maker.kw.get("sync_session_class") or session_class.sync_session_class
-            maker.configure(sync_session_class=_make_class_of_turns(inner, turns, can_wait=True))
+            maker.configure(sync_session_class=_make_turn_taking_class(inner, turns, can_wait=True))
         else:
-            maker.class_ = _make_class_of_turns(session_class, turns, can_wait=False)
+            maker.class_ = _make_turn_taking_class(session_class, turns, can_wait=False)
     try:
         yield
     finally:
@@ -299,12 +299,13 @@ def _recording_statements(connection: Any, turns: SessionTurns) -> Generator[Non
         event.remove(connection, "before_cursor_execute", record)
 
 
-def _make_class_of_test(turns: SessionTurns) -> type[Session]:
-    """Return the class of the session of the test. It reads inside the savepoint of a session of
-    the application that is open: a savepoint of its own would have to end first."""
+def _make_test_session_class(turns: SessionTurns) -> type[Session]:
+    """Return the class of the test's session. While a session of the application has an open
+    savepoint, the test's session reads inside it. A savepoint of its own would have to end
+    first."""
     from sqlalchemy.orm import Session
 
-    class SessionOfTest(Session):
+    class TestSession(Session):
         """The session of the test."""
 
         def get_bind(self, *args: Any, **options: Any) -> Any:
@@ -313,17 +314,17 @@ def _make_class_of_test(turns: SessionTurns) -> type[Session]:
             self.join_transaction_mode = "rollback_only" if is_inside else "create_savepoint"
             return super().get_bind(*args, **options)
 
-    return SessionOfTest
+    return TestSession
 
 
-def _make_class_of_turns(
+def _make_turn_taking_class(
     session_class: type[Session], turns: SessionTurns, *, can_wait: bool
 ) -> type[Session]:
     """Return a subclass whose sessions wait for their turn before their first statement, if they
     can: those of blocking code have no other task to wait for."""
     from sqlalchemy import event
 
-    class SessionWithTurns(session_class):
+    class TurnTakingSession(session_class):
         """A session that waits for its turn before its first statement."""
 
         def get_bind(self, *args: Any, **options: Any) -> Any:
@@ -350,7 +351,7 @@ def _make_class_of_turns(
         if session.get_nested_transaction() is None:
             turns.record_commit(session)
 
-    event.listen(SessionWithTurns, "before_commit", turns.expect_commit_allowed)
-    event.listen(SessionWithTurns, "after_commit", record_commit)
-    event.listen(SessionWithTurns, "after_transaction_end", end_turn)
-    return SessionWithTurns
+    event.listen(TurnTakingSession, "before_commit", turns.expect_commit_allowed)
+    event.listen(TurnTakingSession, "after_commit", record_commit)
+    event.listen(TurnTakingSession, "after_transaction_end", end_turn)
+    return TurnTakingSession

@@ -63,7 +63,7 @@ class ExpectedJob(msgspec.Struct, Generic[ArgsT], frozen=True, kw_only=True):
         )
         values = [f"{key}={format_value(value)}" for key, value in self.fields.items()]
         if self.exact_args is not None:
-            values.append(shorten(self.exact_args))
+            values.append(shorten_text(self.exact_args))
         text = name + (f"({', '.join(values)})" if values else "")
         columns = [f"{key}={format_value(value)}" for key, value in self.columns.items()]
         return f"{text} with {', '.join(columns)}" if columns else text
@@ -84,7 +84,7 @@ class ExpectedJob(msgspec.Struct, Generic[ArgsT], frozen=True, kw_only=True):
         except Exception as error:  # a decoder of the user's class may raise anything
             raise ArgsError(
                 f"the args of job {row.id} cannot be decoded as {self.args_type.__name__}: "
-                f"{error}; they are {shorten(row.encoded_args)}"
+                f"{error}; they are {shorten_text(row.encoded_args)}"
             ) from error
 
     def list_differences(self, row: JobRow) -> list[Difference]:
@@ -122,14 +122,14 @@ class ExpectedJob(msgspec.Struct, Generic[ArgsT], frozen=True, kw_only=True):
                 yield _make_difference(f"{name}{hint}", expected, found)
 
 
-class _Absent:
+class _MissingField:
     """Stands in an error text for the value of a field that the job does not have."""
 
     def __repr__(self) -> str:
         return "no such field"
 
 
-_ABSENT = _Absent()
+_MISSING_FIELD = _MissingField()
 
 
 @overload
@@ -192,7 +192,7 @@ def expect_job(
     if isinstance(expected, ExpectedJob):
         base = cast("ExpectedJob[Any]", expected)
     elif isinstance(expected, str):
-        base = _make_raw_job(expected, None)
+        base = _make_raw_expected_job(expected, None)
     else:
         base = _make_expected_job(expected)
     all_fields = {**(args or {}), **fields}
@@ -201,7 +201,7 @@ def expect_job(
         "queue": queue,
         "priority": priority,
         "max_attempts": max_attempts,
-        "scheduled_at": None if scheduled_at is None else _check_time(scheduled_at),
+        "scheduled_at": None if scheduled_at is None else _convert_to_utc(scheduled_at),
         "state": None if state is None else parse_state(state),
         "tags": None if tags is None else list(tags),
     }
@@ -211,7 +211,7 @@ def expect_job(
     )
 
 
-def check_list_of_expected(expected: object) -> None:
+def check_expected_is_list(expected: object) -> None:
     """Raise TypeError if `expected` is a class or args where a list is needed."""
     if isinstance(expected, (type, str, ExpectedJob)) or hasattr(expected, "kind"):
         name = expected.__name__ if isinstance(expected, type) else str(cast("object", expected))
@@ -220,7 +220,7 @@ def check_list_of_expected(expected: object) -> None:
 
 def _make_expected_job(expected: object) -> ExpectedJob[Any]:
     if isinstance(expected, RawArgs):
-        return _make_raw_job(expected.kind, encode_args(expected))
+        return _make_raw_expected_job(expected.kind, encode_args(expected))
     cls: Any = expected if isinstance(expected, type) else type(expected)
     kind: object = getattr(cls, "kind", None)
     if not isinstance(kind, str):
@@ -235,7 +235,7 @@ def _make_expected_job(expected: object) -> ExpectedJob[Any]:
     )
 
 
-def _make_raw_job(kind: str, exact_args: str | None) -> ExpectedJob[Any]:
+def _make_raw_expected_job(kind: str, exact_args: str | None) -> ExpectedJob[Any]:
     """Return an ExpectedJob whose args are not decoded."""
     return ExpectedJob(
         kinds=(kind,), args_type=RawArgs, exact_args=exact_args, fields={}, columns={}
@@ -264,7 +264,7 @@ def _list_field_names(args_type: Any) -> list[str] | None:
     return list(cast("Mapping[str, object]", model_fields)) if model_fields else None
 
 
-def _check_time(time: object) -> object:
+def _convert_to_utc(time: object) -> object:
     """Return a time in UTC. Return any other object, such as pytest's `approx`, unchanged."""
     if not isinstance(time, datetime):
         return time
@@ -280,15 +280,15 @@ def _get_field(args: object, name: str) -> object:
     if isinstance(args, RawArgs):
         args = json.loads(args.json)
     if isinstance(args, Mapping):
-        return cast("Mapping[str, object]", args).get(name, _ABSENT)
-    return getattr(args, name, _ABSENT)
+        return cast("Mapping[str, object]", args).get(name, _MISSING_FIELD)
+    return getattr(args, name, _MISSING_FIELD)
 
 
 def _is_equal(expected: object, found: object) -> bool:
     """Return whether two values are equal, as Python objects or as JSON."""
     if expected == found:
         return True
-    if found is _ABSENT:
+    if found is _MISSING_FIELD:
         return False
     try:
         return json.loads(_json.encode(expected)) == json.loads(_json.encode(found))
@@ -301,11 +301,11 @@ def _compare_json(expected_text: str, found_text: str) -> Iterable[Difference]:
     expected, found = json.loads(expected_text), json.loads(found_text)
     if not isinstance(expected, dict) or not isinstance(found, dict):
         if expected != found:
-            yield Difference("args", shorten(expected_text), shorten(found_text))
+            yield Difference("args", shorten_text(expected_text), shorten_text(found_text))
         return
     expected, found = cast("dict[str, Any]", expected), cast("dict[str, Any]", found)
     for name in dict.fromkeys([*expected, *found]):
-        values = expected.get(name, _ABSENT), found.get(name, _ABSENT)
+        values = expected.get(name, _MISSING_FIELD), found.get(name, _MISSING_FIELD)
         if values[0] != values[1]:
             yield _make_difference(name, *values)
 
@@ -317,12 +317,12 @@ def _make_difference(name: str, expected: object, found: object) -> Difference:
     same = next((index for index, (a, b) in pairs if a != b), min(map(len, texts)))
     if same > _VALUE_LENGTH_MAX // 2 and max(map(len, texts)) > _VALUE_LENGTH_MAX:
         texts = [f"…{text[same - _SHOWN_START_LENGTH :]}" for text in texts]
-    return Difference(name, *map(shorten, texts))
+    return Difference(name, *map(shorten_text, texts))
 
 
 def format_value(value: object) -> str:
     """Return a value as text for an error text. Cut it if it is long."""
-    return shorten(_to_text(value))
+    return shorten_text(_to_text(value))
 
 
 def _to_text(value: object) -> str:
@@ -331,6 +331,6 @@ def _to_text(value: object) -> str:
     return value.isoformat(" ") if isinstance(value, datetime) else repr(value)
 
 
-def shorten(text: str) -> str:
+def shorten_text(text: str) -> str:
     """Return a text. Cut it if it is long."""
     return text if len(text) <= _VALUE_LENGTH_MAX else f"{text[: _VALUE_LENGTH_MAX - 1]}…"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LoopResource(Protocol):
-    """What has connections of event loops, such as a pool."""
+    """A resource with connections in event loops, such as a pool."""
 
     async def close_in_loop(self) -> None:
         """Close the connections of the running event loop."""
@@ -33,19 +33,19 @@ class KeptConnections:
     def __init__(self) -> None:
         self._idle: WeakKeyDictionary[Any, dict[str, Connection]] = WeakKeyDictionary()
 
-    async def open(self, url: str, application_name: str) -> Connection:
+    async def acquire(self, url: str, application_name: str) -> Connection:
         """Return the idle connection of the running event loop, or a new one."""
         idle = self._idle.get(asyncio.get_running_loop(), {}).pop(url, None)
         if idle is not None and not idle.is_closed():
             return idle
         return await connect(url, application_name=application_name)
 
-    async def give_back(self, url: str, connection: Connection) -> None:
+    async def release(self, url: str, connection: Connection) -> None:
         """Reset the session of a connection for a later test of the running event loop, or close
         it if no test can use it."""
         loop = asyncio.get_running_loop()
         idle = self._idle.setdefault(loop, {})
-        if not connection.is_closed() and url not in idle and open_loops.has(loop):
+        if not connection.is_closed() and url not in idle and open_loops.is_open(loop):
             with suppress(*DATABASE_ERRORS):
                 await reset_session(connection)
                 idle[url] = connection
@@ -59,26 +59,26 @@ class KeptConnections:
 
 
 class OpenLoops:
-    """The event loops whose tests run, and what has connections of them."""
+    """The event loops that run tests, and the resources with connections in them."""
 
     def __init__(self) -> None:
         self._loops: set[asyncio.AbstractEventLoop] = set()
         self._resources: list[LoopResource] = []
 
-    def has(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether a loop is open: its connections are closed at its end."""
+    def is_open(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Return whether the loop runs tests, so that its connections are closed at its end."""
         return loop in self._loops
 
     def add_resource(self, resource: LoopResource) -> None:
         """Add something whose connections are closed at the end of each loop."""
         self._resources.append(resource)
 
-    async def begin(self) -> None:
-        """Say that the running event loop is for tests."""
+    async def register_running_loop(self) -> None:
+        """Register the running event loop as one that runs tests."""
         self._loops.add(asyncio.get_running_loop())
 
-    async def end(self) -> None:
-        """Close all idle connections of the running event loop."""
+    async def unregister_running_loop(self) -> None:
+        """Unregister the running event loop, and close its idle connections."""
         self._loops.discard(asyncio.get_running_loop())
         for resource in self._resources:
             await resource.close_in_loop()

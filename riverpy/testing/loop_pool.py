@@ -31,7 +31,7 @@ class LoopPool(NullPool):
         return idle.pop() if idle else self._create_connection()
 
     def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
-        if not _can_be_kept(record):
+        if not _reset_for_reuse(record):
             record.close()
             return
         self._idle.setdefault(asyncio.get_running_loop(), []).append(record)
@@ -42,11 +42,11 @@ class LoopPool(NullPool):
             await greenlet_spawn(entry.close)
 
 
-def _can_be_kept(entry: ConnectionPoolEntry) -> bool:
+def _reset_for_reuse(entry: ConnectionPoolEntry) -> bool:
     """Reset the session of a released connection, for its next user. Return False
     if it must be closed: it is lost, or its event loop is not one of tests."""
     adapter: Any = entry.dbapi_connection
-    if adapter is None or not open_loops.has(asyncio.get_running_loop()):
+    if adapter is None or not open_loops.is_open(asyncio.get_running_loop()):
         return False
     try:
         adapter.run_async(reset_session)

@@ -107,29 +107,33 @@ class MadeJob(Job[ArgsT_co]):
     @property
     def recorded_output(self) -> Any:
         """The output that the handler has recorded; None: it has recorded none."""
-        return self._read_recorded().get(OUTPUT_METADATA_KEY)
+        return self._decode_recorded_values().get(OUTPUT_METADATA_KEY)
 
     @property
     def recorded_metadata(self) -> dict[str, Any]:
         """The metadata that the handler has set with `set_metadata`."""
         own_keys = {OUTPUT_METADATA_KEY, PROGRESS_METADATA_KEY, *_STEP_METADATA_KEYS}
-        return {key: value for key, value in self._read_recorded().items() if key not in own_keys}
+        return {
+            key: value
+            for key, value in self._decode_recorded_values().items()
+            if key not in own_keys
+        }
 
     @property
     def recorded_progress(self) -> JobProgress | None:
         """The last progress that the handler has reported; None: it has reported none."""
-        return decode_progress(encode_json_object(self._list_recorded()))
+        return decode_progress(encode_json_object(self._get_recorded_json()))
 
     @property
     def recorded_log(self) -> str:
         """The text that the handler has logged with `job.log`, at all levels."""
         return self._log.text
 
-    def _list_recorded(self) -> dict[str, str]:
+    def _get_recorded_json(self) -> dict[str, str]:
         return {**self._stored_metadata, **(self._metadata_updates or {})}
 
-    def _read_recorded(self) -> dict[str, Any]:
-        return {key: msgspec.json.decode(text) for key, text in self._list_recorded().items()}
+    def _decode_recorded_values(self) -> dict[str, Any]:
+        return {key: msgspec.json.decode(text) for key, text in self._get_recorded_json().items()}
 
     # -- what a test does with the job
 
@@ -161,7 +165,7 @@ class MadeJob(Job[ArgsT_co]):
             ).items()
         }
         row = [*self._row]
-        row[JobColumn.METADATA] = encode_json_object({**texts, **self._list_recorded()})
+        row[JobColumn.METADATA] = encode_json_object({**texts, **self._get_recorded_json()})
         row[JobColumn.ERRORS] = [
             *(row[JobColumn.ERRORS] or ()),
             _encode_error(error, self.attempt, datetime.now(UTC)),
@@ -276,7 +280,7 @@ def make_job(
     if isinstance(changes.get("metadata"), Mapping):
         changes["metadata"] = dict(changes["metadata"])
     for name, value in given.items():
-        _check_column(name, value)
+        _check_column_type(name, value)
     settings = InsertSettings(
         default_max_attempts=MAX_ATTEMPTS_DEFAULT, skip_job_kind_validation=True
     )
@@ -285,8 +289,8 @@ def make_job(
     row = prepare_row(args, opts, settings=settings, now=now)
     job_id = given["id"] if "id" in given else next(_next_job_id)
     values = make_inserted_row(row, job_id=job_id, now=now)
-    _set_columns(values, given, now)
-    _check_numbers(values)
+    _set_given_columns(values, given, now)
+    _check_id_and_attempt(values)
     cls = Any if isinstance(args, RawArgs) else cast("type[Any]", type(args))
     return MadeJob(values, make_args_decoder(cls, "this job")(row.args))
 
@@ -298,7 +302,7 @@ def _describe_unknown_column(name: str, args: object) -> str:
     return f"a job has no column {name!r}: make_job takes {', '.join(JobColumns.__annotations__)}"
 
 
-def _check_column(name: str, value: object) -> None:
+def _check_column_type(name: str, value: object) -> None:
     """Raise TypeError if a column has a value of the wrong type. Inserts do not set these
     columns."""
     expected, is_expected = _COLUMN_CHECK_BY_NAME[name]
@@ -337,7 +341,7 @@ _COLUMN_CHECK_BY_NAME: Mapping[str, _Check] = {
 }
 
 
-def _check_numbers(values: Sequence[Any]) -> None:
+def _check_id_and_attempt(values: Sequence[Any]) -> None:
     """Raise ConfigError if the id or the attempt of a row is too small or too large."""
     job_id, attempt, max_attempts, state = (
         values[column]
@@ -353,7 +357,7 @@ def _check_numbers(values: Sequence[Any]) -> None:
         )
 
 
-def _set_columns(values: list[Any], given: Mapping[str, Any], now: datetime) -> None:
+def _set_given_columns(values: list[Any], given: Mapping[str, Any], now: datetime) -> None:
     """Set the columns of a row that InsertOpts cannot set, from `given`."""
     state = parse_state(given.get("state", JobState.RUNNING))
     errors = [

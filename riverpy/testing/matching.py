@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from riverpy.errors import ArgsError
-from riverpy.testing.expected_job import shorten
+from riverpy.testing.expected_job import shorten_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ _SHOWN_LISTED_JOBS_MAX = 20
 """The maximum number of jobs that an error text lists, one in a line."""
 
 
-def find_one(jobs: Sequence[JobRow], expected: ExpectedJob[ArgsT]) -> MadeJob[ArgsT]:
+def find_single_job(jobs: Sequence[JobRow], expected: ExpectedJob[ArgsT]) -> MadeJob[ArgsT]:
     """Return the only job that is as expected. `jobs` are all jobs, in the order of their ids.
 
     Raises:
@@ -32,17 +32,17 @@ def find_one(jobs: Sequence[JobRow], expected: ExpectedJob[ArgsT]) -> MadeJob[Ar
     if len(found) > 1:
         raise AssertionError(
             f"{len(found)} inserted jobs are {expected}, and one was expected:\n"
-            f"{list_jobs(found)}\n"
+            f"{format_job_list(found)}\n"
             "Name more fields or options to choose one, or use inserted(…), which returns a list."
         )
     if not found:
         raise AssertionError(
             f"no inserted job is {expected}\n{_describe_candidates(jobs, candidates, expected)}"
         )
-    return _decode(found[0], expected)
+    return _decode_job(found[0], expected)
 
 
-def find_none(jobs: Sequence[JobRow], expected: ExpectedJob[Any]) -> None:
+def expect_no_job(jobs: Sequence[JobRow], expected: ExpectedJob[Any]) -> None:
     """Check that no job is as expected.
 
     Raises:
@@ -54,24 +54,26 @@ def find_none(jobs: Sequence[JobRow], expected: ExpectedJob[Any]) -> None:
     if found:
         raise AssertionError(
             f"no inserted job should be {expected}, and {len(found)} "
-            f"{'is' if len(found) == 1 else 'are'}:\n{list_jobs(found)}"
+            f"{'is' if len(found) == 1 else 'are'}:\n{format_job_list(found)}"
         )
 
 
-def find_all(jobs: Sequence[JobRow], expected: ExpectedJob[ArgsT]) -> list[MadeJob[ArgsT]]:
+def find_matching_jobs(
+    jobs: Sequence[JobRow], expected: ExpectedJob[ArgsT]
+) -> list[MadeJob[ArgsT]]:
     """Return all jobs that are as expected.
 
     Raises:
         AssertionError: the args of one of these jobs cannot be decoded.
     """
     return [
-        _decode(job, expected)
+        _decode_job(job, expected)
         for job in jobs
         if job.kind in expected.kinds and not expected.list_differences(job)
     ]
 
 
-def find_sequence(
+def find_job_sequence(
     jobs: Sequence[JobRow], sequence: Sequence[ExpectedJob[Any]]
 ) -> list[MadeJob[Any]]:
     """Return the jobs of the expected kinds. They must match `sequence`, in the order of inserts.
@@ -87,18 +89,18 @@ def find_sequence(
         if not is_kind or differences:
             raise AssertionError(
                 f"inserted job {index + 1} of {len(sequence)} should be {expected}, and is\n"
-                f"{_describe_job(job)}\n{differences}{_list_found(found)}"
+                f"{_describe_job(job)}\n{differences}{_format_found_jobs(found)}"
             )
     if len(found) != len(sequence):
         raise AssertionError(
-            f"{_count(len(sequence))} of these kinds should be inserted, and there are "
+            f"{_format_job_count(len(sequence))} of these kinds should be inserted, and there are "
             f"{len(found)}\n"
-            f"{_list_found(found)}"
+            f"{_format_found_jobs(found)}"
         )
-    return [_decode(job, expected) for job, expected in zip(found, sequence, strict=True)]
+    return [_decode_job(job, expected) for job, expected in zip(found, sequence, strict=True)]
 
 
-def _decode(job: JobRow, expected: ExpectedJob[ArgsT]) -> MadeJob[ArgsT]:
+def _decode_job(job: JobRow, expected: ExpectedJob[ArgsT]) -> MadeJob[ArgsT]:
     try:
         return expected.decode_job(job)
     except ArgsError as error:
@@ -115,10 +117,10 @@ def _describe_candidates(
                 "There are no jobs at all. In a database, jobs of another transaction are seen "
                 "after its commit."
             )
-        return f"There is no job of kind {kind!r}. There are\n{list_jobs(jobs)}"
+        return f"There is no job of kind {kind!r}. There are\n{format_job_list(jobs)}"
     nearest = sorted(candidates, key=lambda job: (len(expected.list_differences(job)), -job.id))
     count = len(candidates)
-    title = f"{_count(count)} of this kind, the nearest first:"
+    title = f"{_format_job_count(count)} of this kind, the nearest first:"
     shown = [
         f"{_describe_job(job)}\n{_format_differences(job, expected)}".rstrip()
         for job in nearest[:_SHOWN_JOBS_MAX]
@@ -128,7 +130,7 @@ def _describe_candidates(
     return "\n".join([title, *shown])
 
 
-def _count(number: int) -> str:
+def _format_job_count(number: int) -> str:
     return "1 job" if number == 1 else f"{number} jobs"
 
 
@@ -139,13 +141,15 @@ def _format_differences(job: JobRow, expected: ExpectedJob[Any]) -> str:
     )
 
 
-def _list_found(found: Sequence[JobRow]) -> str:
+def _format_found_jobs(found: Sequence[JobRow]) -> str:
     return (
-        f"The inserted jobs of these kinds are\n{list_jobs(found)}" if found else "There are none"
+        f"The inserted jobs of these kinds are\n{format_job_list(found)}"
+        if found
+        else "There are none"
     )
 
 
-def list_jobs(jobs: Sequence[JobRow]) -> str:
+def format_job_list(jobs: Sequence[JobRow]) -> str:
     """Return one line for each job."""
     lines = [_describe_job(job) for job in jobs[-_SHOWN_LISTED_JOBS_MAX:]]
     if len(jobs) > _SHOWN_LISTED_JOBS_MAX:
@@ -156,5 +160,5 @@ def list_jobs(jobs: Sequence[JobRow]) -> str:
 def _describe_job(job: JobRow) -> str:
     return (
         f"  job {job.id} of kind {job.kind!r}, {job.state} in queue {job.queue!r}, args "
-        f"{shorten(job.encoded_args)}"
+        f"{shorten_text(job.encoded_args)}"
     )

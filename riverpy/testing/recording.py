@@ -16,8 +16,14 @@ from riverpy._timestamps import encode_timestamp
 from riverpy.errors import UniqueConflictError
 from riverpy.insert_opts import InsertResult
 from riverpy.job import JobColumn, JobRow, JobState
-from riverpy.testing.expected_job import check_list_of_expected, expect_job
-from riverpy.testing.matching import find_all, find_none, find_one, find_sequence, list_jobs
+from riverpy.testing.expected_job import check_expected_is_list, expect_job
+from riverpy.testing.matching import (
+    expect_no_job,
+    find_job_sequence,
+    find_matching_jobs,
+    find_single_job,
+    format_job_list,
+)
 from riverpy.testing.rows import make_inserted_row
 
 if TYPE_CHECKING:
@@ -31,7 +37,7 @@ if TYPE_CHECKING:
 ArgsT = TypeVar("ArgsT", bound="JobArgs | RawArgs")
 
 
-class _Entry(NamedTuple):
+class _RecordedJob(NamedTuple):
     """A recorded job."""
 
     insert_row: InsertRow
@@ -43,11 +49,11 @@ class RecordedJobs:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: list[_Entry] = []
+        self._entries: list[_RecordedJob] = []
         self._last_id = 0
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}\n{list_jobs(self.jobs)}>"
+        return f"<{type(self).__name__}\n{format_job_list(self.jobs)}>"
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -90,7 +96,7 @@ class RecordedJobs:
             args=args,
             **fields,
         )
-        return find_one(self.jobs, wanted)
+        return find_single_job(self.jobs, wanted)
 
     def require_not_inserted(
         self,
@@ -117,13 +123,13 @@ class RecordedJobs:
             args=args,
             **fields,
         )
-        find_none(self.jobs, wanted)
+        expect_no_job(self.jobs, wanted)
 
     def require_many_inserted(self, expected: Sequence[object]) -> list[MadeJob[Any]]:
         """Check that the recorded jobs of these kinds are the expected ones, in this order; see
         `riverpy.testing.require_many_inserted`."""
-        check_list_of_expected(expected)
-        return find_sequence(self.jobs, [expect_job(one) for one in expected])
+        check_expected_is_list(expected)
+        return find_job_sequence(self.jobs, [expect_job(one) for one in expected])
 
     def inserted(
         self,
@@ -150,7 +156,7 @@ class RecordedJobs:
             args=args,
             **fields,
         )
-        return find_all(self.jobs, wanted)
+        return find_matching_jobs(self.jobs, wanted)
 
     # -- what inserts call
 
@@ -192,19 +198,19 @@ class RecordedJobs:
                         self._entries[index] = _replace_values(entry, row, now)
                     return index, True, row.replace is not None
         self._last_id += 1
-        self._entries.append(_make_entry(row, self._last_id, now))
+        self._entries.append(_make_recorded_job(row, self._last_id, now))
         return len(self._entries) - 1, False, False
 
 
-def _make_entry(row: InsertRow, job_id: int, now: datetime) -> _Entry:
+def _make_recorded_job(row: InsertRow, job_id: int, now: datetime) -> _RecordedJob:
     values = make_inserted_row(row, job_id=job_id, now=now)
     if row.expires_in is not None:
         expires_at = encode_timestamp(now) + int(row.expires_in)
         values[JobColumn.METADATA] = add_expiry_to_metadata(row.metadata, expires_at)
-    return _Entry(row, JobRow(values))
+    return _RecordedJob(row, JobRow(values))
 
 
-def _replace_values(entry: _Entry, row: InsertRow, now: datetime) -> _Entry:
+def _replace_values(entry: _RecordedJob, row: InsertRow, now: datetime) -> _RecordedJob:
     """Return a recorded job with the values that a later insert replaces."""
     merged = merge_replacing_row(entry.insert_row, row)
     options = msgspec.json.decode(row.replace or "{}", type=dict[str, Any])
@@ -216,9 +222,9 @@ def _replace_values(entry: _Entry, row: InsertRow, now: datetime) -> _Entry:
         if merged.state != JobState.PENDING:
             state = JobState.AVAILABLE if due_at <= now else JobState.SCHEDULED
             merged = merged._replace(state=state)
-    values = [*_make_entry(merged, entry.job.id, now).job.columns()]
+    values = [*_make_recorded_job(merged, entry.job.id, now).job.columns()]
     values[JobColumn.CREATED_AT] = entry.job.columns()[JobColumn.CREATED_AT]
-    return _Entry(merged, JobRow(values))
+    return _RecordedJob(merged, JobRow(values))
 
 
 @contextmanager

@@ -66,7 +66,7 @@ def _explaining_errors(url_setting_name: str) -> Generator[None]:
 
 
 @contextmanager
-def run_databases(
+def open_run_databases(
     server_url: str, run: int, worker: str, url_setting_name: str = "the URL"
 ) -> Generator[RunDatabases]:
     """Connect to the server for one process of a run. At the end drop the databases that no other
@@ -128,7 +128,7 @@ class RunDatabases:
         oid = await statements.fetch_database_oid(self._connection)
         self._prefix = f"{DATABASE_NAME_PREFIX}{oid}_"
         names = await statements.fetch_database_names(self._connection, self._prefix)
-        for run in {_run_of(name, self._prefix) for name in names} - {None, self._run}:
+        for run in {_parse_run_number(name, self._prefix) for name in names} - {None, self._run}:
             if run is not None:
                 await self._drop_run_if_ended(run)
 
@@ -137,7 +137,7 @@ class RunDatabases:
         template."""
         if self._database is not None:
             await close_connection(self._database)
-        await statements.drop_database(self._connection, self._name(self._worker))
+        await statements.drop_database(self._connection, self._make_database_name(self._worker))
         await statements.unlock_run(self._connection, self._run)
         await self._drop_run_if_ended(self._run)
 
@@ -150,7 +150,7 @@ class RunDatabases:
                 await statements.drop_database(self._connection, name)
         await statements.unlock_ended_run(self._connection, run)
 
-    def _name(self, use: str) -> str:
+    def _make_database_name(self, use: str) -> str:
         return f"{self._prefix}{self._run:08x}_{use}"
 
     def create(self, prepare: Callable[[str], Awaitable[object] | object]) -> str:
@@ -171,10 +171,12 @@ class RunDatabases:
             await self._make_template_once(prepare)
         finally:
             await statements.unlock_template(self._connection, self._run)
-        name = self._name(self._worker)
-        url = _with_database(self._server_url, name)
+        name = self._make_database_name(self._worker)
+        url = _replace_database_in_url(self._server_url, name)
         with _explaining_errors(self._url_setting_name):
-            await statements.copy_database(self._connection, self._name("template"), name)
+            await statements.copy_database(
+                self._connection, self._make_database_name("template"), name
+            )
             self._database = await _connect(url)
             await statements.disable_idle_session_timeout(self._database)
             await statements.record_tables_to_keep(self._database)
@@ -183,11 +185,11 @@ class RunDatabases:
     async def _make_template_once(
         self, prepare: Callable[[str], Awaitable[object] | object]
     ) -> None:
-        template = self._name("template")
+        template = self._make_database_name("template")
         if template in await statements.fetch_database_names(self._connection, template):
             return
-        unready = self._name("unready")
-        url = _with_database(self._server_url, unready)
+        unready = self._make_database_name("unready")
+        url = _replace_database_in_url(self._server_url, unready)
         with _explaining_errors(self._url_setting_name):
             await statements.drop_database(self._connection, unready)
             await statements.make_database(self._connection, unready)
@@ -266,10 +268,10 @@ class RunDatabases:
             for row in rows:
                 await statements.end_session(self._connection, row["pid"])
 
-    def list_transactions(self) -> set[tuple[int, str]]:
+    def list_open_transactions(self) -> set[tuple[int, str]]:
         """Return the open transactions that have written or hold locks in this process's database,
         as pairs of pid and start."""
-        return {_identify(row) for row in self._portal.call(self._fetch_transactions)}
+        return {_get_transaction_key(row) for row in self._portal.call(self._fetch_transactions)}
 
     async def _fetch_transactions(self) -> list[Any]:
         if self._database is None:  # the fixture riverpy_url is overridden
@@ -277,7 +279,7 @@ class RunDatabases:
         return await statements.fetch_locking_transactions(self._database)
 
     def end_transactions(self, kept: set[tuple[int, str]]) -> None:
-        """End the sessions whose transactions `list_transactions` would return, except `kept`.
+        """End the sessions whose transactions `list_open_transactions` would return, except `kept`.
         Sessions that end by themselves within a second are not reported.
 
         Raises:
@@ -288,7 +290,11 @@ class RunDatabases:
     async def _end_transactions(self, kept: set[tuple[int, str]]) -> None:
         rows: list[Any] = []
         for _ in range(CLOSE_CHECKS_MAX):
-            rows = [row for row in await self._fetch_transactions() if _identify(row) not in kept]
+            rows = [
+                row
+                for row in await self._fetch_transactions()
+                if _get_transaction_key(row) not in kept
+            ]
             if not rows:
                 return
             # The server ends the transaction of a closed connection soon after the close.
@@ -301,7 +307,7 @@ class RunDatabases:
         )
 
 
-def _identify(row: Any) -> tuple[int, str]:
+def _get_transaction_key(row: Any) -> tuple[int, str]:
     return row["pid"], row["began_at"]
 
 
@@ -327,7 +333,7 @@ async def _connect(url: str) -> Connection:
     return await connect(url, application_name="riverpy pytest")
 
 
-def _run_of(database_name: str, prefix: str) -> int | None:
+def _parse_run_number(database_name: str, prefix: str) -> int | None:
     """Return the number of the run to which a database belongs. None: it belongs to no run."""
     try:
         return int(database_name.removeprefix(prefix).partition("_")[0], 16)
@@ -335,12 +341,14 @@ def _run_of(database_name: str, prefix: str) -> int | None:
         return None
 
 
-def _with_database(url: str, database: str) -> str:
+def _replace_database_in_url(url: str, database: str) -> str:
     """Return the URL of another database on the same server."""
     parts = urlsplit(url)
-    query: Any = [(key, value) for key, value in parse_qsl(parts.query) if key not in _NAMES]
+    query: Any = [
+        (key, value) for key, value in parse_qsl(parts.query) if key not in _DATABASE_URL_PARAMETERS
+    ]
     return urlunsplit(parts._replace(path=f"/{database}", query=urlencode(query, safe="/:,")))
 
 
-_NAMES = {"dbname", "database"}
+_DATABASE_URL_PARAMETERS = {"dbname", "database"}
 """The parameters of a URL that can name the database instead of the URL's path."""
