@@ -310,7 +310,7 @@ def _describe_sum(rows: Sequence[PlotRow], time_range: TimeRange) -> str:
 
 def _describe_wait_percentile(attempts: int, overs: Sequence[int], longest: float) -> str:
     """Return a text with the bound below which 95 % of the waits are. The counts know only the
-    bounds in `WAIT_BOUNDS`.
+    bounds in `WAIT_BOUNDS_SECONDS`.
 
     Args:
         attempts: the number of waits.

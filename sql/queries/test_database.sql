@@ -135,7 +135,7 @@ $$;
 
 
 -- name: test_database_find_filled_tables
--- The tables that have rows, and had none at `find_kept_tables`.
+-- The tables that have rows, and had none at `record_tables_to_keep` in test_databases.py.
 do $$
 declare
     name text;
