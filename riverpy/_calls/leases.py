@@ -148,6 +148,6 @@ class LeaseMethods(EventMethods):
             timer=Timer(),
             max_held=config.max_leases,
             unfinished_leases=unfinished_leases,
-            publish_event=self._subscription_manager.publish,
+            publish_event=self._subscription_manager.publish_event,
             should_spread=config.spread_leases,
         )

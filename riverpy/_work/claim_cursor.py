@@ -150,7 +150,7 @@ class ClaimCursor:
         was slow."""
 
     @property
-    def needs_single_queue_claim(self) -> bool:
+    def needs_own_claim(self) -> bool:
         """Whether the next claim must be for this queue alone, because it starts at a position, or
         because its duration or its size decides whether to start using positions."""
         return (

@@ -83,7 +83,7 @@ LOCKED_ROW_LOG_DELAY = 1.0
 LOCKED_ROWS_ADVICE = "another transaction holds locks on the rows: see `riverpy doctor`"
 STATEMENT_RETRY_DELAY_MIN = timedelta(milliseconds=20)
 STATEMENT_RETRY_DELAY_MAX = timedelta(seconds=2)
-JOB_RETRY_DELAY_IF_UNSTORABLE = 60.0
+JOB_RETRY_DELAY_IF_RESULT_UNSTORABLE = 60.0
 """Seconds until the retry of a job whose result the database refused."""
 _DELETED_JOB_OUTCOME = jobs.StoredOutcome(jobs.ClaimKey(0, 0, 0), "deleted", 0)
 
@@ -141,7 +141,7 @@ class Completer:
     ) -> BatchSender[Attempt]:
         return BatchSender(
             BatchStatement(
-                self._store_batch,
+                self._store_and_report_batch,
                 get_row_id=_get_job_id,
                 get_skipped_row_key=id,
                 count_rows_that_fit=count_fitting_results,
@@ -212,7 +212,7 @@ class Completer:
         cancelled.
         """
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._send_until_closed, name="riverpy completer")
+            tasks.start_soon(self._send_results_until_closed, name="riverpy completer")
             try:
                 yield
             finally:
@@ -224,10 +224,10 @@ class Completer:
                 self._sending_scope.cancel()
                 if self._was_cancelled:
                     await run_despite_cancellation(
-                        partial(self._send_after_cancellation, wait_until_stored)
+                        partial(self._send_results_after_cancellation, wait_until_stored)
                     )
 
-    async def _send_until_closed(self) -> None:
+    async def _send_results_until_closed(self) -> None:
         try:
             with self._sending_scope:
                 while self.waiting_result_count or not self._is_closing:
@@ -240,14 +240,14 @@ class Completer:
         finally:
             self._sending_ended.set()
 
-    async def _send_after_cancellation(
+    async def _send_results_after_cancellation(
         self, wait_until_stored: Callable[[asyncio.Event], Awaitable[None]]
     ) -> None:
         """Store the remaining results after `asyncio.run` has cancelled all tasks. Call this in a
         new task, which is not cancelled."""
         self._sending_ended, self._sending_scope = asyncio.Event(), anyio.CancelScope(shield=True)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._send_until_closed, name="riverpy completer")
+            tasks.start_soon(self._send_results_until_closed, name="riverpy completer")
             await wait_until_stored(self._sending_ended)
             self._sending_scope.cancel()
 
@@ -268,7 +268,7 @@ class Completer:
         others_are_locked = bool(self._attempts_with_locked_rows)
         for sender in self._senders:
             await self._send_batch(sender)
-        await self._result_notifier.send()
+        await self._result_notifier.send_notifications()
         if not self._attempts_with_locked_rows:
             self._locked_rows_backoff.reset()
         elif not others_are_locked:
@@ -292,9 +292,9 @@ class Completer:
         else:
             self._statement_backoff.reset()
 
-    async def _store_batch(self, attempts: list[Attempt]) -> None:
-        """Store a batch of results. A batch has only completions without metadata, or only other
-        results. Results of locked rows are sent again later.
+    async def _store_and_report_batch(self, attempts: list[Attempt]) -> None:
+        """Store a batch of results, and report the stored ones. A batch has only completions
+        without metadata, or only other results. Results of locked rows are sent again later.
 
         Raises:
             Exception: one of DATABASE_ERRORS; nothing was stored.
@@ -302,18 +302,20 @@ class Completer:
         attempts.sort(key=_get_job_id)  # lock rows in the same order, to prevent deadlocks
         are_completions = attempts[0].is_completed_without_metadata
         try:
-            stored = await self._send_results(attempts, skip_locked=self._should_skip_locked_rows)
+            stored = await self._store_results(attempts, skip_locked=self._should_skip_locked_rows)
         except LockNotAvailableError:
             if self._should_skip_locked_rows:
                 raise
-            stored = await self._send_results(attempts, skip_locked=True)
+            stored = await self._store_results(attempts, skip_locked=True)
         except Exception as error:
             if len(attempts) > 1 or not is_data_error(error) or attempts[0].is_result_replaced:
                 raise
-            self._replace_refused_result(attempts[0], error)
+            self._replace_unstorable_result(attempts[0], error)
             return
         if not are_completions:
-            self._result_notifier.add_queues(one.queue for one in stored if one.is_job_available)
+            self._result_notifier.add_queues_with_available_jobs(
+                one.queue for one in stored if one.is_job_available
+            )
         if self._attempts_logged_as_delayed:
             self._forget_delayed_attempts(attempts)
         self._report_stored_results(stored)
@@ -363,8 +365,8 @@ class Completer:
             self._log_delayed_results(late, LOCKED_ROWS_ADVICE)
         self._attempts_with_locked_rows += attempts
 
-    def _replace_refused_result(self, attempt: Attempt, error: Exception) -> None:
-        """Replace a result that the database refuses with a failure.
+    def _replace_unstorable_result(self, attempt: Attempt, error: Exception) -> None:
+        """Replace a result that the database cannot store with a failure.
 
         If the database refuses only a character of the error text, the result is kept, and its
         error text becomes ASCII.
@@ -383,7 +385,7 @@ class Completer:
         attempt.is_result_replaced = True
         text = "the result of this attempt could not be stored"
         attempt.outcome = make_failure_outcome(
-            attempt, text, describe_error(error), JOB_RETRY_DELAY_IF_UNSTORABLE
+            attempt, text, describe_error(error), JOB_RETRY_DELAY_IF_RESULT_UNSTORABLE
         )
         self._other_result_sender.add_row(attempt)
 
@@ -391,13 +393,15 @@ class Completer:
         """Count, log and publish the stored results of a batch. A batch has only completions
         without metadata, or only other results."""
         self._counters.count_ended_attempts(attempts)
-        self._result_notifier.add_ended_jobs(attempts)
+        self._result_notifier.add_awaited_ended_jobs(attempts)
         if self._should_log_jobs:
             self._log_ended_attempts(attempts)
         if not attempts or attempts[0].is_completed_without_metadata:
-            self._subscriptions.publish_attempts(attempts)
+            self._subscriptions.publish_attempt_ends(attempts)
             return
-        self._subscriptions.publish_attempts([one for one in attempts if one.should_publish_event])
+        self._subscriptions.publish_attempt_ends(
+            [one for one in attempts if one.should_publish_event]
+        )
         for attempt in attempts:
             if attempt.outcome is not None and attempt.stored_state == JobState.AVAILABLE:
                 self._schedule_claim(attempt.queue, attempt.outcome.seconds_until_due or 0.0)
@@ -422,14 +426,14 @@ class Completer:
                 seconds=round(attempt.ended_at - (attempt.started_at or attempt.ended_at), 6),
             )
 
-    async def _send_results(self, attempts: list[Attempt], *, skip_locked: bool) -> list[Attempt]:
-        """Send the results; `skip_locked` omits locked rows. Returns the attempts with stored
+    async def _store_results(self, attempts: list[Attempt], *, skip_locked: bool) -> list[Attempt]:
+        """Store the results; `skip_locked` omits locked rows. Returns the attempts with stored
         results."""
         async with self._connection.acquire(
             "storing job results", RESULT_STATEMENT_TIMEOUT
         ) as connection:
             if not skip_locked:
-                states = await self._send_batch_statement(connection, attempts)
+                states = await self._send_results_statement(connection, attempts)
             else:
                 states = await self._send_results_of_unlocked_rows(connection, attempts)
             stored = attempts
@@ -448,9 +452,9 @@ class Completer:
             ids = [attempt.id for attempt in attempts]
             free = await jobs.job_lock_running(connection, self._schema, ids)
             unlocked = [attempt for attempt in attempts if attempt.id in free]
-            return await self._send_batch_statement(connection, unlocked) if unlocked else {}
+            return await self._send_results_statement(connection, unlocked) if unlocked else {}
 
-    async def _send_batch_statement(
+    async def _send_results_statement(
         self, connection: Connection, attempts: list[Attempt]
     ) -> dict[int, str]:
         """Send one statement. Returns the stored state of each changed row, by job id."""

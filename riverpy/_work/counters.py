@@ -168,7 +168,7 @@ class RunCounters:
             if attempt.outcome is None:
                 kind.completed_count += 1
             else:
-                self._count_other_outcome(kind, attempt)
+                self._count_not_completed_attempt(kind, attempt)
             run = attempt.ended_at - started
             runs = kind.run_times
             runs.bucket_counts[place(RUN_TIME_BUCKET_BOUNDS, run)] += 1
@@ -188,7 +188,7 @@ class RunCounters:
             if wait > queue.longest_wait:
                 queue.longest_wait = wait
 
-    def _count_other_outcome(self, kind_counters: KindCounters, attempt: Attempt) -> None:
+    def _count_not_completed_attempt(self, kind_counters: KindCounters, attempt: Attempt) -> None:
         event, outcome = attempt.event_kind, attempt.outcome
         kind_counters.other_outcome_counts[event] = (
             kind_counters.other_outcome_counts.get(event, 0) + 1

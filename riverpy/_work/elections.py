@@ -86,7 +86,7 @@ class ElectionManager:
         return [one.election for one in self.maintenance_elections]
 
     @property
-    def handler_by_topic(self) -> Mapping[str, Callable[[str], None]]:
+    def notification_handler_by_topic(self) -> Mapping[str, Callable[[str], None]]:
         """The topics of notifications about leases, each with its handler."""
         if len(self.maintenance_elections) == 1:  # only one election: the domain is `default`
             return {
@@ -147,7 +147,7 @@ class MaintenanceElection:
             holder=run.client.id,
             timing=LeaseTiming.from_config(run.config),
             timer=timer,
-            publish_event=run.client.subscriptions.publish,
+            publish_event=run.client.subscriptions.publish_event,
         )
         self.election = Election(
             self.lease_engine,
@@ -200,14 +200,16 @@ class MaintenanceElection:
     async def _run_leader_term(self, lease: Lease, scope: StopScope) -> None:
         runner = TermServicesRunner(
             lease,
-            self._make_term_services,
+            self._make_term_context_and_services,
             timer=self._timer,
             on_services_started=self.election.reset_failed_term_count,
             resign=lambda error: self.election.resign_after_failure(lease, error),
         )
         await runner.run(scope)
 
-    def _make_term_services(self, lease: Lease) -> tuple[TermContext, Sequence[MaintenanceService]]:
+    def _make_term_context_and_services(
+        self, lease: Lease
+    ) -> tuple[TermContext, Sequence[MaintenanceService]]:
         run, connection = self._run, self._make_shared_connection("maintenance")
         self._domain_queues = DomainQueueReader(
             connection,

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from riverpy._work.counters import QueueCounters, RunCounters
     from riverpy._work.run_context import RunContext
 
-MINUTE = 60.0
-WRITE_SPREAD = 10.0
+SECONDS_PER_MINUTE = 60.0
+DELAY_AFTER_MINUTE_MAX = 10.0
 """Clients write at different times within this many seconds after the start of a minute, so that
 they do not all wait for the same rows."""
 WRITE_TIMEOUT = 2.0
@@ -46,7 +46,9 @@ LAST_WRITE_TIMEOUT = 1.0
 """Seconds that the write at the end of a run may take."""
 LOCK_TIMEOUT = timedelta(seconds=1)
 """The longest wait of a write for a locked row or table."""
-_FIRST_BUCKETS_OVER = [WAIT_TIME_BUCKET_BOUNDS.index(bound) + 1 for bound in WAIT_BOUNDS_SECONDS]
+_FIRST_BUCKETS_ABOVE_WAIT_BOUNDS = [
+    WAIT_TIME_BUCKET_BOUNDS.index(bound) + 1 for bound in WAIT_BOUNDS_SECONDS
+]
 """For each of `WAIT_BOUNDS_SECONDS`, the first bucket of the waits that are longer."""
 
 
@@ -95,7 +97,7 @@ class JobCountCollector:
                     int(discarded),
                     waited,
                     of_queue.longest_wait,
-                    *(sum(added[first:]) for first in _FIRST_BUCKETS_OVER),
+                    *(sum(added[first:]) for first in _FIRST_BUCKETS_ABOVE_WAIT_BOUNDS),
                 )
             )
             of_queue.longest_wait = 0.0
@@ -104,7 +106,7 @@ class JobCountCollector:
         return taken
 
 
-def make_rows(counts: Sequence[JobCounts]) -> list[JobCounts]:
+def make_job_count_rows(counts: Sequence[JobCounts]) -> list[JobCounts]:
     """Return the rows to write: all queues together, the busiest queues, and the others together.
     `counts` may have a queue several times."""
     by_queue: dict[str, list[JobCounts]] = {}
@@ -135,7 +137,7 @@ class JobCountWriter:
         """The counts of the last write, if it failed. They are written with the next ones, but
         only once, so that an outage does not add many minutes to one."""
         self._taken_at = time.monotonic()
-        self._delay_after_minute = random.uniform(0, WRITE_SPREAD)  # noqa: S311 (no secret)
+        self._delay_after_minute = random.uniform(0, DELAY_AFTER_MINUTE_MAX)  # noqa: S311 (no secret)
         self._is_running = False
         self._failure_log = RepeatedFailureLog(get_logger())
 
@@ -144,8 +146,8 @@ class JobCountWriter:
         self._is_running = True
         task_status.started()
         while True:
-            scope.expect_progress(within=MINUTE + WRITE_TIMEOUT)
-            seconds = (self._delay_after_minute - time.time()) % MINUTE
+            scope.expect_progress(within=SECONDS_PER_MINUTE + WRITE_TIMEOUT)
+            seconds = (self._delay_after_minute - time.time()) % SECONDS_PER_MINUTE
             await anyio.sleep(max(seconds, 1.0))
             with anyio.CancelScope(shield=True):  # a stop during a write would lose its counts
                 await self.write_counts(WRITE_TIMEOUT)
@@ -162,9 +164,9 @@ class JobCountWriter:
         seconds."""
         counts, now = self._collector.take_counts(), time.monotonic()
         # The middle of the time in which they were counted is in their minute.
-        age = min(now - self._taken_at, MINUTE) / 2
+        age = min(now - self._taken_at, SECONDS_PER_MINUTE) / 2
         self._taken_at = now
-        rows = make_rows([*self._unwritten, *counts])
+        rows = make_job_count_rows([*self._unwritten, *counts])
         self._unwritten = []
         if not rows:
             return

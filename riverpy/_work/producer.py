@@ -122,7 +122,7 @@ class Producer:
         notification."""
         self._ids_cancelled_during_claim: set[int] | None = None
         """The ids of the jobs that were cancelled during the running claim; None: no claim runs."""
-        self._claim_times = PlannedClaimTimes()
+        self._planned_claim_times = PlannedClaimTimes()
         self._log = get_logger(queue=queue)
         self.unclaimable_jobs = UnclaimableJobs(self._claim_size_limit, CLAIM_TIMEOUT, self._log)
         self._claiming_job_id: int | None = None
@@ -173,10 +173,10 @@ class Producer:
         """Claim now, because a notification was received or may have been lost. Claim again later
         if more jobs may follow without a notification, as `notify_interval_ms` of the notification
         says."""
-        self._claim_times.plan_follow_up_claims(notify_interval_ms)
+        self._planned_claim_times.plan_follow_up_claims(notify_interval_ms)
         self.wake()
 
-    def cancel_job_during_claim(self, job_id: int) -> None:
+    def cancel_job_if_being_claimed(self, job_id: int) -> None:
         """Cancel a job if the running claim returns this job."""
         if self._ids_cancelled_during_claim is not None:
             self._ids_cancelled_during_claim.add(job_id)
@@ -186,7 +186,7 @@ class Producer:
         if delay <= 0:
             self.wake()
         else:
-            self._claim_times.plan_due_job_claim(delay)
+            self._planned_claim_times.plan_due_job_claim(delay)
             self._wakeup.set()
 
     def wake(self) -> None:
@@ -255,7 +255,7 @@ class Producer:
             scope.expect_progress(within=self._turn_seconds_max)
             self._is_notified = False  # set this first: a notification during the claim must count
             started = time.monotonic()
-            self._claim_times.forget_past_times(started)
+            self._planned_claim_times.forget_past_times(started)
             try:
                 drained = await self._claim_jobs(scope)
             except DATABASE_ERRORS as error:
@@ -271,14 +271,14 @@ class Producer:
             if pause:
                 await anyio.sleep(max(0.0, started + pause - time.monotonic()))
             elif not drained:
-                await asyncio.sleep(0)  # noqa: TID251 (a turn for the launched jobs, no delay)
+                await asyncio.sleep(0)  # noqa: TID251 (a turn for the started jobs, no delay)
 
     async def _wait_for_free_slot(self) -> None:
-        while not self._count_claimable_jobs():
+        while not self._count_jobs_to_claim():
             self.slot_freed.clear()
             await self.slot_freed.wait()
 
-    def _count_claimable_jobs(self) -> int:
+    def _count_jobs_to_claim(self) -> int:
         """Return how many jobs may be claimed: the free slots and the jobs to prefetch."""
         if self._prefetch_buffer is None:
             return max(self._free_slot_count, 0)
@@ -290,7 +290,7 @@ class Producer:
 
     def _log_failed_claim(self, error: Exception) -> None:
         """Count and log a failed claim. The connection itself logs that it was lost."""
-        self._count_failed_claim(error)
+        self._record_failed_claim(error)
         is_refused = is_permanent_statement_error(error) or is_server_statement_timeout(error)
         self._claim_failure_log.log_failure(
             CLAIMING_FAILED, is_cause_logged=not is_refused, error=describe_error(error)
@@ -303,7 +303,7 @@ class Producer:
         retry, began = self.unclaimable_jobs.choose_job_id_to_retry(), time.monotonic()
         # If too few slots are free after the claim, the remaining jobs are prefetched or released.
         limit = self._claim_size_limit if retry is None else 1
-        wanted = min(max(self._count_claimable_jobs(), 1), limit)
+        wanted = min(max(self._count_jobs_to_claim(), 1), limit)
         limit, self._claiming_job_id = self.unclaimable_jobs.choose_claim_size(wanted), None
         is_single_claim = retry is not None or (
             limit == 1 and self.unclaimable_jobs.is_claiming_one_by_one
@@ -322,11 +322,11 @@ class Producer:
                     return await self._claim_many_jobs(connection, limit, scope)
         except DATABASE_ERRORS as error:
             took = time.monotonic() - began
-            if self._is_outage(error) or not self.unclaimable_jobs.record_failed_claim(
+            if self._is_caused_by_outage(error) or not self.unclaimable_jobs.record_failed_claim(
                 limit, self._claiming_job_id, error, took
             ):
                 raise
-            self._count_failed_claim(error)
+            self._record_failed_claim(error)
             return False
 
     def _shield_claim_from_stop(
@@ -338,7 +338,7 @@ class Producer:
             timeout + CLAIM_TIMEOUT_AFTER_STOP, timeout_after_stop=CLAIM_TIMEOUT_AFTER_STOP
         )
 
-    def _is_outage(self, error: Exception) -> bool:
+    def _is_caused_by_outage(self, error: Exception) -> bool:
         """Return whether the server answers no statement at all, so that no job is the cause."""
         tracker = self._claim_connection.outage_tracker
         return isinstance(error, TimeoutError) and tracker.is_outage_logged
@@ -348,10 +348,7 @@ class Producer:
     @property
     def _must_claim_alone(self) -> bool:
         """Return whether this queue could make a claim of several queues fail or take long."""
-        return (
-            self._claim_cursor.needs_single_queue_claim
-            or self.unclaimable_jobs.may_include_failing_job
-        )
+        return self._claim_cursor.needs_own_claim or self.unclaimable_jobs.may_include_failing_job
 
     async def _claim_with_other_queues(self, scope: StopScope) -> bool:
         """Claim and start jobs by the next claims of several queues. Returns whether the queue had
@@ -365,11 +362,11 @@ class Producer:
             return self.is_paused if is_full is None else not is_full
         except DATABASE_ERRORS as error:
             limit = self._shared_claim_limit
-            if self._is_outage(error) or not (
+            if self._is_caused_by_outage(error) or not (
                 limit and self.unclaimable_jobs.record_failed_shared_claim(limit, error)
             ):
                 raise
-            self._count_failed_claim(error)
+            self._record_failed_claim(error)
             return False
         except asyncio.CancelledError:  # the server may have claimed the jobs anyway
             if self._shared_claim_limit:
@@ -392,8 +389,8 @@ class Producer:
             return 0
         scope.expect_progress(within=self._turn_seconds_max)
         self._is_notified = False  # a notification during the claim must count
-        self._claim_times.forget_past_times(time.monotonic())
-        self._shared_claim_limit = min(self._count_claimable_jobs(), self._claim_size_limit)
+        self._planned_claim_times.forget_past_times(time.monotonic())
+        self._shared_claim_limit = min(self._count_jobs_to_claim(), self._claim_size_limit)
         return self._shared_claim_limit
 
     def receive_claimed_jobs(
@@ -402,9 +399,9 @@ class Producer:
         """Start jobs that a claim of several queues has claimed. Returns whether to claim with the
         next statement too. `is_alone`: the claim had no other queue."""
         job_count, self._shared_claim_limit = len(rows), 0
-        self._launch_claimed_jobs(rows, self._ids_cancelled_during_claim or set())
+        self._start_claimed_jobs(rows, self._ids_cancelled_during_claim or set())
         self._ids_cancelled_during_claim = set()
-        self._record_claim(job_count, seconds)
+        self._record_claim_metrics(job_count, seconds)
         self._record_successful_claim(job_count, limit, seconds)
         if is_alone:  # after a slow or large claim, the next one is for this queue alone
             self._claim_cursor.record_claim_and_check_slow(WHOLE_QUEUE_RANGE, job_count, seconds)
@@ -423,8 +420,8 @@ class Producer:
 
     # -- claims of this queue alone
 
-    def _count_failed_claim(self, error: Exception) -> None:
-        """Count a failed claim. If the server may have claimed jobs, they are looked for later."""
+    def _record_failed_claim(self, error: Exception) -> None:
+        """Count a failed claim. If it may have claimed jobs, let the reconciler find them later."""
         if not is_permanent_statement_error(error) and not is_server_statement_timeout(error):
             self._handle_failed_claim()
         self._counters.claim_failure_count += 1
@@ -432,7 +429,8 @@ class Producer:
     async def _claim_one_job(self, connection: Connection, retried_job_id: int | None) -> bool:
         """Claim one job. `retried_job_id` is the id of a job whose claim failed before; None: claim
         the next job. Returns whether the queue has no next job."""
-        rows, took = await self._claim_and_launch(self._claim_row(connection, retried_job_id))
+        claim = self._find_and_claim_row(connection, retried_job_id)
+        rows, took = await self._claim_and_start(claim)
         if retried_job_id is not None:
             self.unclaimable_jobs.stop_skipping_job(retried_job_id)
             return False
@@ -461,10 +459,10 @@ class Producer:
 
     async def _claim_range(self, connection: Connection, limit: int, part: QueueRange) -> int:
         """Claim up to `limit` jobs of one range of the queue. Returns how many were claimed."""
-        claim = self._claim_rows(connection, limit, part, self.unclaimable_jobs.skipped_job_ids)
-        rows, took = await self._claim_and_launch(claim)
+        claim = self._send_claim(connection, limit, part, self.unclaimable_jobs.skipped_job_ids)
+        rows, took = await self._claim_and_start(claim)
         is_full, now = len(rows) == limit, self._last_claim_ended_at
-        is_slow, cursor = self._is_claiming_slow(part, len(rows), took), self._claim_cursor
+        is_slow, cursor = self._record_and_check_if_slow(part, len(rows), took), self._claim_cursor
         if cursor.record_claim_and_check_backlog(part, rows, limit) or is_slow:
             server_time = await job_get_server_time(connection, self._schema)
             seen_at = server_time - int((time.monotonic() - now + took) * 1e6)
@@ -480,8 +478,8 @@ class Producer:
             cursor.update_positions(part, rows, is_limit_reached=is_full, now=now)
         return len(rows)
 
-    def _is_claiming_slow(self, part: QueueRange, row_count: int, seconds: float) -> bool:
-        """Whether the last two claims of the whole queue were slow because of this queue."""
+    def _record_and_check_if_slow(self, part: QueueRange, row_count: int, seconds: float) -> bool:
+        """Record a claim. Return whether this queue has made its last two claims slow."""
         is_slow = self._claim_cursor.record_claim_and_check_slow(part, row_count, seconds)
         if self._claimer.queue_count > 1:
             finder = self._claimer.slow_queue_finder
@@ -491,29 +489,29 @@ class Producer:
                 return False
         return is_slow
 
-    async def _claim_and_launch(self, claim: Awaitable[list[Record]]) -> tuple[list[Record], float]:
+    async def _claim_and_start(self, claim: Awaitable[list[Record]]) -> tuple[list[Record], float]:
         """Await a claim and start its jobs. Returns the claimed rows, and the duration of the claim
         in seconds."""
         sent = time.monotonic()
         self._ids_cancelled_during_claim = set()
         try:
             rows = await claim
-            self._launch_claimed_jobs(rows, self._ids_cancelled_during_claim)
+            self._start_claimed_jobs(rows, self._ids_cancelled_during_claim)
         except asyncio.CancelledError:  # the server may have claimed the jobs anyway
             self._handle_failed_claim()
             raise
         finally:
             self._ids_cancelled_during_claim = None
         took = time.monotonic() - sent
-        self._record_claim(len(rows), took)
+        self._record_claim_metrics(len(rows), took)
         return rows, took
 
-    def _record_claim(self, job_count: int, seconds: float) -> None:
+    def _record_claim_metrics(self, job_count: int, seconds: float) -> None:
         self._last_claim_ended_at = time.monotonic()
         self._counters.count_claim(job_count, seconds)
         self._metric_emitter.emit_claim_metrics(self.queue, job_count, seconds)
 
-    def _launch_claimed_jobs(self, job_rows: list[Record], cancelled_job_ids: set[int]) -> None:
+    def _start_claimed_jobs(self, job_rows: list[Record], cancelled_job_ids: set[int]) -> None:
         may_start = self._heartbeat.can_claim_jobs  # False: the heartbeat stopped during the claim
         # `resize` may have removed slots during the claim.
         slots = max(self._free_slot_count, 0) if may_start else 0
@@ -526,7 +524,7 @@ class Producer:
         elif waiting:
             self._running_attempts.release(waiting)
 
-    async def _claim_row(self, connection: Connection, job_id: int | None) -> list[Record]:
+    async def _find_and_claim_row(self, connection: Connection, job_id: int | None) -> list[Record]:
         """Claim the job with the id `job_id`; None: claim the next job.
 
         The id of the next job is read first, so that the id is known if the claim fails.
@@ -551,11 +549,11 @@ class Producer:
             # Start the claim at the job's position, so that it does not return an earlier job.
             after = QueuePosition(priority, scheduled_at, self._claiming_job_id - 1)
             skipped = [one for one in self.unclaimable_jobs.skipped_job_ids if one != job_id]
-            return await self._claim_rows(
+            return await self._send_claim(
                 connection, 1, WHOLE_QUEUE_RANGE._replace(start_after=after), skipped
             )
 
-    async def _claim_rows(
+    async def _send_claim(
         self, connection: Connection, limit: int, part: QueueRange, skipped_ids: list[int]
     ) -> list[Record]:
         return await job_claim(
@@ -577,12 +575,12 @@ class Producer:
             is_woken_with_other_clients=self._is_woken_with_other_clients
         )
         self._is_poll_due = False
-        self._poll_group.start_waiting(self, self._poll)
+        self._poll_group.start_waiting(self, self._wake_for_group_poll)
         try:
             while not self._is_notified:
                 self._wakeup.clear()
                 retry_at = self.unclaimable_jobs.next_retry_at
-                next_at = self._claim_times.find_earliest_time(poll_at, retry_at)
+                next_at = self._planned_claim_times.find_earliest_time(poll_at, retry_at)
                 with anyio.move_on_after(next_at - time.monotonic()):
                     await self._wakeup.wait()
                     if not self._is_poll_due or self._is_notified:
@@ -596,7 +594,7 @@ class Producer:
         finally:
             self._poll_group.stop_waiting(self)
 
-    def _poll(self) -> None:
-        """Claim again, because another queue of the poll group is polled."""
+    def _wake_for_group_poll(self) -> None:
+        """Wake the producer for a claim, because another queue of the poll group is polled."""
         self._is_poll_due = True
         self._wakeup.set()

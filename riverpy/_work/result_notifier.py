@@ -1,5 +1,5 @@
-"""ResultNotifier: notifies other clients after results were stored. It tells them that jobs are
-available again, and that jobs have ended for which clients wait."""
+"""ResultNotifier: notifies other clients after results were stored. It reports which
+queues have available jobs again, and which awaited jobs have ended."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class ResultNotifier:
         """The ids and states of ended jobs whose ends are not notified to waiting clients yet."""
         self._log = get_logger()
 
-    def add_queues(self, queues: Iterable[str]) -> None:
+    def add_queues_with_available_jobs(self, queues: Iterable[str]) -> None:
         """Add queues that have jobs available again."""
         self._queues.update(queues)
 
-    def add_ended_jobs(self, attempts: Iterable[Attempt]) -> None:
-        """Add the jobs for which clients wait. Most jobs have empty metadata, so that is checked
-        first."""
+    def add_awaited_ended_jobs(self, attempts: Iterable[Attempt]) -> None:
+        """Add the ended jobs for which clients wait. Most jobs have empty metadata, so that is
+        checked first."""
         for attempt in attempts:
             if (
                 (text := attempt.metadata_text) != "{}"
@@ -52,7 +52,7 @@ class ResultNotifier:
             ):
                 self._ended_jobs.append((attempt.id, attempt.stored_state))
 
-    async def send(self) -> None:
+    async def send_notifications(self) -> None:
         """Send the notifications, if there are any. A failed notification of queues is sent again
         with the next results. A failed notification of ended jobs is dropped, because clients that
         wait for jobs also poll."""

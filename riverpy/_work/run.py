@@ -240,7 +240,7 @@ class ClientRun:
         notifier.subscribe(LEASE_TOPIC, self._client.leases.handle_notification)
         self._fleet_publisher.subscribe_to(notifier)
         if self._election_manager is not None:
-            for topic, receive in self._election_manager.handler_by_topic.items():
+            for topic, receive in self._election_manager.notification_handler_by_topic.items():
                 notifier.subscribe(topic, receive)
         return notifier
 
@@ -258,7 +258,7 @@ class ClientRun:
             case "cancel" if message.job_id:
                 self.running_attempts.cancel_job(message.job_id, message.queue)
                 if message.queue in self.producers:
-                    self.producers[message.queue].cancel_job_during_claim(message.job_id)
+                    self.producers[message.queue].cancel_job_if_being_claimed(message.job_id)
             case "pause" | "resume":
                 self._reconciler.set_queue_paused(message.queue, paused=message.action == "pause")
             case _:  # ignore metadata_changed and actions of newer versions

@@ -93,7 +93,7 @@ class SubscriptionManager(StreamGroup[Subscription]):
         check_stream_size(size)
         return Subscription(self, wanted, size)
 
-    def publish_attempts(self, attempts: list[Attempt]) -> None:
+    def publish_attempt_ends(self, attempts: list[Attempt]) -> None:
         """Publish the events of attempts whose results were stored."""
         if self.fleet_outbox is not None:
             for attempt in attempts:
@@ -106,9 +106,9 @@ class SubscriptionManager(StreamGroup[Subscription]):
             kind = attempt.event_kind
             subscribers = [one for one in self._open_streams if kind in one.kinds]
             if subscribers:
-                self._publish_attempt(attempt, kind, subscribers)
+                self._publish_attempt_end(attempt, kind, subscribers)
 
-    def _publish_attempt(
+    def _publish_attempt_end(
         self, attempt: Attempt, kind: EventKind, subscribers: list[Subscription]
     ) -> None:
         try:
@@ -121,9 +121,9 @@ class SubscriptionManager(StreamGroup[Subscription]):
 
     def publish_queue_event(self, kind: EventKind, queue: str) -> None:
         """Publish that a queue was paused or resumed."""
-        self.publish(Event(kind, queue=queue))
+        self.publish_event(Event(kind, queue=queue))
 
-    def publish(self, event: Event) -> None:
+    def publish_event(self, event: Event) -> None:
         """Publish one event of a queue or a lease to the subscriptions of its kind."""
         if self.fleet_outbox is not None:
             self.fleet_outbox.add_event(
@@ -138,16 +138,16 @@ class SubscriptionManager(StreamGroup[Subscription]):
     def publish_started_jobs(self, jobs: Iterable[JobRow]) -> None:
         """Send the starts of attempts to the clients that follow this client."""
         for job in jobs:
-            self._send_running_event(FleetEventKind.JOB_STARTED, job)
+            self._send_running_job_event(FleetEventKind.JOB_STARTED, job)
 
     def publish_saved_output(self, job: JobRow) -> None:
-        """Send the clients that follow this client the event that a running job has stored its
-        output."""
-        self._send_running_event(FleetEventKind.JOB_OUTPUT_SAVED, job)
+        """Send the event that a running job has stored its output to the clients that follow this
+        client."""
+        self._send_running_job_event(FleetEventKind.JOB_OUTPUT_SAVED, job)
 
     def publish_progress(self, job: JobRow, progress_text: str) -> None:
         """Send a progress, given as JSON text, to the clients that follow this client."""
-        self._send_running_event(FleetEventKind.JOB_PROGRESS, job, progress_text)
+        self._send_running_job_event(FleetEventKind.JOB_PROGRESS, job, progress_text)
 
     @property
     def is_followed(self) -> bool:
@@ -155,8 +155,8 @@ class SubscriptionManager(StreamGroup[Subscription]):
         return self.fleet_outbox is not None
 
     def publish_ended_jobs(self, jobs: Iterable[EndedJob], state_by_id: Mapping[int, str]) -> None:
-        """Send the clients that follow this one the ends of jobs that it has ended as the
-        leader."""
+        """Send the ends of jobs that this client has ended as the leader to the clients that follow
+        it."""
         if self.fleet_outbox is None:
             return
         for job in jobs:
@@ -173,7 +173,7 @@ class SubscriptionManager(StreamGroup[Subscription]):
         if self.fleet_outbox is not None:
             self.fleet_outbox.dropped_count += count
 
-    def _send_running_event(
+    def _send_running_job_event(
         self, kind: FleetEventKind, job: JobRow, progress_text: str | None = None
     ) -> None:
         if self.fleet_outbox is not None:

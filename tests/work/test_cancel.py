@@ -62,7 +62,7 @@ async def test_before_the_answer_to_the_claim(
     monkeypatch.setattr(Reconciler, "_check_cancelled_jobs", never)
     async with rig.working() as client:
         producer: Any = client._run.producers["default"]  # type: ignore[union-attr]
-        take = producer._claim_rows
+        take = producer._send_claim
 
         async def answered_late(*args: Any) -> Any:
             for row in (rows := await take(*args)):
@@ -72,7 +72,7 @@ async def test_before_the_answer_to_the_claim(
                         await asyncio.sleep(0.001)
             return rows
 
-        producer._claim_rows = answered_late
+        producer._send_claim = answered_late
         inserted = await client.insert(Task())
         assert (await rig.event()).kind is EventKind.JOB_CANCELLED
     assert started.empty()

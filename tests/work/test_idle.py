@@ -220,7 +220,7 @@ async def test_claims_of_a_notification(rig: Rig, monkeypatch: pytest.MonkeyPatc
         await rig.insert_rows(1)
         producer.wake_after_notification()
         await rig.event()
-        while producer._claim_times.follow_ups:
+        while producer._planned_claim_times.follow_ups:
             producer.claimed.init()
             await producer.claimed.wait()
     assert claims_of(sent) <= 1 + 1 + 2 * len(

@@ -23,7 +23,7 @@ from riverpy._postgres.job_counts import (
 )
 from riverpy._work import job_count_writer
 from riverpy._work.counters import RunCounters
-from riverpy._work.job_count_writer import JobCountCollector, JobCountWriter, make_rows
+from riverpy._work.job_count_writer import JobCountCollector, JobCountWriter, make_job_count_rows
 from tests._statements import record_statements
 from tests.work.test_summary import ended
 
@@ -124,7 +124,7 @@ def test_collected_counts() -> None:
     names = [f"q{number:03}" for number in range(QUEUES_PER_PERIOD_MAX + 50)]
     counters, taken = collector(*names)
     counters.count_ended_attempts([attempt_in(queue) for queue in [*names, *names[50:]]])
-    rows = {row.queue: row.attempts for row in make_rows(taken.take_counts())}
+    rows = {row.queue: row.attempts for row in make_job_count_rows(taken.take_counts())}
     assert len(rows) == QUEUES_PER_PERIOD_MAX + 2
     assert (rows[""], rows["*"], rows["q249"]) == (2 * len(names) - 50, 50, 2)
 

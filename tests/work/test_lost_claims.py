@@ -36,7 +36,7 @@ async def hold_claims(client: Client, proxy: Proxy) -> None:
     """Hold back the answers of claims, from the next claim on."""
     run = client._run
     assert run is not None
-    while run.producers["default"]._claim_times.follow_ups:  # empty claims
+    while run.producers["default"]._planned_claim_times.follow_ups:  # empty claims
         await asyncio.sleep(0.01)
     async with run._connections.claims.acquire("holding", 2 * PATIENCE):
         proxy.hold(CLAIMS)

@@ -219,7 +219,7 @@ async def test_pause_during_a_claim(rig: Rig, ahead: None, patient: None) -> Non
     async with rig.working(queues=QUEUES) as client:
         await blocked.began.wait()
         producer = producer_of(client)
-        take = producer._claim_rows
+        take = producer._send_claim
 
         async def paused(*args: Any) -> Any:
             rows = await take(*args)
@@ -227,7 +227,7 @@ async def test_pause_during_a_claim(rig: Rig, ahead: None, patient: None) -> Non
                 producer.set_paused(paused=True)
             return rows
 
-        producer._claim_rows = paused  # type: ignore[method-assign]
+        producer._send_claim = paused  # type: ignore[method-assign]
         await client.insert(Task())
         assert (await rig.event()).kind is EventKind.QUEUE_PAUSED
         await rig.until("SELECT attempted_by IS NOT NULL FROM river_job WHERE id = 2")

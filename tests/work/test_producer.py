@@ -278,15 +278,15 @@ async def test_follow_up_claims_after_a_notification(
     notify = Producer.wake_after_notification
 
     def spy(producer: Producer, notify_interval_ms: float | None) -> None:
-        producer._claim_times.follow_ups.clear()
+        producer._planned_claim_times.follow_ups.clear()
         now = time.monotonic()
         notify(producer, notify_interval_ms)
-        planned.append([at - now for at in producer._claim_times.follow_ups])
+        planned.append([at - now for at in producer._planned_claim_times.follow_ups])
 
     rig.register_task()
     async with rig.working() as client, asyncio.timeout(PATIENCE):
         run: Any = client._run
-        while run.producers["default"]._claim_times.follow_ups:
+        while run.producers["default"]._planned_claim_times.follow_ups:
             await asyncio.sleep(0)
         monkeypatch.setattr(Producer, "wake_after_notification", spy)
         while not claims:
@@ -297,7 +297,7 @@ async def test_follow_up_claims_after_a_notification(
             await rig.schema.execute(
                 "SELECT pg_notify($1, $2)", f"{rig.schema.name}.river_insert", payload
             )
-            while len(claims) == before or run.producers["default"]._claim_times.follow_ups:
+            while len(claims) == before or run.producers["default"]._planned_claim_times.follow_ups:
                 await asyncio.sleep(0)
             async with run._connections.claims.acquire("seeing no claim in flight", PATIENCE):
                 looks = len(claims) - before
@@ -469,7 +469,7 @@ async def test_due_times_of_a_busy_queue(rig: Rig) -> None:
         assert client._run is not None
         producer = client._run.producers["default"]
         producer.schedule_claim(1e-6)
-        most = max(most, len(producer._claim_times.due_jobs))
+        most = max(most, len(producer._planned_claim_times.due_jobs))
         await asyncio.sleep(2 * DUE_JOB_CLAIM_DELAY)
 
     await rig.insert_rows(60)

@@ -120,7 +120,7 @@ async def test_cancel_beside_an_attempt_that_keeps_running(
 
     async with rig.working() as client:
         producer: Any = client._run.producers["default"]  # type: ignore[union-attr]
-        take = producer._claim_rows
+        take = producer._send_claim
 
         async def answered_late(*args: Any) -> Any:
             rows = await take(*args)
@@ -131,7 +131,7 @@ async def test_cancel_beside_an_attempt_that_keeps_running(
             return rows
 
         # From the start: a claim that runs already when the job becomes available may return it.
-        producer._claim_rows = answered_late
+        producer._send_claim = answered_late
         inserted = await client.insert(Task())
         await _until(lambda: attempts == [1])
         await rig.schema.execute("UPDATE river_job SET state = 'available'")  # as a rescue does
@@ -151,7 +151,7 @@ async def test_claims_after_a_reconnect(rig: Rig) -> None:
         run: Any = client._run
         producer, claims = run.producers["default"], asyncio.Semaphore(0)
         async with asyncio.timeout(PATIENCE):
-            while producer._claim_times.follow_ups:  # those of the start
+            while producer._planned_claim_times.follow_ups:  # those of the start
                 await asyncio.sleep(0.01)
             producer.claimed.emit = claims.release
             run._resync()

@@ -195,7 +195,7 @@ async def test_frozen_client(
         producer: Any = producer_of(client)
         heartbeat, take, launch = (
             producer._heartbeat,
-            producer._claim_rows,
+            producer._send_claim,
             producer._executor.make_and_start_attempts,
         )
         until: list[float] = []
@@ -216,7 +216,10 @@ async def test_frozen_client(
                 stand_still()
             return waiting
 
-        producer._claim_rows, producer._executor.make_and_start_attempts = late_answer, late_start
+        producer._send_claim, producer._executor.make_and_start_attempts = (
+            late_answer,
+            late_start,
+        )
         await client.insert(Task())
         await rig.until("SELECT state = 'available' AND attempted_by IS NOT NULL FROM river_job")
         assert (ran, (await rig.row(1))["attempt"]) == ([], 0)

@@ -210,7 +210,7 @@ async def test_request_of_an_old_term(rig: Rig) -> None:
         term = await a.until_leader()
         assert term.epoch is not None
         election_manager: Any = a.client._run._election_manager  # type: ignore[union-attr]
-        receive = election_manager.handler_by_topic["riverpy_lease"]
+        receive = election_manager.notification_handler_by_topic["riverpy_lease"]
         for lease, epoch in (("d:mail", term.epoch - 1), ("d:pay", term.epoch)):
             receive(json.dumps({"lease": lease, "epoch": epoch, "action": "resign_requested"}))
             assert a.client.is_leader

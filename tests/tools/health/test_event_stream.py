@@ -90,7 +90,7 @@ async def test_lease_lines() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     for name in ("t", "s"):
         change = LeaseChange(name, LeaseUse.SINGLETON, 3, now, None, "it was released", error)
-        client._subscription_manager.publish(Event(LeaseEventKind.FAILED, lease=change))
+        client._subscription_manager.publish_event(Event(LeaseEventKind.FAILED, lease=change))
     client._subscription_manager.close()
     (line,) = [json.loads(line) async for line in of_lease]
     assert "secret" not in line.pop("error")
