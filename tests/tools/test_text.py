@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from riverpy._tools.doctor.finding import Level, fail, warn, worst_level
+from riverpy._tools.doctor.finding import Level, fail_finding, warn_finding, worst_level
 from riverpy._tools.text import (
     format_count,
     format_names,
@@ -51,4 +51,4 @@ def test_numbers_and_names() -> None:
     assert format_count(10, "job", limit=10) == "at least 10 jobs"
     assert format_names("abcdefg") == '"a", "b", "c", "d", "e" and 2 more'
     assert worst_level([]) is Level.OK
-    assert worst_level([fail("", ""), warn("", "")]) is Level.FAIL
+    assert worst_level([fail_finding("", ""), warn_finding("", "")]) is Level.FAIL

@@ -21,7 +21,13 @@ from riverpy._tools.doctor import (
     tables,
     waiting_jobs,
 )
-from riverpy._tools.doctor.finding import Finding, fail, limit_problems, warn, with_check_name
+from riverpy._tools.doctor.finding import (
+    Finding,
+    fail_finding,
+    limit_problems,
+    warn_finding,
+    with_check_name,
+)
 from riverpy._tools.doctor.session import DoctorSession, SessionLostError
 from riverpy._tools.doctor.snapshot import DatabaseSnapshot
 from riverpy._tools.domain_map import PRIVILEGE_MISSING_SQLSTATE, TABLE_MISSING_SQLSTATE
@@ -111,7 +117,7 @@ class CheckRunner:
         except SessionLostError as error:
             self._on_error(error)
             text = f"the connection was lost and cannot be made again: {error}"
-            self._report_findings("connect", fail(text, _UNREACHABLE_SERVER_FIX))
+            self._report_findings("connect", fail_finding(text, _UNREACHABLE_SERVER_FIX))
         finally:
             await self._session.close()
 
@@ -121,7 +127,7 @@ class CheckRunner:
         except (*DATABASE_ERRORS, RiverError) as error:
             self._on_error(error)
             self._report_findings(
-                "connect", fail(describe_error(error), _connection_error_fix(error))
+                "connect", fail_finding(describe_error(error), _connection_error_fix(error))
             )
             return None
         self._report_findings("connect", finding)
@@ -146,7 +152,7 @@ class CheckRunner:
         except (*DATABASE_ERRORS, RiverError) as error:
             self._on_error(error)
             fix = "name the schema with --schema, create it, or let this role use it (`grants`)"
-            self._report_findings("schema", fail(describe_error(error), fix))
+            self._report_findings("schema", fail_finding(describe_error(error), fix))
             return None
         if "river_migration" in state.row_security.hidden_tables:  # row security hides all rows
             self._report_findings(
@@ -175,7 +181,7 @@ class CheckRunner:
                 skipped[name] = describe_error(error)
             else:
                 fix = _DAMAGED_DATA_FIX if is_damaged_data_error(error) else _SLOW_READ_FIX
-                findings = [warn(f"this check failed: {describe_error(error)}", fix)]
+                findings = [warn_finding(f"this check failed: {describe_error(error)}", fix)]
         self._report_findings(name, *findings)
 
     def _report_findings(self, check_name: str, *findings: Finding) -> None:
@@ -199,7 +205,7 @@ class CheckRunner:
             if checks := self._skipped_checks[code]:
                 errors = "; ".join(dict.fromkeys(checks.values()))
                 text = f"{reason}: {', '.join(checks)} ({errors})"
-                self._report_findings("skipped", warn(text, fix, checks=list(checks)))
+                self._report_findings("skipped", warn_finding(text, fix, checks=list(checks)))
 
 
 def _connection_error_fix(error: BaseException) -> str:

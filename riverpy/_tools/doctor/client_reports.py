@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from riverpy._postgres.schema import CLIENT_SLOTS_MIGRATION, CLIENT_STATE_MIGRATION
-from riverpy._tools.doctor.finding import Finding, fail, ok, warn
+from riverpy._tools.doctor.finding import Finding, fail_finding, ok_finding, warn_finding
 from riverpy._tools.text import (
     SHOWN_NAMES_MAX,
     format_count,
@@ -39,10 +39,10 @@ _SKIPPED_ROWS_FIX = (
 async def check_stuck_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report jobs that still run after their cancellation, and how many slots these jobs use."""
     if not snapshot.has_migration(CLIENT_SLOTS_MIGRATION):
-        return [ok("not known: the columns for it are missing (see `schema`)", stuck=None)]
+        return [ok_finding("not known: the columns for it are missing (see `schema`)", stuck=None)]
     reporting = [client for client in await snapshot.live_clients() if client.stuck_job_ids]
     if not reporting:
-        return [ok("no cancelled job still runs", stuck=0)]
+        return [ok_finding("no cancelled job still runs", stuck=0)]
     rows = [row for row in await snapshot.running_job_groups() if row.is_stuck]
     return [
         _stuck_jobs_finding(client, [row for row in rows if row.client_id == client.client_id])
@@ -71,7 +71,7 @@ def _stuck_jobs_finding(client: ClientRow, groups: Sequence[RunningJobGroup]) ->
     kinds: Counter[str] = Counter()
     for row in groups:
         kinds[row.kind] += row.job_count
-    return (fail if is_full or full_queues else warn)(
+    return (fail_finding if is_full or full_queues else warn_finding)(
         text,
         _STUCK_JOBS_FIX,
         client_id=client.client_id,
@@ -105,7 +105,7 @@ async def check_skipped_rows(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report rows that clients skip for a while, with one finding for each client, operation and
     error."""
     if not snapshot.has_migration(CLIENT_STATE_MIGRATION):
-        return [ok("not known: the column for it is missing (see `schema`)", rows=None)]
+        return [ok_finding("not known: the column for it is missing (see `schema`)", rows=None)]
     groups: dict[tuple[str, str, str], list[SkippedRow]] = {}
     unnamed: dict[str, int] = {}
     for client in await snapshot.live_clients():
@@ -117,7 +117,7 @@ async def check_skipped_rows(snapshot: DatabaseSnapshot) -> list[Finding]:
         _skipped_rows_finding(client_id, rows, unnamed[client_id])
         for (client_id, _, _), rows in groups.items()
     ]
-    return findings or [ok("no client has set a row aside", rows=0)]
+    return findings or [ok_finding("no client has set a row aside", rows=0)]
 
 
 def _skipped_rows_finding(
@@ -132,7 +132,7 @@ def _skipped_rows_finding(
     )
     if unnamed_row_count:
         text += f". This client has set {format_count(unnamed_row_count, 'more row')} aside"
-    return warn(
+    return warn_finding(
         text,
         _SKIPPED_ROWS_FIX,
         client_id=client_id,

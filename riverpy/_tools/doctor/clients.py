@@ -8,7 +8,7 @@ import msgspec
 
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.domains import DOMAIN_ORPHANED_AFTER_SECONDS
-from riverpy._tools.doctor.finding import Finding, fail, ok, warn
+from riverpy._tools.doctor.finding import Finding, fail_finding, ok_finding, warn_finding
 from riverpy._tools.doctor.leader import describe_heartbeat_age
 from riverpy._tools.doctor.snapshot import RUNNING_JOBS_MAX
 from riverpy._tools.text import format_count, format_names, format_seconds
@@ -31,7 +31,9 @@ async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
     clients = await snapshot.clients()
     leader = await snapshot.last_leader()
     if clients is None:
-        return [ok("not known: the table of clients is missing (see `schema`)", clients=None)]
+        return [
+            ok_finding("not known: the table of clients is missing (see `schema`)", clients=None)
+        ]
     running = await snapshot.running_job_groups()
     domains = await snapshot.domains()
     jobs = {
@@ -57,13 +59,13 @@ async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
             f"{format_count(total, 'running job', limit=RUNNING_JOBS_MAX)}: "
             f"{format_names(client.client_id for client in live)}"
         )
-        summary = ok(text, clients=facts)
+        summary = ok_finding(text, clients=facts)
     elif leader is not None and not leader.has_lease_expired and not leader.is_registered:
         text = "no riverpy client runs. The leader is a client in another language"
-        summary = ok(text, clients=facts)
+        summary = ok_finding(text, clients=facts)
     else:
         text = "no riverpy client runs on this schema"
-        summary = warn(text, _START_WORKER_FIX, clients=facts)
+        summary = warn_finding(text, _START_WORKER_FIX, clients=facts)
     return [summary, *problems]
 
 
@@ -89,7 +91,7 @@ def has_recent_heartbeat(client: ClientRow) -> bool:
 
 
 def _late_heartbeat_finding(client: ClientRow) -> Finding:
-    return warn(
+    return warn_finding(
         f"{client.client_id} {describe_heartbeat_age(client)}. A leader treats it as dead when the "
         f"leader itself has seen no heartbeat for {format_seconds(client.dead_after)}",
         "its event loop is blocked, its process or machine is stopped, or it has no connection to "
@@ -152,20 +154,20 @@ def _dead_client_finding(client: ClientRow, job_count: int, unreleased: Sequence
     }
     if not job_count:
         fix = "nothing: it left no running job, and a leader deletes its row 10 minutes after this"
-        return warn(text, fix, **data)
+        return warn_finding(text, fix, **data)
     verb = "is" if job_count == 1 else "are"
     text += f". {format_count(job_count, 'job')} that it claimed {verb} still running"
     if unreleased:
         text += f". No leader releases {'; '.join(unreleased)}"
         fix = "start a client of that domain. It releases the jobs: see `domains`"
-        return fail(text, fix, **data)
+        return fail_finding(text, fix, **data)
     if client.heartbeat_age - client.dead_after < JOB_RELEASE_TIMEOUT:
         fix = (
             "wait: a riverpy leader releases the jobs after it has seen no heartbeat for "
             f"{format_seconds(client.dead_after)}"
         )
-        return warn(text, fix, **data)
-    return fail(
+        return warn_finding(text, fix, **data)
+    return fail_finding(
         f"{text}, and no leader releases them",
         "only a leader that is a riverpy client releases them: see `leader` and `domains`. Or "
         "start a client with the same id",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._names import DEFAULT_DOMAIN, SCHEMA_LEASE_NAME
 from riverpy._postgres.domains import DOMAIN_ORPHANED_AFTER_SECONDS
-from riverpy._tools.doctor.finding import Finding, fail, ok, warn
+from riverpy._tools.doctor.finding import Finding, fail_finding, ok_finding, warn_finding
 from riverpy._tools.doctor.leader import ELECTION_TIMEOUT, NO_CANDIDATE_FIX, failed_election_finding
 from riverpy._tools.doctor.waiting_jobs import find_late_periodic_jobs
 from riverpy._tools.text import format_count, format_names, format_seconds
@@ -39,9 +39,9 @@ async def check_domains(snapshot: DatabaseSnapshot) -> list[Finding]:
     domains = await snapshot.domains()
     if domains is None:
         text = "not known: their tables are missing or cannot be read (see `schema`, `grants`)"
-        return [ok(text, domains=None)]
+        return [ok_finding(text, domains=None)]
     if not domains.non_default_domains:
-        return [ok("only default. Its leader maintains all queues", domains={})]
+        return [ok_finding("only default. Its leader maintains all queues", domains={})]
     facts = {
         domain: {
             "led": domains.has_leader(domain),
@@ -53,7 +53,7 @@ async def check_domains(snapshot: DatabaseSnapshot) -> list[Finding]:
     others = domains.non_default_domains
     text = f"{format_count(len(others), 'domain')} beside default: {format_names(others)}"
     pending = await _read_pending_work(snapshot)
-    return [ok(text, domains=facts), *find_domain_problems(domains, pending)]
+    return [ok_finding(text, domains=facts), *find_domain_problems(domains, pending)]
 
 
 async def _read_pending_work(snapshot: DatabaseSnapshot) -> PendingWork:
@@ -105,10 +105,10 @@ def _check_missing_leader(domains: DomainMap, domain: str) -> list[Finding]:
     effect = "scheduled jobs and retries of its queues do not become available"
     if all(client.is_stopping for client in clients):
         text += f", and all its clients are stopping: {effect}"
-        return [warn(text, "start a client of that domain", **data)]
+        return [warn_finding(text, "start a client of that domain", **data)]
     if not candidates:
         text += f", and no client of it takes part in leader election: {effect}"
-        return [fail(text, NO_CANDIDATE_FIX, **data)]
+        return [fail_finding(text, NO_CANDIDATE_FIX, **data)]
     return [failed_election_finding(text, candidates, "riverpy_lease", **data)]
 
 
@@ -155,7 +155,7 @@ def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork
             f"no other leader inserts its periodic jobs, which are late: {format_names(late)}"
         )
     return [
-        (fail if due or running or late else warn)(
+        (fail_finding if due or running or late else warn_finding)(
             f"{text}: {'; '.join(facts)}",
             f"start a worker of it (riverpy worker --leader-domain {quote(domain)}), or give its "
             f"queues away: riverpy domain move {quote(queues[0])} --to {DEFAULT_DOMAIN}",
@@ -181,7 +181,7 @@ def _check_different_settings(domains: DomainMap, domain: str) -> list[Finding]:
         return []
     first, second, *_ = by_settings.values()
     return [
-        warn(
+        warn_finding(
             f'clients of domain "{domain}" have {len(by_settings)} different sets of periodic jobs '
             f"or retention, and only the leader's set is used: {format_names(first)} against "
             f"{format_names(second)}",
@@ -207,7 +207,7 @@ def _check_shared_queues(domains: DomainMap) -> list[Finding]:
         names_of_others = sorted({client.domain for client in others})
         ids = [client.client_id for client in others]
         found.append(
-            warn(
+            warn_finding(
                 f'queue "{row.queue}" belongs to domain "{row.domain}", whose leader maintains it. '
                 f"Clients of {format_names(names_of_others)} also work it: {format_names(ids)}",
                 "if that is intended (on_domain_conflict), nothing. Otherwise remove the queue "
@@ -239,7 +239,7 @@ def _check_unowned_queues(domains: DomainMap) -> list[Finding]:
             )
             command = f"riverpy domain claim {quote(queues[0])} --domain {quote(domain)}"
             fix = f"if that is intended, nothing. Otherwise: {command}"
-            found.append(warn(text, fix, domain=domain, queues=queues))
+            found.append(warn_finding(text, fix, domain=domain, queues=queues))
     return found
 
 
@@ -252,7 +252,7 @@ def _check_non_riverpy_leader(domains: DomainMap) -> list[Finding]:
     kinds = sorted({kind for client in clients for kind in client.kinds})
     queues = [row.queue for row in domains.queue_owners]
     return [
-        warn(
+        warn_finding(
             f"{leader.holder} is the leader of default. It is not a riverpy client and does not "
             f"support domains: it also maintains queue {format_names(queues)}, with its own "
             "retention, and it discards jobs that run for long if it has no worker for them. At "
@@ -292,7 +292,7 @@ def _check_outdated_clients(domains: DomainMap) -> list[Finding]:
             text += f". The same holds for {format_names(candidates)}, which could become leader"
         effect = f"An older version also maintains {affected}"
     return [
-        warn(
+        warn_finding(
             f"{text}. {effect} and deletes finished jobs by its own retention",
             "run `riverpy migrate up`, then restart the client with this version of riverpy. A "
             "client reports its support at its start",
@@ -317,7 +317,7 @@ def _check_schema_maintainer(domains: DomainMap) -> list[Finding]:
         effect = f"indexes are not rebuilt, {effect}"
     ids = [client.client_id for client in candidates]
     return [
-        warn(
+        warn_finding(
             f"default has no riverpy leader, and no client holds {SCHEMA_LEASE_NAME}: {effect}",
             f"read the log of {format_names(ids)}, and see `grants` and `locks` here",
             candidates=ids,

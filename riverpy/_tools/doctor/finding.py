@@ -46,17 +46,17 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """The values behind the text. Durations are in seconds, sizes in bytes."""
 
 
-def ok(text: str, /, **data: object) -> Finding:
+def ok_finding(text: str, /, **data: object) -> Finding:
     """Return a finding of level OK."""
     return Finding(level=Level.OK, text=text, data=data)
 
 
-def warn(text: str, fix: str, /, **data: object) -> Finding:
+def warn_finding(text: str, fix: str, /, **data: object) -> Finding:
     """Return a finding of level WARN."""
     return Finding(level=Level.WARN, text=text, fix=fix, data=data)
 
 
-def fail(text: str, fix: str, /, **data: object) -> Finding:
+def fail_finding(text: str, fix: str, /, **data: object) -> Finding:
     """Return a finding of level FAIL."""
     return Finding(level=Level.FAIL, text=text, fix=fix, data=data)
 

@@ -7,7 +7,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from riverpy._log_events import JOBS_FAILED
-from riverpy._tools.doctor.finding import Finding, fail, ok, warn
+from riverpy._tools.doctor.finding import Finding, fail_finding, ok_finding, warn_finding
 from riverpy._tools.doctor.snapshot import (
     QUEUE_ROW_AGE_MAX_SECONDS,
     SAMPLED_JOBS_OF_QUEUE_MAX,
@@ -44,7 +44,7 @@ async def check_program_kinds(program: WorkerProgram, snapshot: DatabaseSnapshot
     rows = await snapshot.waiting_kinds(backlogs)
     missing = [row for row in rows if row.kind not in program.kinds]
     where = f"queue {format_names(sorted(program.queues))}" if program.queues else "any queue"
-    summary = ok(
+    summary = ok_finding(
         f"{program.name} has {format_count(len(program.kinds), 'kind')}. Jobs of "
         f"{format_count(len(rows), 'kind')} wait in {where}",
         kinds=sorted(program.kinds),
@@ -58,7 +58,7 @@ async def check_program_kinds(program: WorkerProgram, snapshot: DatabaseSnapshot
     return [
         summary,
         *(
-            warn(
+            warn_finding(
                 f'{program.name} lacks kind "{row.kind}". {_describe_waiting_jobs(row, backlogs)}',
                 fix,
                 kind=row.kind,
@@ -75,7 +75,7 @@ async def check_kinds_without_worker(snapshot: DatabaseSnapshot) -> list[Finding
     """Report the kinds of waiting jobs for which no live client has a worker."""
     live = await snapshot.live_clients()
     if not live:
-        return [ok("not known: no riverpy client runs", kinds=None)]
+        return [ok_finding("not known: no riverpy client runs", kinds=None)]
     backlogs = await snapshot.backlogs()
     rows = await snapshot.waiting_kinds(backlogs)
     worked = {kind for client in live for kind in client.kinds}
@@ -85,7 +85,7 @@ async def check_kinds_without_worker(snapshot: DatabaseSnapshot) -> list[Finding
     )
     known = {row.kind: row.kind in worked for row in rows}
     return [
-        ok(f"{format_count(len(rows), 'kind')} of waiting jobs", kinds=known),
+        ok_finding(f"{format_count(len(rows), 'kind')} of waiting jobs", kinds=known),
         *(_kind_without_worker_finding(row, backlogs, live, non_riverpy_queues) for row in unknown),
     ]
 
@@ -135,7 +135,7 @@ def _kind_without_worker_finding(
             "FetchOnlyKnownKinds) in the other workers. riverpy job retry ID runs a discarded job "
             "again"
         )
-    return (fail if is_claimed else warn)(
+    return (fail_finding if is_claimed else warn_finding)(
         text,
         fix,
         kind=row.kind,
@@ -188,7 +188,7 @@ async def check_failing_kinds(snapshot: DatabaseSnapshot) -> list[Finding]:
         or kind not in rows  # the check `kinds` reports kinds without a worker
     ]
     problems = [finding for finding in found if finding is not None]
-    return [ok(text, failed=failures, discarded=discarded), *problems]
+    return [ok_finding(text, failed=failures, discarded=discarded), *problems]
 
 
 def _failing_kind_finding(
@@ -211,7 +211,7 @@ def _failing_kind_finding(
     text = f'kind "{kind}" fails: {"; ".join(facts)}'
     if row is not None and row.newest_error:
         text += f". The newest error: {format_error(row.newest_error)}"
-    return warn(
+    return warn_finding(
         text,
         f"read the errors in the workers' logs (`{JOBS_FAILED}`) or with riverpy job show ID. "
         f"After you have corrected the code: riverpy job retry {chosen} runs all discarded jobs "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from riverpy._names import DEFAULT_DOMAIN
-from riverpy._tools.doctor.finding import Finding, fail, ok, warn
+from riverpy._tools.doctor.finding import Finding, fail_finding, ok_finding, warn_finding
 from riverpy._tools.text import format_count, format_names, format_seconds
 
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ async def check_leader(snapshot: DatabaseSnapshot) -> list[Finding]:
     for client in clients or ():
         if client.client_id == row.leader_id and not client.is_alive:
             return [
-                warn(
+                warn_finding(
                     f"{text}, but it {describe_heartbeat_age(client)}",
                     "if its process has ended, its lease expires in "
                     f"{format_seconds(row.seconds_until_expiry)}. Otherwise read its log",
                     **data,
                 )
             ]
-    return [ok(f"{text}, lease for {format_seconds(row.seconds_until_expiry)}", **data)]
+    return [ok_finding(f"{text}, lease for {format_seconds(row.seconds_until_expiry)}", **data)]
 
 
 async def _missing_leader_finding(
@@ -86,13 +86,13 @@ async def _missing_leader_finding(
     if live and all(client.is_stopping for client in live):
         ids = format_names(client.client_id for client in live)
         text += f", and all running clients are stopping ({ids}): {_NO_LEADER_EFFECT}"
-        return warn(text, _START_WORKER_FIX, **data)
+        return warn_finding(text, _START_WORKER_FIX, **data)
     if live:
         whose = "no client of default" if others else "no client"
         text += f", and {whose} takes part in leader election: {_NO_LEADER_EFFECT}"
-        return fail(text, NO_CANDIDATE_FIX, **data)
+        return fail_finding(text, NO_CANDIDATE_FIX, **data)
     reason = "it is not known which clients run" if clients is None else "no client runs"
-    return warn(f"{text}, and {reason}: {_NO_LEADER_EFFECT}", _START_WORKER_FIX, **data)
+    return warn_finding(f"{text}, and {reason}: {_NO_LEADER_EFFECT}", _START_WORKER_FIX, **data)
 
 
 def failed_election_finding(
@@ -103,8 +103,8 @@ def failed_election_finding(
     ids = format_names(client.client_id for client in candidates)
     text = f"{text}, although {format_count(len(candidates), 'client')} could become leader: {ids}"
     if max(client.uptime for client in candidates) < ELECTION_TIMEOUT:
-        return warn(text, "wait some seconds: the clients have just started", **data)
-    return fail(
+        return warn_finding(text, "wait some seconds: the clients have just started", **data)
+    return fail_finding(
         text,
         "read their logs for the reason, and see `grants` and `locks` here. An idle transaction "
         f"that locks {lease_table} prevents an election",
@@ -116,8 +116,8 @@ def _default_domain_without_clients_finding(unmaintained_queues: Sequence[str]) 
     text = "default has no leader and no running client. Other domains have running clients"
     data: dict[str, object] = {"leader_id": None, "candidates": [], "queues": unmaintained_queues}
     if not unmaintained_queues:
-        return ok(text, **data)
-    return warn(
+        return ok_finding(text, **data)
+    return warn_finding(
         f"{text}. Jobs wait in queue {format_names(unmaintained_queues)}, which belongs to no "
         "domain: scheduled jobs and retries do not become available",
         "start a worker without a domain, or give the queue to a domain: riverpy domain claim "
@@ -132,8 +132,8 @@ def _non_riverpy_leader_finding(
     kinds = sorted({kind for client in clients for kind in client.kinds})
     data["kinds_at_risk"] = kinds
     if not kinds:
-        return ok(f"{text}. It is not a riverpy client. No client has kinds here", **data)
-    return warn(
+        return ok_finding(f"{text}. It is not a riverpy client. No client has kinds here", **data)
+    return warn_finding(
         f"{text}. It is not a riverpy client: it does not insert Python's periodic jobs, and it "
         f"discards jobs that run for long if it has no worker for them. At risk: "
         f"{format_names(kinds)}",

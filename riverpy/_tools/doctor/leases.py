@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from riverpy._names import USER_LEASE_NAME_PREFIX
 from riverpy._postgres.leases import lease_list
 from riverpy._postgres.schema import LEASES_MIGRATION
-from riverpy._tools.doctor.finding import Finding, ok, warn
+from riverpy._tools.doctor.finding import Finding, ok_finding, warn_finding
 from riverpy._tools.lease_map import describe_lag, find_lease_reports
 from riverpy._tools.text import format_count, format_names, format_seconds
 
@@ -59,7 +59,7 @@ class _UserLease(NamedTuple):
 async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report the leases that are held, those that have expired, and those with a holder behind."""
     if not snapshot.has_migration(LEASES_MIGRATION):
-        return [ok("off: their table is missing (see `schema`)", leases=None)]
+        return [ok_finding("off: their table is missing (see `schema`)", leases=None)]
     rows = await snapshot.session.read(
         lease_list,
         snapshot.schema,
@@ -97,7 +97,7 @@ def _held_leases_finding(held_leases: Sequence[_UserLease], lease_map: LeaseMap 
         data["standbys"] = {lease.name: lease.standbys for lease in held_leases}
         data["lags"] = {lease.name: lease.lag for lease in held_leases if lease.lag is not None}
         data["clients_without_report"] = sorted(lease_map.client_ids_without_report)
-    return ok(text, **data)
+    return ok_finding(text, **data)
 
 
 def _describe_lease(lease: _UserLease) -> str:
@@ -138,7 +138,7 @@ def _expired_lease_findings(
         text += f". No running client reports that it stands by for {format_names(alone)}"
     expired = {lease.name: round(-lease.seconds_until_expiry, 3) for lease in found}
     return [
-        warn(
+        warn_finding(
             text,
             "start a process that uses the lease or runs the singleton. If it is no longer "
             "needed, do nothing: this warning ends after a day",
@@ -150,7 +150,7 @@ def _expired_lease_findings(
 
 def _lag_findings(leases_behind: Sequence[_UserLease]) -> list[Finding]:
     return [
-        warn(
+        warn_finding(
             f'the holder of "{lease.name}" is behind: {describe_lag(lease.lag)}',
             f"read the log of {lease.row.holder}: the work under the lease is too slow, waits, or "
             "no longer reports its lag (docs/singletons.md#lag). If the lag is expected, raise "

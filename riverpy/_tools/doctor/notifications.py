@@ -28,7 +28,7 @@ from riverpy._postgres.driver import (
     is_notification_queue_full,
 )
 from riverpy._tools.doctor.clients import has_recent_heartbeat
-from riverpy._tools.doctor.finding import Finding, Level, ok, warn
+from riverpy._tools.doctor.finding import Finding, Level, ok_finding, warn_finding
 from riverpy._tools.doctor.statements import (
     count_listeners,
     enable_server_warnings,
@@ -57,7 +57,7 @@ TEST_NOTIFICATION_TIMEOUT = 2.0
 """Seconds within which the test notification must arrive."""
 LISTEN_TIMEOUT = 10.0
 """Seconds that connecting and the statement LISTEN may take together."""
-_LISTEN_SKIPPED_FINDING = warn(
+_LISTEN_SKIPPED_FINDING = warn_finding(
     "not tried, because the server's notification queue is full: see `notifications`",
     "run riverpy doctor again when the queue is no longer full",
     seconds=None,
@@ -70,7 +70,7 @@ async def check_notification_queue(snapshot: DatabaseSnapshot) -> list[Finding]:
     snapshot.is_notification_queue_full = usage >= NOTIFICATION_QUEUE_USAGE_FULL
     text = f"the server's notification queue is {usage:.0%} full"
     if usage <= NOTIFICATION_QUEUE_USAGE_WARN:
-        return [ok(text, usage=usage)]
+        return [ok_finding(text, usage=usage)]
     pid = await _find_blocking_session_pid(snapshot)
     sessions = await snapshot.session.read(read_possible_blocking_sessions, pid)
     blockers = "; ".join(map(_describe_session, sessions)) or "a session that this role may not see"
@@ -79,7 +79,7 @@ async def check_notification_queue(snapshot: DatabaseSnapshot) -> list[Finding]:
     if snapshot.is_notification_queue_full:
         effect = ". riverpy sends no notifications now, so clients find jobs by polling"
     return [
-        warn(
+        warn_finding(
             f"{text}: {blockers} {verb} it{effect}. When it is full, each commit that notifies "
             "fails, in all databases of the server",
             "let that session end its transaction, or end the session: SELECT "
@@ -149,15 +149,15 @@ async def _notification_delay_finding(snapshot: DatabaseSnapshot) -> Finding:
     try:
         seconds = await _measure_notification_delay(snapshot, url)
     except (*DATABASE_ERRORS, ConfigError) as error:
-        return warn(
+        return warn_finding(
             f"LISTEN over {what} failed: {describe_error(error)}",
             "use the URL of a server that can be reached. Until then clients find jobs by polling",
         )
     if seconds is not None:
         text = f"a notification over {what} took {seconds * 1000:.1f} ms"
-        return ok(text, seconds=round(seconds, 6))
+        return ok_finding(text, seconds=round(seconds, 6))
     other = " Or does the URL name another database?" if listen_url else ""
-    return warn(
+    return warn_finding(
         f"no notification arrived over {what} within {TEST_NOTIFICATION_TIMEOUT:g} s. Is there a "
         f"pooler in transaction mode?{other} Clients that listen over it find jobs by polling",
         "set Config(pooler=True, listen_url=…) to a URL that does not go through the pooler (try "
@@ -179,12 +179,12 @@ async def check_listener_count(snapshot: DatabaseSnapshot) -> list[Finding]:
         text = (
             f"{format_count(listeners, 'client')} of this database listen{'s' * (listeners == 1)}"
         )
-        return [ok(text, **data)]
+        return [ok_finding(text, **data)]
     if not snapshot.has_received_notification:  # the check `listen` has reported the cause
         text = f"{listeners} for {format_count(len(expected), 'client')}: see `listen`"
-        return [ok(text, **data)]
+        return [ok_finding(text, **data)]
     return [
-        warn(
+        warn_finding(
             f"{format_count(len(expected), 'client')} should listen, but there "
             f"{'is' if listeners == 1 else 'are'} only {format_count(listeners, 'connection')} for "
             "LISTEN. A client without one finds jobs by polling. The clients are "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._log_events import JOB_RESULTS_REJECTED
 from riverpy._postgres.damaged_jobs import DAMAGED_JOB_REMEDY
-from riverpy._tools.doctor.finding import Finding, fail, ok, warn
+from riverpy._tools.doctor.finding import Finding, fail_finding, ok_finding, warn_finding
 from riverpy._tools.doctor.snapshot import RUNNING_JOBS_MAX
 from riverpy._tools.text import (
     format_count,
@@ -37,7 +37,7 @@ async def check_long_running_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
             f", the longest for {format_seconds(first.longest_run_seconds)}: job "
             f'{first.oldest_job_id}, kind "{first.kind}", client {first.client_id or "unknown"}'
         )
-    summary = ok(
+    summary = ok_finding(
         text,
         running=total,
         longest=round(rows[0].longest_run_seconds, 3) if rows else None,
@@ -54,7 +54,7 @@ async def check_long_running_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 def _long_running_jobs_finding(row: RunningJobGroup) -> Finding:
     more = f" (and {row.long_job_count - 1:,} more like it)" if row.long_job_count > 1 else ""
-    return warn(
+    return warn_finding(
         f'job {row.oldest_job_id} of kind "{row.kind}" in queue "{row.queue}"{more} runs for '
         f"{format_seconds(row.longest_run_seconds)} in {row.client_id}, and no cancellation is "
         "known. Either its code needs that long, or it hangs, or it has ended and its result "
@@ -99,11 +99,11 @@ async def check_unregistered_clients(snapshot: DatabaseSnapshot) -> list[Finding
     old = [row for row in foreign if row.longest_run_seconds >= limit]
     if not old:
         text += " (clients in another language, or older than the table of clients)"
-        return [ok(text, **data)]
+        return [ok_finding(text, **data)]
     kinds = format_names(sorted({row.kind for row in old}))
     longest = format_seconds(max(row.longest_run_seconds for row in old))
     return [
-        warn(
+        warn_finding(
             f"{text}. Those of kind {kinds} run for up to {longest}. No leader releases them: a "
             "riverpy leader releases only kinds that it has",
             "if their client is gone, register a worker for these kinds in Python, if only a stub "
@@ -118,7 +118,7 @@ async def check_damaged_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
     job, because a table may have many large jobs."""
     ids = sorted(snapshot.damaged_job_errors)
     if not ids:
-        return [ok("no damaged job found (args and metadata are not read)", job_ids=ids)]
+        return [ok_finding("no damaged job found (args and metadata are not read)", job_ids=ids)]
     error = format_error(snapshot.damaged_job_errors[ids[0]])
     text = f"the server cannot read {format_job_ids(ids)} ({error}). It read all others"
-    return [fail(text, DAMAGED_JOB_REMEDY, job_ids=ids)]
+    return [fail_finding(text, DAMAGED_JOB_REMEDY, job_ids=ids)]

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from riverpy._postgres.sql_files import quote_identifier
-from riverpy._tools.doctor.finding import Finding, fail, ok, warn
+from riverpy._tools.doctor.finding import Finding, fail_finding, ok_finding, warn_finding
 from riverpy._tools.doctor.statements import (
     read_connection_counts,
     read_server,
@@ -90,13 +90,13 @@ def _server_finding(server: ServerRow, latency: float) -> Finding:
     }
     text = f"PostgreSQL {server.version}, role {server.session_role}, {latency * 1000:.1f} ms"
     if server.is_standby:
-        return fail(
+        return fail_finding(
             f"{text}: this is a standby. It accepts no writes and no LISTEN",
             "use the URL of the primary: name all hosts and add target_session_attrs=primary",
             **data,
         )
     if server.is_read_only:
-        return fail(
+        return fail_finding(
             f"{text}: the server is read-only (default_transaction_read_only is on)",
             "allow writes: ALTER SYSTEM RESET default_transaction_read_only and SELECT "
             "pg_reload_conf(), or ALTER ROLE … RESET default_transaction_read_only. After a "
@@ -104,24 +104,24 @@ def _server_finding(server: ServerRow, latency: float) -> Finding:
             **data,
         )
     if latency >= LATENCY_WARN_SECONDS:
-        return warn(
+        return warn_finding(
             f"{text}: a round trip is slow, and every job needs several",
             "run the workers near the database, or find out what loads the server or the network",
             **data,
         )
-    return ok(text, **data)
+    return ok_finding(text, **data)
 
 
 async def check_pooler(session: DoctorSession, server: ServerRow) -> list[Finding]:
     """Report whether there is a pooler between doctor and the server. A pooler reports a process id
     that differs from the server's."""
     if (await session.ensure_connection()).get_server_pid() == server.session_pid:
-        return [ok("none: the connection leads to the server", is_pooled=False)]
+        return [ok_finding("none: the connection leads to the server", is_pooled=False)]
     text = (
         "there is a pooler, because the connection and the server name different processes. If it "
         "pools transactions, clients need Config(pooler=True, listen_url=…)"
     )
-    return [ok(text, is_pooled=True)]
+    return [ok_finding(text, is_pooled=True)]
 
 
 async def check_settings(session: DoctorSession, role: str) -> list[Finding]:
@@ -129,7 +129,7 @@ async def check_settings(session: DoctorSession, role: str) -> list[Finding]:
     connection = await session.ensure_connection()
     names = [*HARMLESS_TIMEOUT_SECONDS_MIN, *_HARMLESS_SETTING_VALUES]
     findings = [
-        warn(
+        warn_finding(
             f"{setting.name} is {_format_setting_value(setting)}, set by the {setting.source}: "
             f"{effect}",
             _setting_fix(setting, role),
@@ -141,7 +141,7 @@ async def check_settings(session: DoctorSession, role: str) -> list[Finding]:
         for setting in await session.await_with_timeout(read_settings(connection, names))
         if (effect := _harmful_effect(setting))
     ]
-    return findings or [ok("no setting of the role harms riverpy")]
+    return findings or [ok_finding("no setting of the role harms riverpy")]
 
 
 def _harmful_effect(setting: SettingRow) -> str | None:
@@ -181,9 +181,11 @@ async def check_clock(session: DoctorSession) -> list[Finding]:
         f"± {error:.3f} s"
     )
     if abs(skew) - error < CLOCK_SKEW_WARN_SECONDS:
-        return [ok(text, **data)]
+        return [ok_finding(text, **data)]
     text += ": times that programs on this machine give to jobs are wrong by that"
-    return [warn(text, "synchronise both clocks (NTP: chronyd or systemd-timesyncd)", **data)]
+    return [
+        warn_finding(text, "synchronise both clocks (NTP: chronyd or systemd-timesyncd)", **data)
+    ]
 
 
 async def _measure_latency_and_clock_skew(connection: Transaction) -> tuple[float, float]:
@@ -208,9 +210,9 @@ async def check_connection_usage(session: DoctorSession) -> list[Finding]:
     data = {"used": row.used_count, "limit": row.allowed_count, "own": row.riverpy_connections}
     share = row.used_count / max(row.allowed_count, 1)
     if share < CONNECTION_USAGE_WARN:
-        return [ok(text, **data)]
+        return [ok_finding(text, **data)]
     return [
-        (fail if share >= CONNECTION_USAGE_FAIL else warn)(
+        (fail_finding if share >= CONNECTION_USAGE_FAIL else warn_finding)(
             f"{text}: the server may refuse new connections",
             "raise max_connections, make the pools of your programs smaller, or use a pooler. "
             "pg_stat_activity shows who uses the connections, by application_name",

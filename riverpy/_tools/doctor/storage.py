@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._log_events import ROW_SET_ASIDE
 from riverpy._postgres.schema import MAIN_MIGRATION_LINE
-from riverpy._tools.doctor.finding import Finding, fail, ok, warn
+from riverpy._tools.doctor.finding import Finding, fail_finding, ok_finding, warn_finding
 from riverpy._tools.doctor.statements import (
     read_foreign_keys,
     read_indexes,
@@ -64,7 +64,7 @@ minute."""
 async def check_foreign_keys(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report the tables whose foreign keys refer to rows that a leader deletes."""
     findings = [
-        warn(
+        warn_finding(
             f"table {row.referring_table} refers to {row.referenced_table} by "
             f'"{row.constraint_name}". The leader cannot delete the rows that it refers to, and '
             "tries again and again",
@@ -76,7 +76,7 @@ async def check_foreign_keys(snapshot: DatabaseSnapshot) -> list[Finding]:
         )
         for row in await snapshot.session.read(read_foreign_keys, snapshot.schema)
     ]
-    return findings or [ok("no foreign key prevents a deletion", references=0)]
+    return findings or [ok_finding("no foreign key prevents a deletion", references=0)]
 
 
 async def check_indexes(snapshot: DatabaseSnapshot) -> list[Finding]:
@@ -84,12 +84,12 @@ async def check_indexes(snapshot: DatabaseSnapshot) -> list[Finding]:
     rows = await snapshot.session.read(read_indexes, snapshot.schema)
     total = sum(row.size for row in rows)
     text = f"{format_count(len(rows), 'index', plural='indexes')}, {format_size(total)}"
-    findings = [ok(text, indexes={row.name: row.size for row in rows})]
+    findings = [ok_finding(text, indexes={row.name: row.size for row in rows})]
     findings += [finding for row in rows if (finding := _index_finding(snapshot, row)) is not None]
     if missing := sorted(NEEDED_INDEXES - {row.name for row in rows}):
         text = f"{format_names(missing)} is missing. Without it every claim reads the whole table"
         fix = "create it as `riverpy migrate sql` shows, with CREATE INDEX CONCURRENTLY"
-        findings.append(fail(text, fix, missing=missing))
+        findings.append(fail_finding(text, fix, missing=missing))
     return findings
 
 
@@ -99,7 +99,7 @@ def _index_finding(snapshot: DatabaseSnapshot, row: IndexRow) -> Finding | None:
     if row.is_being_built:
         return None
     if row.is_rebuild_remnant and not row.is_valid:
-        return warn(
+        return warn_finding(
             f"an interrupted rebuild left {row.name}. No query uses it, but it slows writes and "
             f"uses {format_size(row.size)} of disk",
             "a leader that owns the indexes drops it at its next run, at midnight UTC. To drop it "
@@ -107,7 +107,7 @@ def _index_finding(snapshot: DatabaseSnapshot, row: IndexRow) -> Finding | None:
             **data,
         )
     if not row.is_valid:
-        return fail(
+        return fail_finding(
             f"{row.name} is invalid, because its concurrent build failed. No query uses it",
             f"REINDEX INDEX CONCURRENTLY {name}",
             **data,
@@ -118,7 +118,7 @@ def _index_finding(snapshot: DatabaseSnapshot, row: IndexRow) -> Finding | None:
         and size >= BLOATED_INDEX_BYTES_MIN
         and size >= rebuilt_size * BLOATED_INDEX_SIZE_FACTOR
     ):
-        return warn(
+        return warn_finding(
             f"{row.name} is bloated: it has {format_size(row.size)}, and a new one would have "
             f"about {format_size(rebuilt_size)} (estimated from the planner's statistics)",
             f"REINDEX INDEX CONCURRENTLY {name}, or let the leader own the indexes, so that it "
@@ -151,12 +151,12 @@ async def check_vacuum(snapshot: DatabaseSnapshot) -> list[Finding]:
     problem = _find_vacuum_problem(row, f'"{snapshot.schema}".river_job')
     if problem is not None:
         why, fix = problem
-        return [warn(f"{text}: {why}", fix, **data)]
+        return [warn_finding(f"{text}: {why}", fix, **data)]
     if row.dead_rows > row.live_rows and any(
         map(_is_old_snapshot, await snapshot.session.read(read_open_snapshots))
     ):
         text += ". An older snapshot prevents their removal (`snapshots`)"
-    return [ok(text, **data)]
+    return [ok_finding(text, **data)]
 
 
 def _find_vacuum_problem(row: JobTableStatsRow, table: str) -> tuple[str, str] | None:
@@ -192,7 +192,7 @@ async def check_open_snapshots(snapshot: DatabaseSnapshot) -> list[Finding]:
             f"{format_count(len(rows), 'open snapshot')}, the oldest for {format_seconds(longest)}"
         )
         text = text if rows else "no open snapshot"
-        return [ok(text, oldest=round(longest, 3))]
+        return [ok_finding(text, oldest=round(longest, 3))]
     return [_old_snapshot_finding(row) for row in old]
 
 
@@ -228,7 +228,7 @@ def _old_snapshot_finding(row: OpenSnapshotRow) -> Finding:
             f"end it: SELECT pg_terminate_backend({row.holder_id}), or set "
             "idle_in_transaction_session_timeout for its role. Run reports and dumps on a standby"
         )
-    return warn(
+    return warn_finding(
         text,
         fix,
         holder=row.holder_type,
@@ -252,7 +252,7 @@ def _describe_session(row: OpenSnapshotRow | LockHolderRow) -> str:
 async def check_locks(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report open transactions that hold locks on River's tables."""
     findings = [
-        warn(
+        warn_finding(
             f"{_describe_session(row)} locks {'all' if row.is_whole_table_locked else 'rows'} of "
             f"{format_names(row.locked_tables)} for {format_seconds(row.age_seconds)}; "
             f"{format_waiting_count(row.waiting_session_count, 'session')} for it",
@@ -271,4 +271,4 @@ async def check_locks(snapshot: DatabaseSnapshot) -> list[Finding]:
         if row.age_seconds
         >= (BLOCKING_LOCK_AGE_WARN_SECONDS if row.waiting_session_count else LOCK_AGE_WARN_SECONDS)
     ]
-    return findings or [ok("no transaction locks River's tables for long")]
+    return findings or [ok_finding("no transaction locks River's tables for long")]

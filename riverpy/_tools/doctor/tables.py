@@ -13,7 +13,7 @@ from riverpy._postgres.schema import (
     make_migrate_command,
 )
 from riverpy._postgres.sql_files import quote_identifier
-from riverpy._tools.doctor.finding import Finding, fail, ok, warn
+from riverpy._tools.doctor.finding import Finding, fail_finding, ok_finding, warn_finding
 from riverpy._tools.doctor.statements import read_relation_privileges, read_schema_privileges
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _check_river_migrations(state: SchemaState, command: str) -> Finding:
     found = state.applied_versions(MAIN_MIGRATION_LINE)
     data = _migration_line_data(state, MAIN_MIGRATION_LINE)
     if len(state.schema.encode()) > SCHEMA_NAME_LENGTH_MAX:
-        return fail(
+        return fail_finding(
             SCHEMA_NAME_TOO_LONG_TEXT, "give it a shorter name: ALTER SCHEMA … RENAME TO …", **data
         )
     if state.are_migrations_unrecorded() or state.skipped_versions(MAIN_MIGRATION_LINE):
@@ -71,15 +71,17 @@ def _check_river_migrations(state: SchemaState, command: str) -> Finding:
             else state.make_skipped_versions_message(MAIN_MIGRATION_LINE)
         )
         problem, _, fix = message.partition(". ")
-        return fail(problem, fix, **data)
+        return fail_finding(problem, fix, **data)
     if not found:
-        return fail(f'schema "{state.schema}" has no tables of River', f"run `{command}`", **data)
+        return fail_finding(
+            f'schema "{state.schema}" has no tables of River', f"run `{command}`", **data
+        )
     if needed := state.missing_needed_versions():
         text = (
             f'River\'s tables in "{state.schema}" lack version{"s" if len(needed) > 1 else ""} '
             f"{', '.join(map(str, needed))}, which this riverpy needs"
         )
-        return fail(text, f"run `{command}`", **data)
+        return fail_finding(text, f"run `{command}`", **data)
     if state.unknown_versions(MAIN_MIGRATION_LINE):
         return _unknown_version_finding(
             state, MAIN_MIGRATION_LINE, f'River\'s tables in "{state.schema}"'
@@ -87,7 +89,7 @@ def _check_river_migrations(state: SchemaState, command: str) -> Finding:
     text = f'river {max(found)} of {newest} in "{state.schema}"'
     if state.missing_versions(MAIN_MIGRATION_LINE):
         text += f": version {newest} changes nothing on PostgreSQL. `riverpy migrate up` records it"
-    return ok(text, **data)
+    return ok_finding(text, **data)
 
 
 def _check_riverpy_migrations(state: SchemaState, command: str) -> Finding:
@@ -103,12 +105,12 @@ def _check_riverpy_migrations(state: SchemaState, command: str) -> Finding:
             f"riverpy's own tables are at version {max(found, default=0)} of {newest}. Off: "
             f"{'; '.join(off) or 'the new features'}"
         )
-        return warn(text, f"run `{command}`", **data, off=off)
+        return warn_finding(text, f"run `{command}`", **data, off=off)
     if state.unknown_versions(RIVERPY_MIGRATION_LINE):
         return _unknown_version_finding(
             state, RIVERPY_MIGRATION_LINE, "riverpy's own tables", off=off
         )
-    return ok(f'riverpy {newest} of {newest} in "{state.schema}"', **data, off=off)
+    return ok_finding(f'riverpy {newest} of {newest} in "{state.schema}"', **data, off=off)
 
 
 def _unknown_version_finding(
@@ -119,7 +121,7 @@ def _unknown_version_finding(
         f"{tables_text} are at version {max(state.unknown_versions(line_name))}. This riverpy "
         f"supports only {max(load_migrations(line_name))}"
     )
-    return warn(text, "update riverpy", **_migration_line_data(state, line_name), **data)
+    return warn_finding(text, "update riverpy", **_migration_line_data(state, line_name), **data)
 
 
 def _migration_line_data(state: SchemaState, line_name: str) -> dict[str, object]:
@@ -149,7 +151,7 @@ async def check_dropped_tables(snapshot: DatabaseSnapshot) -> list[Finding]:
             f"{tables}; DELETE FROM {record} WHERE line = '{RIVERPY_MIGRATION_LINE}'; then "
             "`riverpy migrate up`"
         )
-    return [fail(text, fix, schema=snapshot.schema, missing_tables=missing)]
+    return [fail_finding(text, fix, schema=snapshot.schema, missing_tables=missing)]
 
 
 async def check_grants(snapshot: DatabaseSnapshot) -> list[Finding]:
@@ -175,20 +177,20 @@ async def check_grants(snapshot: DatabaseSnapshot) -> list[Finding]:
         f"; it may not {unable}" if unable else ""
     )
     if insert:
-        return [fail(text, f"to insert, grant {'; '.join(insert)}", **data)]
+        return [fail_finding(text, f"to insert, grant {'; '.join(insert)}", **data)]
     if work:
-        return [warn(text, f"to work jobs, grant {'; '.join(work)}", **data)]
+        return [warn_finding(text, f"to work jobs, grant {'; '.join(work)}", **data)]
     if security.affected_tables:
         return [row_security_finding(security, **data)]
     if not may["reindex"]:
         text += " (as leader it cannot rebuild the indexes)"
-    return [ok(text, **data)]
+    return [ok_finding(text, **data)]
 
 
 def row_security_finding(security: RowSecurity, /, **data: object) -> Finding:
     """Report tables with row security. The server hides rows from the role without an error, so
     riverpy does not find jobs."""
-    report = fail if security.hidden_tables else warn
+    report = fail_finding if security.hidden_tables else warn_finding
     return report(security.problem, security.remedy, **data, row_security=security.affected_tables)
 
 

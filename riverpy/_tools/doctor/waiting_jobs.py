@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from riverpy._names import DEFAULT_DOMAIN
 from riverpy._postgres.schema import PERIODIC_JOBS_MIGRATION
-from riverpy._tools.doctor.finding import Finding, fail, ok, warn
+from riverpy._tools.doctor.finding import Finding, fail_finding, ok_finding, warn_finding
 from riverpy._tools.doctor.snapshot import QUEUE_ROW_AGE_MAX_SECONDS
 from riverpy._tools.text import format_count, format_names, format_seconds, format_waiting_count
 
@@ -58,7 +58,10 @@ async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
     if jobs:
         oldest = max((backlog.seconds_since_due or 0 for backlog in backlogs.values()), default=0)
         text += f", the oldest due for {format_seconds(oldest)}"
-    return [ok(text, queues=facts), *(finding for finding in problems if finding is not None)]
+    return [
+        ok_finding(text, queues=facts),
+        *(finding for finding in problems if finding is not None),
+    ]
 
 
 def _queue_data(
@@ -93,13 +96,13 @@ def _queue_finding(
     if row is not None and row.seconds_since_pause is not None:
         text += f". The queue is paused for {format_seconds(row.seconds_since_pause)}"
         fix = f"if it should run again: riverpy queue resume {quote(backlog.queue)}"
-        return warn(text, fix, **data)
+        return warn_finding(text, fix, **data)
     text += f", the oldest for {format_seconds(lag)}"
     if queue_data["clients"] == 0:
         is_touched = row is not None and row.seconds_since_update < QUEUE_ROW_AGE_MAX_SECONDS
         is_failure = lag >= max_lag_seconds * UNWORKED_QUEUE_FAIL_LAG_FACTOR and not is_touched
         other = ". A client in another language may work it" if is_touched else ""
-        return (fail if is_failure else warn)(
+        return (fail_finding if is_failure else warn_finding)(
             f"{text}, and no riverpy client works the queue{other}",
             f"start a worker that has {f'kind {format_names(kinds)}' if kinds else 'its kinds'}: "
             f"riverpy worker MODULE:ATTR -q {quote(backlog.queue)}:50",
@@ -107,7 +110,7 @@ def _queue_finding(
         )
     if lag < max_lag_seconds:
         return None
-    return warn(
+    return warn_finding(
         text,
         "its workers have too few slots, run long jobs, are blocked, or do not have the kind of "
         "these jobs: see `stuck`, `running`, `snapshots`, `locks` and `kinds`. Add slots or "
@@ -126,7 +129,7 @@ async def check_late_scheduled_jobs(snapshot: DatabaseSnapshot) -> list[Finding]
     data: dict[str, object] = {"waiting": jobs, "late": round(oldest, 3), "queues": queues}
     if not late:
         text = format_count(jobs, "scheduled job or retry", plural="scheduled jobs and retries")
-        return [ok(f"{text}, none late", **data)]
+        return [ok_finding(f"{text}, none late", **data)]
     text = (
         f"scheduled jobs or retries of queue {format_names(queues)} are late by up to "
         f"{format_seconds(oldest)}. They do not become available"
@@ -134,9 +137,9 @@ async def check_late_scheduled_jobs(snapshot: DatabaseSnapshot) -> list[Finding]
     missing = await _describe_missing_leaders(snapshot, queues)
     if missing is None:
         fix = "read the errors of the job scheduler in the leader's log, and see `locks`"
-        return [warn(f"{text}, although there is a leader", fix, **data)]
+        return [warn_finding(f"{text}, although there is a leader", fix, **data)]
     fix = "see `leader` and `domains`: the leader makes these jobs available"
-    return [fail(f"{text}, because {missing}", fix, **data)]
+    return [fail_finding(f"{text}, because {missing}", fix, **data)]
 
 
 async def _describe_missing_leaders(
@@ -154,12 +157,12 @@ async def _describe_missing_leaders(
 async def check_periodic_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report periodic jobs that are paused or late."""
     if not snapshot.has_migration(PERIODIC_JOBS_MIGRATION):
-        return [ok("off: their table is missing (see `schema`)", periodic_jobs=None)]
+        return [ok_finding("off: their table is missing (see `schema`)", periodic_jobs=None)]
     rows = await snapshot.periodic_jobs()
     paused = [row.id for row in rows if row.seconds_since_pause is not None]
     late = find_late_periodic_jobs(rows)
     findings = [
-        ok(
+        ok_finding(
             format_count(len(rows), "periodic job"),
             periodic_jobs=len(rows),
             paused=paused,
@@ -170,7 +173,7 @@ async def check_periodic_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
         longest = max(row.seconds_since_pause or 0 for row in rows)
         text = f"paused, for up to {format_seconds(longest)}: {format_names(paused)}"
         fix = "if they should run again: riverpy periodic resume ID"
-        findings.append(warn(text, fix, paused=paused))
+        findings.append(warn_finding(text, fix, paused=paused))
     return findings + await _late_periodic_job_findings(snapshot, late)
 
 
@@ -207,5 +210,5 @@ async def _late_periodic_job_findings(
             command = f"riverpy worker --leader-domain {quote(domain)}"
             fix = f"start a client of domain {domain} that can lead ({command}), and see `domains`"
         ids = [row.id for row in rows]
-        findings.append(warn(f"{text}: {format_names(ids)}", fix, late=ids))
+        findings.append(warn_finding(f"{text}: {format_names(ids)}", fix, late=ids))
     return findings

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from riverpy._tools.doctor import server, session, snapshot, storage
-from riverpy._tools.doctor.finding import fail, with_check_name
+from riverpy._tools.doctor.finding import fail_finding, with_check_name
 from riverpy.cli import main
 from riverpy.cli.doctor import _print_finding
 from tests.cli.worker_process import RIVERPY, environment
@@ -129,7 +129,7 @@ async def test_text(schema: Schema, doctor: Doctor) -> None:
 def test_wrapping(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """On a terminal a long line is wrapped and indented."""
     (finding,) = with_check_name(
-        "kinds", [fail("one two three four five six", "seven eight nine ten")]
+        "kinds", [fail_finding("one two three four five six", "seven eight nine ten")]
     )
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "40")
