@@ -49,6 +49,7 @@ PATHS = (
         "/workers",
         "/worker?id=mail-1",
         "/periodic",
+        "/periodic-job?id=nightly",
         "/leader",
         "/doctor",
     ),
@@ -64,7 +65,7 @@ FIND_VIOLATIONS = """async () => {
 
 
 async def fill(schema: Schema) -> None:
-    """Insert jobs of many states, and clients, domains and leases."""
+    """Insert jobs of many states, clients, domains, leases, and a periodic job with runs."""
     error = "jsonb_build_object('at', now(), 'attempt', 1, 'error', 'no answer', 'trace', 'a.py')"
     await insert_job(
         schema,
@@ -78,6 +79,14 @@ async def fill(schema: Schema) -> None:
     for state in ("available", "running", "retryable", "scheduled", "cancelled", "completed"):
         ran = {"attempted_at": "now()", "attempted_by": "array['mail-1']"}
         await insert_job(schema, state, **({} if state == "available" else ran))
+    for cause in ("schedule", "request", "start", "unknown"):
+        run = {"cause": cause, "due_at": "2026-01-31T02:00:00Z", "user": "ann@example.org"}
+        metadata = {"river:periodic_job_id": "nightly", "riverpy:periodic_run": run}
+        await insert_job(schema, "completed", metadata=f"'{json.dumps(metadata)}'")
+    await schema.execute(
+        "INSERT INTO riverpy_periodic (id, schedule, next_run_at, last_run_at)"
+        " VALUES ('nightly', 'cron 0 2 * * * Europe/Berlin', now() + interval '1 h', now())"
+    )
     await register(schema, "plain-1")
     await register(schema, "mail-1", domain="mail", queues=("mail",), slots=(5,), stuck=(3,))
     await set_leader(schema, "plain-1")
