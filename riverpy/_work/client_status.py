@@ -93,7 +93,7 @@ class ClientStatusReporter:
         self._wakeup = asyncio.Event()
         self._log = get_logger()
 
-    def report_change(self) -> None:
+    def report_changed_queues(self) -> None:
         """Write at once that the queues or their slots have changed."""
         self._wakeup.set()
 

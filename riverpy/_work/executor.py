@@ -245,7 +245,7 @@ class JobExecutor:
             else:
                 await stack.run_attempt(attempt)
         except BaseException as error:  # a SystemExit in the job's code fails the attempt too
-            self._running_attempts.set_hard_stop_cause(attempt, error)
+            self._running_attempts.set_hard_stop_cause_if_run_cancelled(attempt, error)
             await self._set_outcome_from_error(attempt, error)
         finally:
             if attempt.step_runner is not None:
@@ -309,7 +309,7 @@ class JobExecutor:
             attempt, "riverpy could not classify the error", "", UNCLASSIFIED_ERROR_RETRY_DELAY
         )
         if attempt.step_runner is not None:
-            attempt.step_runner.record_progress()
+            attempt.step_runner.merge_step_metadata()
         try:
             attempt.outcome = self._make_outcome_from_error(attempt, error)
         except BaseException:  # catch SystemExit too: it would end the event loop

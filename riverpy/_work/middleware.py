@@ -166,7 +166,7 @@ class _AttemptRun:
         except GeneratorExit:  # the event loop has ended, so nothing can be awaited
             raise
         except BaseException as raised:
-            self.running_attempts.set_hard_stop_cause(self.attempt, raised)
+            self.running_attempts.set_hard_stop_cause_if_run_cancelled(self.attempt, raised)
             returned, error = None, raised
         try:
             if self._end_timeout_cancellation() and error is not None and is_cancellation(error):

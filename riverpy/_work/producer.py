@@ -103,7 +103,7 @@ class Producer:
         self._last_claim_ended_at = 0.0
         """The end of the last successful claim, in monotonic seconds. Before the first claim: the
         start of the producer. 0: the producer has not started."""
-        buffer = PrefetchBuffer(config.max_workers, running.release)
+        buffer = PrefetchBuffer(config.max_workers, running.release_attempts)
         self._prefetch_buffer = buffer if config.prefetch else None
         self._claim_size_limit = max(CLAIM_SIZE_LIMIT_MIN, config.max_workers // 2)
         self._fetch_cooldown = (config.fetch_cooldown or timedelta(0)).total_seconds()
@@ -412,7 +412,7 @@ class Producer:
         """Release jobs that were claimed after this queue was stopped."""
         attempts = self._executor.make_and_start_attempts(rows, self.release_slot, 0)
         self._free_slot_count -= len(attempts)
-        self._running_attempts.release(attempts)
+        self._running_attempts.release_attempts(attempts)
 
     def request_claim_speed_check(self) -> None:
         """Let the next claim be for this queue alone, to find out whether its claims are slow."""
@@ -522,7 +522,7 @@ class Producer:
         if self._prefetch_buffer is not None and may_start and not self.is_paused:
             self._prefetch_buffer.add_attempts(waiting)
         elif waiting:
-            self._running_attempts.release(waiting)
+            self._running_attempts.release_attempts(waiting)
 
     async def _find_and_claim_row(self, connection: Connection, job_id: int | None) -> list[Record]:
         """Claim the job with the id `job_id`; None: claim the next job.

@@ -116,16 +116,16 @@ class Reconciler:
         self._last_read_id: int | None = 0
         """The jobs of an earlier run were read up to this job id. None: all were read."""
         self._skipped_row_getters: list[Callable[[], list[SkippedRowReport]]] = []
-        self._release_sender = self._make_sender(
+        self._release_sender = self._make_row_sender(
             "release", self._send_releases, lambda claim_key: claim_key.id
         )
-        self._rescue_sender = self._make_sender(
+        self._rescue_sender = self._make_row_sender(
             "rescue", self._send_rescues, lambda rescue: rescue.claim_key.id
         )
-        self._queue_update_sender = self._make_sender(
+        self._queue_update_sender = self._make_row_sender(
             "queue heartbeat", self._send_queue_updates, str
         )
-        self._cancel_check_sender = self._make_sender(
+        self._cancel_check_sender = self._make_row_sender(
             "cancel check", self._cancel_attempts_if_requested, lambda attempt: attempt.id
         )
         self._queue_update_error: Exception | None = None
@@ -143,7 +143,7 @@ class Reconciler:
         self._limited_log = self._log.with_rate_limit()
         self.ran = TestSignal("Reconciler.ran")
 
-    def _make_sender(
+    def _make_row_sender(
         self,
         purpose: str,
         send_rows: Callable[[list[RowT]], Awaitable[None]],
@@ -184,7 +184,7 @@ class Reconciler:
         ]
 
     @property
-    def interval(self) -> float:
+    def check_interval(self) -> float:
         """Seconds between two checks while notifications arrive."""
         return max(RECONCILE_INTERVAL, self._quiet_interval)
 
@@ -207,12 +207,14 @@ class Reconciler:
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
         """Read the paused queues, then run checks until stopped."""
         await self._update_queue_rows()
-        self._next_claim_check_at = time.monotonic() + self.interval
+        self._next_claim_check_at = time.monotonic() + self.check_interval
         await self._try_step("jobs of an earlier run", self._rescue_earlier_run_jobs)
         task_status.started()
         is_done = True
         while True:
-            interval = self.interval if self._is_listening() else RECONCILE_INTERVAL_WHEN_POLLING
+            interval = (
+                self.check_interval if self._is_listening() else RECONCILE_INTERVAL_WHEN_POLLING
+            )
             if not is_done:
                 interval = RECONCILE_RETRY_DELAY
             wait = min(interval, max(self._next_claim_check_at - time.monotonic(), 0.0))
@@ -225,10 +227,10 @@ class Reconciler:
             is_done = await self._try_step("pauses", self._check_paused_queues)
             is_done = await self._try_step("cancels", self._check_cancelled_jobs) and is_done
             if time.monotonic() >= self._next_claim_check_at:
-                await self._check_claims()
+                await self._check_for_lost_claims()
             self.ran.emit()
 
-    async def _check_claims(self) -> None:
+    async def _check_for_lost_claims(self) -> None:
         """Release lost claims, and set the time of the next check."""
         began = time.monotonic()
         release = partial(self._release_lost_claims, min_age_seconds=CLAIM_TIMEOUT)
@@ -240,7 +242,7 @@ class Reconciler:
         elif self._failed_claim_lost_at > began:
             self._next_claim_check_at = self._failed_claim_lost_at
         else:
-            self._next_claim_check_at = began + self.interval
+            self._next_claim_check_at = began + self.check_interval
             self.has_unanswered_claim = bool(self._release_sender.skipped_rows)
             if not self.has_unanswered_claim:
                 self._removed_queues.clear()
@@ -264,7 +266,7 @@ class Reconciler:
                 self._queues_changed_by_notification.add(name)
                 producer.set_paused(paused)
 
-    async def prepare_queue(self, queue: str) -> None:
+    async def prepare_added_queue(self, queue: str) -> None:
         """Write the row of a queue that was added, and pause its producer if the queue is paused.
 
         Raises:
@@ -279,9 +281,9 @@ class Reconciler:
             if queue not in self._queues_changed_by_notification and queue in self._producers:
                 self._producers[queue].set_paused(rows.get(queue, False))
 
-    def forget_queue(self, queue: str) -> None:
-        """Update the row of a queue no more, because the queue was removed. If a claim without an
-        answer may have claimed its jobs, they are still released."""
+    def forget_removed_queue(self, queue: str) -> None:
+        """Stop updating the row of a removed queue. If a claim without an answer may have claimed
+        its jobs, they are still released."""
         self._queue_update_sender.forget_skipped_row(queue)
         if self.has_unanswered_claim:
             self._removed_queues.add(queue)
@@ -361,7 +363,7 @@ class Reconciler:
             attempt for attempt in attempts if attempt.id in marked
         )
 
-    async def release_last_claims(self, timeout: float) -> None:
+    async def release_unanswered_claims(self, timeout: float) -> None:
         """Release jobs of claims without an answer, at the end of the run.
 
         Call this method after the producers have ended. Its time limit is `timeout` seconds, but at

@@ -1,15 +1,14 @@
-"""Run: one run of a client, from its start to its stop. Its parts run in nested `async with`
+"""ClientRun: one run of a client, from its start to its stop. Its parts run in nested `async with`
 blocks:
 
     completer                           ends last, when all results are stored
-      heartbeat, notifier, reconciler,  keep running during the drain, so that the client stays
+      heartbeat, notifier, reconciler,  keep running while jobs end, so that the client stays
       loop watch                        alive and a cancel still reaches a running job
-        running jobs                    drain; the soft stop timeout cancels the running jobs
+        running jobs                    end, or are cancelled after the soft stop timeout
           producers, elections,         end first: no more claims, maintenance ended, leases
           singletons                    released
 
-A stop leaves the blocks from the inside out. The drain is the wait for running jobs after a stop
-request. The soft stop timeout starts at the stop request.
+A stop leaves the blocks from the inside out. The soft stop timeout starts at the stop request.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ class ClientRun:
             client.attempt_store,
         )
         self._claimer = Claimer(context)
-        self.queues = self._make_queues()
+        self.queues = self._make_queue_manager()
         self.producers = self.queues.producers
         self._reconciler = Reconciler(
             context,
@@ -175,15 +174,15 @@ class ClientRun:
         names = [] if elections is None else elections.standby_names
         return LeaseReport.make([*leases.standby_names, *names], leases.reported_lags)
 
-    def _make_queues(self) -> RunQueueManager:
+    def _make_queue_manager(self) -> RunQueueManager:
         return RunQueueManager(
             self._run_context,
             self._make_producer,
             self.running_attempts,
             self._completer,
-            prepare=self._prepare_queue,
+            prepare=self._prepare_added_queue,
             on_changed=self._handle_changed_queues,
-            on_removed=self._forget_queue,
+            on_removed=self._forget_removed_queue,
         )
 
     def _make_producer(self, name: str, queue: QueueConfig) -> Producer:
@@ -286,21 +285,21 @@ class ClientRun:
         if queue in self.producers:
             self.producers[queue].schedule_claim(delay)
 
-    async def _prepare_queue(self, name: str) -> None:
+    async def _prepare_added_queue(self, name: str) -> None:
         """Claim an added queue for the leader domain, and read whether it is paused."""
         if self._domain_membership is not None:
             await self._domain_membership.claim_added_queue(name)
-        await self._reconciler.prepare_queue(name)
+        await self._reconciler.prepare_added_queue(name)
 
     def _handle_changed_queues(self) -> None:
         """Report the queues and slots of the client, because they have changed."""
         self._registration.queues[:] = self._client.queues
         self._completer.set_slot_count(sum(self._client.slots_per_queue.values()))
         if self._status_reporter is not None:
-            self._status_reporter.report_change()
+            self._status_reporter.report_changed_queues()
 
-    def _forget_queue(self, name: str) -> None:
-        self._reconciler.forget_queue(name)
+    def _forget_removed_queue(self, name: str) -> None:
+        self._reconciler.forget_removed_queue(name)
         if self._domain_membership is not None:
             self._domain_membership.forget_removed_queue(name)
 
@@ -401,10 +400,10 @@ class ClientRun:
                     await self._run_until_stopped(task_status, drain=drain)
                 finally:
                     self._report_stopping()
-                    await self._drain_running_jobs()
+                    await self._stop_running_jobs()
             self._summary_logger.log_last_summary()
             await self._job_count_writer.write_last_counts()
-            return await self._end_run()
+            return await self._report_stop_and_delete_client_row()
         except BaseExceptionGroup as group:
             raise unwrap_single_error(group) from None
         finally:
@@ -420,7 +419,7 @@ class ClientRun:
         await reserved.open()
         async with reserved.acquire("checking the schema", CONNECT_TIMEOUT) as connection:
             state = await check_schema(connection, schema, url=url)
-        self._run_context.expect_features(state)
+        self._run_context.expect_needed_migrations(state)
         warn_of_missing_features(state, schema, url=url)
         self._riverpy_schema_versions = frozenset(state.applied_versions(RIVERPY_MIGRATION_LINE))
         await self._singleton_runners.prepare()
@@ -501,7 +500,7 @@ class ClientRun:
 
     def stop_hard(self) -> None:
         """Stop, and cancel running jobs."""
-        self.running_attempts.end_drain()
+        self.running_attempts.end_soft_stop()
         self._stop_timeouts.start_hard_stop_timeout()
         self.stop()
 
@@ -545,7 +544,7 @@ class ClientRun:
             or self._reconciler.has_unanswered_claim
         )
 
-    async def _drain_running_jobs(self) -> None:
+    async def _stop_running_jobs(self) -> None:
         """Wait for running jobs after a stop request, then cancel the jobs that still run."""
         running = self.running_attempts
         if running.is_run_cancelled:  # the event loop ends soon, so cancel the jobs now
@@ -556,9 +555,13 @@ class ClientRun:
             get_logger().info(CLIENT_STOP_STARTED, running=len(running), seconds=seconds)
         try:
             with anyio.CancelScope(shield=soft == 0.0):
-                await running.drain(soft, self._stop_timeouts.seconds_left_for_jobs)
+                await running.stop_attempts(
+                    soft, self._stop_timeouts.seconds_left_for_cancelled_jobs
+                )
         finally:  # do this even if this task is cancelled
-            await self._reconciler.release_last_claims(self._stop_timeouts.seconds_left_for_jobs())
+            await self._reconciler.release_unanswered_claims(
+                self._stop_timeouts.seconds_left_for_cancelled_jobs()
+            )
 
     @asynccontextmanager
     async def _ending_maintenance(self) -> AsyncGenerator[None]:
@@ -580,7 +583,7 @@ class ClientRun:
             return MAINTENANCE_STOP_TIMEOUT_MIN
         return max(self._stop_timeouts.seconds_left(), MAINTENANCE_STOP_TIMEOUT_MIN)
 
-    async def _end_run(self) -> StopReport:
+    async def _report_stop_and_delete_client_row(self) -> StopReport:
         report = StopReport(
             tuple(sorted(self.running_attempts.collect_claim_keys())),
             len(self._completer.unstored_attempts),

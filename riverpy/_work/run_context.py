@@ -162,7 +162,7 @@ class RunContext:
         """The schema of River's tables; None: the first schema of the search path."""
         return self.client.config.schema
 
-    def expect_features(self, state: SchemaState) -> None:
+    def expect_needed_migrations(self, state: SchemaState) -> None:
         """Check that the migrations that the settings need are applied.
 
         Raises:

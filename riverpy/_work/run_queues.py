@@ -128,7 +128,7 @@ class RunQueueManager:
             ClientStateError: the run is starting or stopping.
             Exception: `prepare` failed.
         """
-        self._get_service_group()
+        self._get_service_group_or_raise()
         if name in self._changing_queue_names:
             raise QueueAlreadyAddedError(name, is_changing=True)
         self._changing_queue_names.add(name)
@@ -137,29 +137,29 @@ class RunQueueManager:
         is_started = False
         try:
             await self._prepare(name)
-            group = self._get_service_group()  # the run may have stopped during the wait
+            group = self._get_service_group_or_raise()  # the run may have stopped during the wait
             self._configs[name] = config
             group.start_soon(producer)
             is_started = True
         finally:
             self._changing_queue_names.discard(name)
             if not is_started:
-                self._forget_queue(name)
+                self._remove_producer(name)
         self._on_changed()
         self._log.info(QUEUE_ADDED, queue=name, slots=config.max_workers)
 
     async def remove_queue(
         self, name: str, timeout: timedelta | UnsetType | None
     ) -> tuple[tuple[int, ...], int]:
-        """Stop working a queue, and wait at most `timeout` for its jobs, also for those that an
-        earlier removal left running; UNSET: the soft stop timeout; None: no limit. Return the ids
-        of the jobs that still run, and the number of results that are not stored.
+        """Stop working a queue, and wait at most `timeout` for its jobs; UNSET: the soft stop
+        timeout; None: no limit. Jobs that still run after an earlier removal count too. Return the
+        ids of the jobs that still run, and the number of results that are not stored.
 
         Raises:
             QueueNotFoundError: the run does not work this queue.
             ClientStateError: the run is starting or stopping.
         """
-        group = self._get_service_group()
+        group = self._get_service_group_or_raise()
         if name not in self._configs:
             raise QueueNotFoundError(name)
         producer = self.producers[name]
@@ -171,7 +171,7 @@ class RunQueueManager:
             if timeout is UNSET:
                 timeout = self._run_context.config.soft_stop_timeout
             with anyio.move_on_after(None if timeout is None else timeout.total_seconds()):
-                await self._wait_until_jobs_stored(producer)
+                await self._wait_for_unfinished_work(producer)
         finally:
             self._changing_queue_names.discard(name)
             left, unstored = self._find_unfinished_work(name)
@@ -184,13 +184,13 @@ class RunQueueManager:
         Raises:
             ClientStateError: the run is starting or stopping.
         """
-        self._get_service_group()
+        self._get_service_group_or_raise()
         before, self._configs[name] = self._configs[name].max_workers, config
         self.producers[name].set_slot_count(config.max_workers)
         self._on_changed()
         self._log.info(QUEUE_RESIZED, queue=name, slots=config.max_workers, before=before)
 
-    def _get_service_group(self) -> ServiceGroup:
+    def _get_service_group_or_raise(self) -> ServiceGroup:
         if self._service_group is None:
             raise ClientStateError(
                 "the client is starting or stopping: change its queues while it works, or while it "
@@ -202,14 +202,14 @@ class RunQueueManager:
         """Stop the producer, and forget it."""
         with anyio.move_on_after(PRODUCER_STOP_TIMEOUT):
             await group.stop_service(producer, StopCause.QUEUE_REMOVED)
-        self._forget_queue(producer.queue)
+        self._remove_producer(producer.queue)
 
-    def _forget_queue(self, name: str) -> None:
+    def _remove_producer(self, name: str) -> None:
         del self.producers[name]
         self._counters.remove_queue(name)
         self._on_removed(name)
 
-    async def _wait_until_jobs_stored(self, producer: Producer) -> None:
+    async def _wait_for_unfinished_work(self, producer: Producer) -> None:
         """Wait until all jobs of a stopped producer, and of earlier producers of its queue, have
         ended and their results are stored, or until the run has ended. A job that removes its own
         queue does not wait for itself."""

@@ -55,7 +55,7 @@ class RunningAttempts:
         self._all_attempts_ended.set()
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._next_deadline_check_at = math.inf
-        self._drain_scope = anyio.CancelScope()
+        self._soft_stop_scope = anyio.CancelScope()
         self._log = get_logger()
         self._limited_log = self._log.with_rate_limit()
         self._job_stuck_handler = config.job_stuck_handler
@@ -95,7 +95,7 @@ class RunningAttempts:
         if not self._attempts:
             self._all_attempts_ended.set()
 
-    def release(self, attempts: Sequence[Attempt]) -> None:
+    def release_attempts(self, attempts: Sequence[Attempt]) -> None:
         """Remove attempts that did not start. These attempts do not count, and the jobs keep their
         positions in the queue."""
         for attempt in attempts:
@@ -115,7 +115,7 @@ class RunningAttempts:
             if attempt in self._attempts:
                 self._cancel_attempt(attempt, StopCause.JOB_CANCELLED)
 
-    def set_hard_stop_cause(self, attempt: Attempt, error: BaseException) -> None:
+    def set_hard_stop_cause_if_run_cancelled(self, attempt: Attempt, error: BaseException) -> None:
         """Record a hard stop as the cause if the attempt was cancelled together with the run."""
         if attempt.stop_cause is None and self.is_run_cancelled and is_cancellation(error):
             attempt.stop_cause = StopCause.HARD_STOP
@@ -125,20 +125,22 @@ class RunningAttempts:
         while self._attempts:
             await self._all_attempts_ended.wait()
 
-    async def drain(self, soft_timeout: float | None, hard_timeout: Callable[[], float]) -> None:
+    async def stop_attempts(
+        self, soft_timeout: float | None, hard_timeout: Callable[[], float]
+    ) -> None:
         """Wait at most `soft_timeout` seconds for the attempts to end; None: no limit. Then cancel
         the remaining attempts, and wait again, at most the seconds that `hard_timeout` returns."""
         if soft_timeout is not None:
-            self._drain_scope.deadline = anyio.current_time() + soft_timeout
+            self._soft_stop_scope.deadline = anyio.current_time() + soft_timeout
         try:
-            with self._drain_scope:
+            with self._soft_stop_scope:
                 await self.wait_until_all_ended()
         finally:
             await self._cancel_all_attempts(hard_timeout)
 
-    def end_drain(self) -> None:
-        """Let `drain` cancel the attempts without a further wait."""
-        self._drain_scope.cancel()
+    def end_soft_stop(self) -> None:
+        """Let `stop_attempts` cancel the attempts without a further wait."""
+        self._soft_stop_scope.cancel()
 
     async def _cancel_all_attempts(self, hard_timeout: Callable[[], float]) -> None:
         if self._attempts:
@@ -147,7 +149,7 @@ class RunningAttempts:
                 self._cancel_attempt(attempt, StopCause.HARD_STOP)
             # A task that was cancelled before its first step did not call `remove_ended_attempt`,
             # so release its job.
-            self.release([one for one in self if one.task and one.task.done()])
+            self.release_attempts([one for one in self if one.task and one.task.done()])
             with anyio.move_on_after(hard_timeout(), shield=True):
                 await self.wait_until_all_ended()
         self._stop_deadline_timer()
@@ -173,12 +175,12 @@ class RunningAttempts:
         self.schedule_deadline_check(attempt.deadline)
 
     def pause_timeout(self, attempt: Attempt) -> None:
-        """Let no time count until `restart_timeout`: the code of the job cannot start yet."""
+        """Stop the timeout until `restart_timeout`, because the job's code cannot start yet."""
         if attempt.stop_cause is None:
             attempt.deadline = math.inf
 
     def restart_timeout(self, attempt: Attempt) -> None:
-        """Count the whole timeout from now, because the code of the job starts now."""
+        """Start the whole timeout now, because the code of the job starts now."""
         if attempt.stop_cause is None:
             attempt.started_at = time.monotonic()
             self.set_deadline(attempt, attempt.timeout)
@@ -190,7 +192,9 @@ class RunningAttempts:
         self._stop_deadline_timer()
         delay = max(deadline - time.monotonic(), DEADLINE_CHECK_INTERVAL_MIN)
         loop = asyncio.get_running_loop()
-        self._deadline_timer = loop.call_later(delay, self._check_deadlines, context=self._context)
+        self._deadline_timer = loop.call_later(
+            delay, self._handle_passed_deadlines, context=self._context
+        )
         self._next_deadline_check_at = deadline
 
     def _stop_deadline_timer(self) -> None:
@@ -198,7 +202,7 @@ class RunningAttempts:
             self._deadline_timer.cancel()
         self._deadline_timer, self._next_deadline_check_at = None, math.inf
 
-    def _check_deadlines(self) -> None:
+    def _handle_passed_deadlines(self) -> None:
         """Cancel the attempts whose deadline has passed. If such an attempt was already cancelled,
         it counts as stuck."""
         self._deadline_timer, self._next_deadline_check_at = None, math.inf

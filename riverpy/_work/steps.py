@@ -32,16 +32,16 @@ STEP_VALUE_SIZE_MAX = 1024 * 1024
 """The maximum number of bytes of a cursor or a kept result, as JSON."""
 KEPT_RESULTS_SIZE_MAX = 8 * STEP_VALUE_SIZE_MAX
 """The maximum number of bytes of all kept results of a job, as JSON."""
-CHECKPOINT_INTERVAL = 1.0
+CHECKPOINT_INTERVAL_MIN = 1.0
 """The minimum time between two checkpoints, in seconds, unless `now` is True."""
-PROGRESS_STORE_TIMEOUT = 60.0
+STEP_PROGRESS_STORE_TIMEOUT = 60.0
 """Seconds in which a kept result must be stored. After that the attempt fails, and the result is
 stored together with the failure."""
 _JSON_NULL = "null"
 
 
-class StepAttempt(Protocol):
-    """The methods of an attempt that its steps use."""
+class AttemptWithSteps(Protocol):
+    """An attempt, with the methods that its steps use."""
 
     @property
     def metadata_text(self) -> str:
@@ -68,7 +68,7 @@ class StepAttempt(Protocol):
 class AttemptStepRunner:
     """The steps of one attempt."""
 
-    def __init__(self, attempt: StepAttempt) -> None:
+    def __init__(self, attempt: AttemptWithSteps) -> None:
         """Read the steps and cursors that earlier attempts have stored.
 
         Raises:
@@ -114,11 +114,13 @@ class AttemptStepRunner:
         result_type: type[Any] | None,
     ) -> Any:
         """Run or skip a step, as `StepMethods.step`."""
-        self._check_call(name, has_cursor=cursor is not None, keep=keep, result_type=result_type)
+        self._check_step_call(
+            name, has_cursor=cursor is not None, keep=keep, result_type=result_type
+        )
         decode = None if result_type is None else make_decoder(result_type)
         if keep and (kept := self._kept_results.get(name)) is not None:
-            self._mark_step_completed(name)
-            return _decode_value(kept, decode)
+            self._set_completed_step(name)
+            return _decode_kept_result(kept, decode)
         if self._should_skip_step(name, has_cursor=cursor is not None, keep=keep):
             return None
         if cursor is not None:
@@ -126,13 +128,13 @@ class AttemptStepRunner:
         running = _RunningStep(name, asyncio.current_task(), cursor)
         self._running_step = running
         try:
-            returned = await self._call_function(function, args)
+            returned = await self._call_step_function(function, args)
             if not keep:
-                self._complete_step(running)
+                self._end_running_step(running)
                 return returned
-            text = _encode_value(returned, f"the result of step {name!r}")
-            value = _decode_value(text, decode)
-            self._complete_step(running)
+            text = _encode_step_value(returned, f"the result of step {name!r}")
+            value = _decode_kept_result(text, decode)
+            self._end_running_step(running)
             await self._store_kept_result(name, text)
             return value
         except BaseException as error:
@@ -141,7 +143,7 @@ class AttemptStepRunner:
         finally:
             self._running_step = None
 
-    async def _call_function(
+    async def _call_step_function(
         self, function: Callable[..., object], args: tuple[object, ...]
     ) -> object:
         returned = function(*args)
@@ -151,35 +153,41 @@ class AttemptStepRunner:
             raise self._step_error
         return returned
 
-    def _check_call(
+    def _check_step_call(
         self, name: str, *, has_cursor: bool, keep: bool, result_type: type[Any] | None
     ) -> None:
         """Raise unless a step with this name may run now."""
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
-            self._fail(StepError(f"the name of a step is a text that is not empty, got {name!r}"))
+            self._raise_step_error(
+                StepError(f"the name of a step is a text that is not empty, got {name!r}")
+            )
         if has_cursor and keep:
-            self._fail(StepError(f"step {name!r} has a cursor, so its result cannot be kept"))
+            self._raise_step_error(
+                StepError(f"step {name!r} has a cursor, so its result cannot be kept")
+            )
         if result_type is not None and not keep:
-            self._fail(StepError(f"step {name!r} has a result_type, but not keep=True"))
+            self._raise_step_error(StepError(f"step {name!r} has a result_type, but not keep=True"))
         _json.encode(name)  # raises ArgsError if the name cannot be stored
         if self._step_error is not None:
             raise self._step_error
         if self._running_step is not None:
             text = "river: resumable steps cannot be nested"
             if self._running_step.task is not asyncio.current_task():
-                running = _quote_name(self._running_step.name)
+                running = _quote_step_name(self._running_step.name)
                 text += f", and not run at the same time: step {running} runs"
-            self._fail(StepError(text))
+            self._raise_step_error(StepError(text))
         if name in self._called_step_names:
-            self._fail(StepError(f"river: duplicate resumable step name {_quote_name(name)}"))
+            self._raise_step_error(
+                StepError(f"river: duplicate resumable step name {_quote_step_name(name)}")
+            )
         self._called_step_names.add(name)
         if has_cursor:
             self._unreached_steps.discard(name)
         elif name in self._unreached_steps:
-            text = f"river: resumable cursor step {_quote_name(name)} requires a cursor step"
-            self._fail(StepError(text))
+            text = f"river: resumable cursor step {_quote_step_name(name)} requires a cursor step"
+            self._raise_step_error(StepError(text))
 
-    def _fail(self, error: BaseException) -> NoReturn:
+    def _raise_step_error(self, error: BaseException) -> NoReturn:
         if self._step_error is None:
             self._step_error = error
         raise error
@@ -191,11 +199,11 @@ class AttemptStepRunner:
             return False
         is_stored_step = name == self._stored_step
         if is_stored_step:
-            self._mark_step_completed(name)
+            self._set_completed_step(name)
         return not keep and not (is_stored_step and has_cursor and name in self._cursors)
 
-    def _mark_step_completed(self, name: str) -> None:
-        """Note that a step is completed. Before the stored step is reached, nothing changes."""
+    def _set_completed_step(self, name: str) -> None:
+        """Set the last completed step. Before the code reaches the stored step, nothing changes."""
         if self._stored_step in {None, name}:
             self._stored_step, self._completed_step = None, name
 
@@ -206,14 +214,14 @@ class AttemptStepRunner:
         try:
             return make_decoder(cursor)(text)
         except (msgspec.MsgspecError, RecursionError) as error:
-            self._fail(
+            self._raise_step_error(
                 StepError(
-                    f"river: unmarshal resumable cursor for step {_quote_name(name)}: {error}"
+                    f"river: unmarshal resumable cursor for step {_quote_step_name(name)}: {error}"
                 )
             )
 
-    def _complete_step(self, running: _RunningStep) -> None:
-        self._mark_step_completed(running.name)
+    def _end_running_step(self, running: _RunningStep) -> None:
+        self._set_completed_step(running.name)
         if running.has_cursor:
             self._cursors.pop(running.name, None)
         self._step_in_transaction, self._has_new_progress = None, True
@@ -230,8 +238,8 @@ class AttemptStepRunner:
         self._kept_results[name] = text
         kept = encode_json_object(self._kept_results)
         self._attempt.merge_metadata(KEPT_RESULTS_METADATA_KEY, kept)
-        await self._store_progress(
-            {KEPT_RESULTS_METADATA_KEY: kept}, timeout=PROGRESS_STORE_TIMEOUT
+        await self._store_step_progress(
+            {KEPT_RESULTS_METADATA_KEY: kept}, timeout=STEP_PROGRESS_STORE_TIMEOUT
         )
         self._attempt.remove_metadata_update(KEPT_RESULTS_METADATA_KEY)
 
@@ -245,7 +253,7 @@ class AttemptStepRunner:
                 "job.set_cursor works only in a step with a cursor, as in "
                 "`await job.step(name, function, cursor=int)`"
             )
-        text = _encode_value(value, f"the cursor of step {running.name!r}")
+        text = _encode_step_value(value, f"the cursor of step {running.name!r}")
         running.check_cursor(text)
         running.cursor = text
         self._cursors[running.name] = running.cursor
@@ -254,31 +262,31 @@ class AttemptStepRunner:
     async def checkpoint(self, tx: CallerTransaction | None, *, now: bool) -> bool:
         """Store the progress, as `StepMethods.checkpoint`."""
         if tx is not None:
-            await self._store_in_transaction(tx)
+            await self._store_step_in_transaction(tx)
             return True
         if not self._has_new_progress or (not now and time.monotonic() < self._next_checkpoint_at):
             return False
         try:
-            await self._store_progress({}, timeout=PROGRESS_STORE_TIMEOUT if now else 0.0)
+            await self._store_step_progress({}, timeout=STEP_PROGRESS_STORE_TIMEOUT if now else 0.0)
         except DATABASE_ERRORS as error:
             if now or is_permanent_statement_error(error):
                 raise
             return False  # the next checkpoint, or the end of the attempt, stores the progress
         return True
 
-    async def _store_progress(self, updates: Mapping[str, str], *, timeout: float) -> None:
+    async def _store_step_progress(self, updates: Mapping[str, str], *, timeout: float) -> None:
         """Store the progress together with other keys, on the client's pool."""
-        self._next_checkpoint_at = time.monotonic() + CHECKPOINT_INTERVAL
+        self._next_checkpoint_at = time.monotonic() + CHECKPOINT_INTERVAL_MIN
         self._has_new_progress = False
         try:
             await self._attempt.store_metadata_now(
-                {**updates, **self._make_progress_metadata()}, timeout=timeout
+                {**updates, **self._make_step_metadata()}, timeout=timeout
             )
         except BaseException:
             self._has_new_progress = True
             raise
 
-    async def _store_in_transaction(self, tx: CallerTransaction) -> None:
+    async def _store_step_in_transaction(self, tx: CallerTransaction) -> None:
         """Store in the caller's transaction that the running step is completed or, if the step has
         a cursor, is at its cursor."""
         running = self._running_step
@@ -289,7 +297,7 @@ class AttemptStepRunner:
                 "job.checkpoint(tx) stores the cursor of the step, so call job.set_cursor first"
             )
         if self._unreached_steps:
-            name = _quote_name(min(self._unreached_steps))
+            name = _quote_step_name(min(self._unreached_steps))
             raise StepError(f"river: resumable checkpoint cannot precede saved cursor step {name}")
         cursors = dict(self._cursors)
         if running.cursor is not None:
@@ -322,26 +330,27 @@ class AttemptStepRunner:
             del failure  # breaks the reference cycle with the frames of the error
         if self._running_step is not None:
             raise StepError(
-                f"the code ended while step {_quote_name(self._running_step.name)} was running"
+                f"the code ended while step {_quote_step_name(self._running_step.name)} was running"
             )
         if self._stored_step is not None:
-            name = _quote_name(self._stored_step)
+            name = _quote_step_name(self._stored_step)
             raise StepError(f"river: resumable step {name} not found in Worker")
         if self._unreached_steps:
-            name = _quote_name(min(self._unreached_steps))
+            name = _quote_step_name(min(self._unreached_steps))
             raise StepError(f"river: resumable cursor step {name} not found in Worker")
 
-    def record_progress(self) -> None:
-        """Let the end of the attempt store the progress, because the job is not completed."""
-        for key, text in self._make_progress_metadata().items():
+    def merge_step_metadata(self) -> None:
+        """Merge the progress of the steps into the metadata that is stored when the attempt ends,
+        because the job is not completed."""
+        for key, text in self._make_step_metadata().items():
             self._attempt.merge_metadata(key, text)
 
     def forget_error(self) -> None:
         """Forget the error of the step that failed, because its frames refer to this object."""
         self._step_error = None
 
-    def _make_progress_metadata(self) -> dict[str, str]:
-        """Return the metadata keys that store the progress."""
+    def _make_step_metadata(self) -> dict[str, str]:
+        """Return the metadata keys that store the progress of the steps."""
         if self._unreached_steps:  # as in River: cursors without a step stay until it is reached
             cursors = {**self._stored_cursors, **self._cursors}
             is_same = cursors == self._stored_cursors
@@ -389,12 +398,12 @@ class _RunningStep:
             self.decode_cursor(text)
         except (msgspec.MsgspecError, RecursionError, TypeError, ValueError) as error:
             raise StepError(
-                f"the cursor of step {_quote_name(self.name)} is not of the type that "
+                f"the cursor of step {_quote_step_name(self.name)} is not of the type that "
                 f"`job.step(…, cursor=…)` names, so a later attempt could not read it: {error}"
             ) from None
 
 
-def _quote_name(name: str) -> str:
+def _quote_step_name(name: str) -> str:
     """Return the name of a step as River writes it in errors."""
     return json.dumps(name, ensure_ascii=False)
 
@@ -405,7 +414,7 @@ def _encode_cursors(cursors: dict[str, str]) -> str:
     return encode_json_object(cursors) if cursors else _JSON_NULL
 
 
-def _encode_value(value: object, value_name: str) -> str:
+def _encode_step_value(value: object, value_name: str) -> str:
     """Return a cursor or a kept result as JSON text.
 
     Raises:
@@ -418,7 +427,7 @@ def _encode_value(value: object, value_name: str) -> str:
     return text
 
 
-def _decode_value(text: str, decode: Callable[[str], Any] | None) -> Any:
+def _decode_kept_result(text: str, decode: Callable[[str], Any] | None) -> Any:
     """Return a kept result. The attempt that ran the step decodes it too, so that all attempts get
     the same value."""
     return json.loads(text) if decode is None else decode(text)

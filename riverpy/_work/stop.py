@@ -66,7 +66,7 @@ class StopTimeouts:
         left = self._stop_requested_at + self._soft_timeout - time.monotonic()
         return None if left == math.inf else max(left, 0.0)
 
-    def seconds_left_for_jobs(self) -> float:
+    def seconds_left_for_cancelled_jobs(self) -> float:
         """Return the seconds that cancelled jobs may take to end."""
         return max(self.seconds_left() - self._hard_timeout * RESULT_STORING_TIME_SHARE, 0.0)
 

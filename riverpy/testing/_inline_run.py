@@ -191,7 +191,7 @@ class InlineRun:
                 (attempt,) = self._running
                 with anyio.CancelScope() as scope:
                     self._stuck_handler.on_stuck = scope.cancel
-                    await self._running.drain(None, self._get_cancelled_job_timeout)
+                    await self._running.stop_attempts(None, self._get_cancelled_job_timeout)
         except BaseException:
             if self._guard is None:
                 self._store_ended_attempt()

@@ -157,7 +157,7 @@ class MadeJob(Job[ArgsT_co]):
                 "in it is discarded"
             )
         if self._step_runner is not None:
-            self._step_runner.record_progress()
+            self._step_runner.merge_step_metadata()
         texts = {
             key: bytes(raw).decode()
             for key, raw in msgspec.json.decode(

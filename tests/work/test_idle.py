@@ -58,8 +58,8 @@ async def rate_beside_polls(rig: Rig, sent: list[Sent], **settings: Any) -> floa
             run._leader_watch._check_election,
             dead_after / leader_watch.LEADER_CHECKS_WITHIN_DEAD_AFTER,
         ),
-        (run._reconciler._check_paused_queues, run._reconciler.interval),
-        (lambda: lost_claims(min_age_seconds=CLAIM_TIMEOUT), run._reconciler.interval),
+        (run._reconciler._check_paused_queues, run._reconciler.check_interval),
+        (lambda: lost_claims(min_age_seconds=CLAIM_TIMEOUT), run._reconciler.check_interval),
         (lambda: listening._check_delivery(is_first=False), listening.probe_interval),
     ]
     if config.candidate:

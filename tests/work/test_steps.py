@@ -254,12 +254,12 @@ async def test_mistakes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_checkpoints(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint stores the completed steps and the cursors at once, at most once a second and
     only after a change. In a transaction it stores the running step."""
-    monkeypatch.setattr(steps, "CHECKPOINT_INTERVAL", 3600.0)
+    monkeypatch.setattr(steps, "CHECKPOINT_INTERVAL_MIN", 3600.0)
     stored: list[Any] = []
 
     async def copy(cursor: int | None, job: Job[Task]) -> None:
         job.set_cursor(7)
-        assert not await job.checkpoint()  # less than CHECKPOINT_INTERVAL after the last one
+        assert not await job.checkpoint()  # less than CHECKPOINT_INTERVAL_MIN after the last one
         assert await job.checkpoint(now=True)
         stored.append(metadata_of(await rig.row(job.id)))
         job.set_cursor(8)
@@ -398,7 +398,7 @@ async def test_code_that_catches_its_cancellation(rig: Rig) -> None:
 async def test_row_that_the_code_has_locked(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the code keeps a result while its own transaction has locked the row, it gets an error
     that says so, and no endless wait. The transaction stays usable."""
-    monkeypatch.setattr(steps, "PROGRESS_STORE_TIMEOUT", 0.001)
+    monkeypatch.setattr(steps, "STEP_PROGRESS_STORE_TIMEOUT", 0.001)
     monkeypatch.setattr(attempt_store, "ROW_LOCK_TIMEOUT", "20ms")
 
     @rig.job

@@ -37,18 +37,18 @@ def test_phases(clock: list[float]) -> None:
     assert (
         stop.soft_stop_seconds_left(),
         stop.seconds_left(),
-        stop.seconds_left_for_jobs(),
+        stop.seconds_left_for_cancelled_jobs(),
     ) == (6.0, 11.0, 9.0)
     stop.start_hard_stop_timeout()
-    assert (stop.seconds_left(), stop.seconds_left_for_jobs()) == (5.0, 3.0)
+    assert (stop.seconds_left(), stop.seconds_left_for_cancelled_jobs()) == (5.0, 3.0)
     clock[0] += 4
     stop.start_hard_stop_timeout()
-    assert (stop.seconds_left(), stop.seconds_left_for_jobs()) == (1.0, 0.0)
+    assert (stop.seconds_left(), stop.seconds_left_for_cancelled_jobs()) == (1.0, 0.0)
     clock[0] += 10
     assert (
         stop.soft_stop_seconds_left(),
         stop.seconds_left(),
-        stop.seconds_left_for_jobs(),
+        stop.seconds_left_for_cancelled_jobs(),
     ) == (0.0, 0.0, 0.0)
 
 
@@ -68,7 +68,7 @@ def test_end_without_a_stop(clock: list[float]) -> None:
     everything."""
     stop = budget(10, 5)
     assert stop.soft_stop_seconds_left() == 0.0
-    assert stop.seconds_left_for_jobs() == 3.0
+    assert stop.seconds_left_for_cancelled_jobs() == 3.0
     clock[0] += 4
     assert stop.seconds_left() == 1.0
 
