@@ -29,7 +29,7 @@ CACHED_READS_MAX = 200
 SPARKLINE_ROWS_MAX = 20_000
 """The maximum number of rows of the last hour that are read to show the queues side by side."""
 SPARKLINE_STEP_SECONDS = 300
-NO_TABLE_TEXT = (
+TABLE_MISSING_TEXT = (
     "The plots need the table riverpy_job_count: run `riverpy migrate up`, and restart the workers."
 )
 
@@ -93,7 +93,7 @@ class _CountsReadCache(Generic[CountsT]):
         try:
             async with open_read_transaction(self._client) as tx:
                 if not await job_count_table_exists(tx, self._client.config.schema):
-                    return CountsResult((), NO_TABLE_TEXT)
+                    return CountsResult((), TABLE_MISSING_TEXT)
                 return CountsResult(await read(tx))
         except DATABASE_ERRORS as error:  # the page is useful without plots
             return CountsResult((), f"The counts cannot be read: {describe_error(error)}.")

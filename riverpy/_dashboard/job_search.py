@@ -197,7 +197,7 @@ def parse_filters(texts: Mapping[str, str]) -> JobFilters:
             key, value = _KEY_BY_FILTER.get(name, name), _parse_filter(name, text)
             check_filters(cast("JobFilters", {key: value}))
         except (ConfigError, ValueError, RecursionError) as error:
-            raise SearchError(_explain_error(name, text, error), texts, name) from None
+            raise SearchError(_explain_filter_error(name, text, error), texts, name) from None
         filters[key] = value
     return cast("JobFilters", filters)
 
@@ -220,7 +220,7 @@ def _parse_number(text: str) -> int:
     return int(text)
 
 
-def _explain_error(name: str, text: str, error: Exception) -> str:
+def _explain_filter_error(name: str, text: str, error: Exception) -> str:
     """Return what is wrong with the text of a filter, and what to write."""
     if len(text) <= FILTER_LENGTH_MAX:
         if name == "state":

@@ -22,8 +22,8 @@ from riverpy._dashboard.periodic_health import (
 from riverpy._dashboard.periodic_runs import (
     UNKNOWN_CAUSE,
     find_run_by_schedule,
-    show_inserted_job,
-    show_job,
+    make_run_of_inserted_job,
+    make_run_of_job,
 )
 from riverpy._dashboard.sentence import sort_sentences
 from riverpy._postgres.dashboard_reads import periodic_find_job_of_slot, periodic_list_entries
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from riverpy._dashboard.job_search import FoundJobs, JobSearch
     from riverpy._dashboard.page import PageView
-    from riverpy._dashboard.periodic_runs import ShownRun
+    from riverpy._dashboard.periodic_runs import ListedRun
     from riverpy._postgres.dashboard_reads import PeriodicJobEntry
     from riverpy._postgres.driver import Transaction
     from riverpy._tools.top.status import FleetStatus
@@ -69,7 +69,7 @@ async def load_periodic_job_page(view: PageView) -> Mapping[str, object]:
     schema = client.config.schema
     fleet = await view.site.statuses.read()
     async with open_read_transaction(client) as tx:
-        entry = await _read_entry(tx, schema, row_id)
+        entry = await _read_periodic_job_entry(tx, schema, row_id)
         now = await read_server_time(tx)
         job_id, domain = split_periodic_id(entry.id)
         kind = {job.id: job.kind for job in client.periodic_jobs}.get(job_id)
@@ -79,11 +79,11 @@ async def load_periodic_job_page(view: PageView) -> Mapping[str, object]:
         if last_job is not None and not found.jobs and kind is None:
             search = _make_search(job_id, last_job.kind)
             found = await find_jobs(tx, schema, search, limit=JOBS_SHOWN_MAX)
-        runs = [show_job(job) for job in found.jobs]
+        runs = [make_run_of_job(job) for job in found.jobs]
         by_schedule = find_run_by_schedule(runs or ([] if last_job is None else [last_job]))
         if by_schedule is None and len(runs) == JOBS_SHOWN_MAX:
             older = (await find_last_jobs(tx, schema, [entry])).get(entry.id, ())
-            by_schedule = find_run_by_schedule([show_inserted_job(job) for job in older])
+            by_schedule = find_run_by_schedule([make_run_of_inserted_job(job) for job in older])
     sentences = [explain_periodic_job(entry, fleet, now)]
     if by_schedule is not None:
         sentences.append(by_schedule.describe())
@@ -106,7 +106,9 @@ async def load_periodic_job_page(view: PageView) -> Mapping[str, object]:
 PAGE = Page("periodic_job", "/periodic-job", "periodic_job.html", load_periodic_job_page)
 
 
-async def _read_entry(tx: Transaction, schema: str | None, row_id: str) -> PeriodicJobEntry:
+async def _read_periodic_job_entry(
+    tx: Transaction, schema: str | None, row_id: str
+) -> PeriodicJobEntry:
     if not await periodic_table_exists(tx, schema):
         raise PageError(
             404,
@@ -140,11 +142,11 @@ async def _find_last_job(
     entry: PeriodicJobEntry,
     found: FoundJobs,
     fleet: FleetStatus,
-) -> ShownRun | None:
+) -> ListedRun | None:
     """Return the last job: the newest one that was found, or that of the last run, which may be
     older than the searched jobs. None: not known."""
     if found.jobs:
-        return show_job(found.jobs[0])
+        return make_run_of_job(found.jobs[0])
     if entry.last_run_at is None:
         return None
     queues = [queue.name for queue in fleet.queues[:SEARCHED_QUEUES_MAX]]
@@ -154,7 +156,7 @@ async def _find_last_job(
             job = await periodic_find_job_of_slot(
                 tx, schema, periodic_job_id=job_id, slot=entry.last_run_at, queues=queues
             )
-            return None if job is None else show_inserted_job(job)
+            return None if job is None else make_run_of_inserted_job(job)
     except PostgresError as error:
         if not is_unreadable_value_error(error):  # the job is damaged
             raise

@@ -13,7 +13,7 @@ from riverpy._dashboard.periodic_health import (
     explain_periodic_job,
     find_last_jobs,
 )
-from riverpy._dashboard.periodic_runs import find_run_by_schedule, show_inserted_job
+from riverpy._dashboard.periodic_runs import find_run_by_schedule, make_run_of_inserted_job
 from riverpy._dashboard.sentence import rank_health, sort_sentences
 from riverpy._postgres.dashboard_reads import periodic_list_entries
 from riverpy._postgres.periodic import PERIODIC_TABLE_MISSING_MESSAGE, periodic_table_exists
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from riverpy._dashboard.page import PageView
-    from riverpy._dashboard.periodic_runs import ShownRun
+    from riverpy._dashboard.periodic_runs import ListedRun
     from riverpy._dashboard.sentence import Sentence
     from riverpy._postgres.dashboard_reads import InsertedPeriodicJob, PeriodicJobEntry
     from riverpy._tools.top.status import FleetStatus
@@ -37,9 +37,9 @@ class ListedPeriodicJob(NamedTuple):
 
     entry: PeriodicJobEntry
     sentence: Sentence
-    last_job: ShownRun | None
+    last_job: ListedRun | None
     """None: not known."""
-    run_by_schedule: ShownRun | None
+    run_by_schedule: ListedRun | None
     """The last job by schedule, if the last job is another one. None: not known."""
     kind: str | None
     """The kind of its jobs. None: not known."""
@@ -84,7 +84,7 @@ def _list_entry(
     fleet: FleetStatus,
     now: datetime,
 ) -> ListedPeriodicJob:
-    runs = [show_inserted_job(job) for job in last_jobs]
+    runs = [make_run_of_inserted_job(job) for job in last_jobs]
     last = runs[0] if runs else None
     by_schedule = find_run_by_schedule(runs)
     return ListedPeriodicJob(

@@ -1,4 +1,4 @@
-"""The runs of periodic jobs: why the leader inserted each job, and what became of it, in words."""
+"""The runs of periodic jobs: why the leader inserted each job, and how the job ended, in words."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OUTCOME_BY_STATE: dict[str, tuple[Health, str]] = {
 }
 
 
-class ShownRun(NamedTuple):
+class ListedRun(NamedTuple):
     """A run of a periodic job: its job, and why the leader inserted it."""
 
     job_id: int
@@ -45,34 +45,34 @@ class ShownRun(NamedTuple):
     """The time of the schedule, or of the request. None: not known."""
 
     def describe(self) -> Sentence:
-        """Return what became of the job."""
+        """Return the sentence about the state of the job."""
         health, outcome = _OUTCOME_BY_STATE.get(self.state, ("ok", f"is {self.state}"))
         due = "" if self.due_at is None else f" was due at {format_utc(self.due_at)}. It"
         text = f"The last run by schedule{due} {outcome}."
         return Sentence(health, text, f"/jobs/{self.job_id}", f"Job {self.job_id}")
 
 
-def show_inserted_job(job: InsertedPeriodicJob) -> ShownRun:
+def make_run_of_inserted_job(job: InsertedPeriodicJob) -> ListedRun:
     """Return the run of a job that a search of jobs found."""
     run = None if job.run_json is None else decode_periodic_run(job.run_json)
     return _make_run(job.job_id, job.kind, job.queue, job.state, run)
 
 
-def show_job(job: JobRow) -> ShownRun:
+def make_run_of_job(job: JobRow) -> ListedRun:
     """Return the run of a job."""
     run = find_periodic_run(job.columns()[JobColumn.METADATA])
     return _make_run(job.id, job.kind, job.queue, job.state, run)
 
 
-def find_run_by_schedule(runs: Sequence[ShownRun]) -> ShownRun | None:
+def find_run_by_schedule(runs: Sequence[ListedRun]) -> ListedRun | None:
     """Return the first run that its schedule caused. None: there is none."""
     return next((run for run in runs if run.is_by_schedule), None)
 
 
-def _make_run(job_id: int, kind: str, queue: str, state: str, run: PeriodicRun | None) -> ShownRun:
+def _make_run(job_id: int, kind: str, queue: str, state: str, run: PeriodicRun | None) -> ListedRun:
     if run is None:
-        return ShownRun(job_id, kind, queue, state, UNKNOWN_CAUSE, False, None)
-    return ShownRun(
+        return ListedRun(job_id, kind, queue, state, UNKNOWN_CAUSE, False, None)
+    return ListedRun(
         job_id, kind, queue, state, _describe_cause(run), run.cause == "schedule", run.due_at
     )
 

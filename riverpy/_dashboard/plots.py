@@ -29,7 +29,23 @@ if TYPE_CHECKING:
 PLOT_HEIGHT = 100
 """The height of the plots in the units of their SVG. The width of a step is 1."""
 RANGE_PARAMETER = "range"
-_WAIT_TOPS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 4 * 3600, 24 * 3600)
+_WAIT_SCALE_TOPS = (
+    0.01,
+    0.05,
+    0.1,
+    0.5,
+    1,
+    5,
+    10,
+    30,
+    60,
+    300,
+    600,
+    1800,
+    3600,
+    4 * 3600,
+    24 * 3600,
+)
 """The tops of the scale of waits in seconds. Longer waits have a scale of whole days."""
 _MANY_QUEUES_TEXT = (
     f"More than {QUEUES_PER_PERIOD_MAX} queues had jobs at once. When this queue was not among the "
@@ -170,7 +186,7 @@ def make_plot_section(
         links=links,
         title=time_range.title,
         unit=time_range.unit,
-        text=_describe_sum(rows, time_range) if steps else "",
+        text=_describe_totals(rows, time_range) if steps else "",
         plots=_make_plots(steps, rows, time_range) if rows else [],
         width=max(len(steps), 1),
         unknown_steps=unknown,
@@ -226,7 +242,7 @@ def choose_count_scale_top(highest: float) -> int:
 def choose_wait_scale_top(longest: float) -> float:
     """Return the top of a scale of waits in seconds."""
     day = 24 * 3600
-    return next((top for top in _WAIT_TOPS if top >= longest), math.ceil(longest / day) * day)
+    return next((top for top in _WAIT_SCALE_TOPS if top >= longest), math.ceil(longest / day) * day)
 
 
 def _make_plots(
@@ -284,7 +300,7 @@ def _count_unknown_steps(steps: Sequence[StepCounts], time_range: TimeRange) -> 
     return sum(one.started_at + time_range.step_seconds <= since for one in steps)
 
 
-def _describe_sum(rows: Sequence[PlotRow], time_range: TimeRange) -> str:
+def _describe_totals(rows: Sequence[PlotRow], time_range: TimeRange) -> str:
     counts = [row.counts for row in rows]
     attempts = sum(one.attempts for one in counts)
     if not attempts:

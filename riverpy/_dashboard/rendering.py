@@ -198,14 +198,14 @@ class Templates:
     def render(self, name: str, values: Mapping[str, object]) -> bytes:
         """Return a page."""
         template = self._environment.get_template(name, globals={"states": STATES_IN_DISPLAY_ORDER})
-        return _encode(template.render(values, static_versions=self._static_versions))
+        return _encode_utf8(template.render(values, static_versions=self._static_versions))
 
     def render_live_block(self, name: str, values: Mapping[str, object]) -> bytes:
         """Return the block of a page that changes while the page is open."""
         template = self._environment.get_template(name, globals={"states": STATES_IN_DISPLAY_ORDER})
         block = template.blocks[LIVE_BLOCK]
-        return _encode("".join(block(template.new_context(dict(values)))))
+        return _encode_utf8("".join(block(template.new_context(dict(values)))))
 
 
-def _encode(text: str) -> bytes:
+def _encode_utf8(text: str) -> bytes:
     return text.encode("utf-8", "replace")  # lone surrogates become `?`

@@ -22,7 +22,7 @@ most a tenth of the time."""
 STATUS_PAUSE_MAX = 10.0
 """Seconds after which a status is read again, however slow the read was: pages must find out soon
 that the database does not answer."""
-TABLES_AGE_MAX = 60.0
+TABLE_CHECK_INTERVAL = 60.0
 """Seconds after which the tables are checked again: a migration may have added some."""
 
 
@@ -81,5 +81,5 @@ class StatusCache:
                 statements = StatusStatements(self._client.config.schema)
                 await statements.check_tables(connection, self._client.database_url)
                 self._statements = statements
-                self._tables_expire_at = began + TABLES_AGE_MAX
+                self._tables_expire_at = began + TABLE_CHECK_INTERVAL
             return await self._statements.read(connection, began)

@@ -77,7 +77,7 @@ async def load_worker_page(view: PageView) -> Mapping[str, object]:
         "worker": worker,
         "sentences": explain_worker(worker, fleet),
         "client": client,
-        "heartbeat_at": None if client is None else _find_heartbeat(client, data.now),
+        "heartbeat_at": None if client is None else _get_heartbeat_time(client, data.now),
         "queues": [] if client is None else _list_queue_slots(client),
         "running": data.jobs,
         "stuck_ids": client.stuck_job_ids if client is not None and client.is_alive else [],
@@ -151,7 +151,7 @@ async def _read_held_leases(tx: Transaction, schema: str | None, client_id: str)
     return [row.name.removeprefix(USER_LEASE_NAME_PREFIX) for row in held]
 
 
-def _find_heartbeat(client: ClientRow, now: datetime) -> datetime:
+def _get_heartbeat_time(client: ClientRow, now: datetime) -> datetime:
     return now - timedelta(seconds=client.heartbeat_age)
 
 

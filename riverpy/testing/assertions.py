@@ -31,7 +31,7 @@ _SHOWN_OTHER_JOBS_MAX = 20
 """The maximum number of jobs of other kinds that the text of an AssertionError shows."""
 
 
-def _expect(expected: Any, expectations: Mapping[str, Any]) -> ExpectedJob[Any]:
+def _make_expected_job(expected: Any, expectations: Mapping[str, Any]) -> ExpectedJob[Any]:
     if isinstance(expected, str):  # with a string, the type of the returned job would be wrong
         raise TypeError(f'for a kind without an args class, write expect_job("{expected}")')
     return expect_job(expected, **expectations)
@@ -116,7 +116,7 @@ def require_inserted(
         TypeError, ValueError: as `expect_job`; or riverpy does not know the type of `tx`.
         TransactionError: `tx` is closed or aborted.
     """
-    wanted = _expect(expected, expectations)
+    wanted = _make_expected_job(expected, expectations)
     return _read_and_find(
         "require_inserted", tx, schema, [wanted], lambda jobs: find_single_job(jobs, wanted)
     )
@@ -165,7 +165,7 @@ def require_not_inserted(
         AssertionError: a job is as expected. The text shows it.
         TypeError, ValueError, TransactionError: as `require_inserted`.
     """
-    wanted = _expect(expected, expectations)
+    wanted = _make_expected_job(expected, expectations)
     return _read_and_find(
         "require_not_inserted",
         tx,
@@ -201,7 +201,7 @@ def require_many_inserted(
         TypeError, ValueError, TransactionError: as `require_inserted`.
     """
     check_expected_is_list(expected)
-    wanted = [_expect(one, {}) for one in expected]
+    wanted = [_make_expected_job(one, {}) for one in expected]
     return _read_and_find(
         "require_many_inserted", tx, schema, wanted, lambda jobs: find_job_sequence(jobs, wanted)
     )
@@ -249,7 +249,7 @@ def inserted(
         AssertionError: the args of one of them cannot be decoded.
         TypeError, ValueError, TransactionError: as `require_inserted`.
     """
-    wanted = _expect(expected, expectations)
+    wanted = _make_expected_job(expected, expectations)
     return _read_and_find(
         "inserted",
         tx,

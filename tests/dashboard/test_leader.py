@@ -70,7 +70,7 @@ async def test_leaders(schema: Schema, log: list[dict[str, Any]]) -> None:
 async def test_older_tables(fresh_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without riverpy's own tables, or with those of an older version, all pages are useful, and
     say what is missing. After a migration they need no restart."""
-    monkeypatch.setattr(status_cache, "TABLES_AGE_MAX", 0.0)
+    monkeypatch.setattr(status_cache, "TABLE_CHECK_INTERVAL", 0.0)
     monkeypatch.setattr(status_cache, "STATUS_AGE_MAX", 0.0)
     monkeypatch.setattr(status_cache, "STATUS_PAUSE_FACTOR", 0.0)
     await Migrator(fresh_database_url).up()
