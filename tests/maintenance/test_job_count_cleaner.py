@@ -138,9 +138,9 @@ async def test_reads(schema: Schema) -> None:
         assert now - step <= found[-1].started_at <= now
         # The recent minute is in the current or last hour.
         counted = {
-            place: (one.attempts, one.wait_max)
+            place: (one.counts.attempts, one.counts.wait_max)
             for place, one in enumerate(reversed(found))
-            if one.attempts and (step == 60 or place > 1)
+            if one.counts.attempts and (step == 60 or place > 1)
         }
         assert counted in (expected, {place + 1: one for place, one in expected.items()})
         assert found[0].counted_since is not None
