@@ -346,7 +346,7 @@ class ClientRun:
             uptime=time.monotonic() - self._started_at,
             is_leader=self.is_leader,
             is_leader_standby=elections is not None and elections.is_standby,
-            listener=("proven" if self._is_listening() else "deaf") if is_listening else "off",
+            listener=("proven" if self._is_listening() else "unproven") if is_listening else "off",
             connections=connections,
             outages=self._connections.outage_tracker.outage_count,
             backlog=len(self._completer.unstored_attempts),

@@ -130,7 +130,7 @@ def _check_listener(stats: ClientStats) -> CheckResult:
             return CheckResult(True, "notifications arrive")
         case "off":
             return CheckResult(True, "polling, as configured")
-        case "deaf":  # the worker is ready, but slower: it finds jobs by polling only
+        case "unproven":  # the worker is ready, but slower: it finds jobs by polling only
             reason = "no notification arrives, jobs are found by polling: see `riverpy doctor`"
             return CheckResult(True, reason)
 

@@ -75,7 +75,7 @@ def test_not_ready(stats: ClientStats | None, check: str) -> None:
     assert check_liveness(stats).ok
 
 
-@pytest.mark.parametrize("listener", ["off", "deaf"])
+@pytest.mark.parametrize("listener", ["off", "unproven"])
 def test_polling_is_ready(listener: str) -> None:
     """A worker that finds its jobs by polling is ready, by configuration or because no
     notification arrives. The reason says which."""
