@@ -161,8 +161,8 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     is_leader_standby: bool = False
     """Whether the client would become leader of its domain now if there was none."""
     listener: Literal["proven", "unproven", "off"] = "off"
-    """`proven`: notifications arrive. `unproven`: it is not certain that they arrive. `off`: the client
-    only polls, or does not run."""
+    """`proven`: notifications arrive. `unproven`: it is not certain that they arrive. `off`: the
+    client only polls, or does not run."""
     connections: Mapping[str, bool] = {}
     """Whether each connection is open, by its purpose."""
     outages: int = 0
