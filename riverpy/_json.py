@@ -109,7 +109,8 @@ def encode_unchecked_string(value: str) -> str:
 
 
 def _apply_go_escapes(text: str) -> str:
-    """Check the size of the result, then apply Go's escapes to JSON text."""
+    """Replace the characters that Go escapes in JSON text. The size of the result is checked
+    first."""
     if len(text) > JSON_SIZE_MAX // 6:  # an escape has 6 characters instead of 1
         _check_size(len(text) + 5 * sum(map(text.count, _GO_ESCAPES)))
     for char, escape in _GO_ESCAPES.items():
@@ -272,8 +273,8 @@ def _encode_key(key: object) -> str:
 
 
 def _encode_pydantic_model(value: object, depth: int, *, as_args: bool = False) -> str:
-    """Encode a model of pydantic. Its fields keep their order. The keys of objects inside it are
-    sorted, because pydantic's values do not show which of them are dicts."""
+    """Encode a pydantic model. Its fields keep their order. The keys of objects inside the model
+    are sorted, because pydantic's output does not show which of these objects are dicts."""
     try:
         dumped = dump_model(value, as_args=as_args)
     except TypeError as error:
@@ -309,9 +310,9 @@ class _Field(NamedTuple):
     """A field with this value is left out of the JSON text."""
 
     def should_omit(self, value: object) -> bool:
-        """Whether the value is left out. msgspec compares a value with its default by identity.
-        Here a value that equals its default is left out, because equal args must have the same
-        text."""
+        """Return whether the value is left out of the JSON text. A value that equals its default is
+        left out, because equal args must have the same text. msgspec would compare only the
+        identity."""
         if value is msgspec.UNSET or type(value) is not type(self.default):
             return value is msgspec.UNSET
         return value == self.default and not (value == 0 and _encode_value(value, 0) == "-0")
@@ -377,7 +378,8 @@ _ENCODER_BY_TYPE: tuple[tuple[Any, _Encoder], ...] = (
     (UUID, lambda value, _depth: f'"{value}"'),
     (Decimal, _encode_decimal),
 )
-"""The types that can be encoded, each with its encoder. A subclass stands before its base class."""
+"""The types that can be encoded, each with its encoder. The first match counts, so a subclass comes
+before its base class."""
 
 
 # JSON text from callers
@@ -409,8 +411,9 @@ def normalize(text: str, *, path: str = "$") -> str:
 
 
 def normalize_object(text: str, *, path: str = "$", may_be_array: bool = False) -> str:
-    """Like `normalize`, but the text must be a JSON object. If `may_be_array` is True, it may also
-    be an empty array, which River treats as an empty object in args."""
+    """Remove spaces from the text of a JSON object, and apply Go's escapes; see `normalize`. If
+    `may_be_array` is True, the text may also be an empty array: River treats it as an empty object
+    in args."""
     compact = normalize(text, path=path)
     if not compact.startswith("{") and not (may_be_array and compact == "[]"):
         raise ArgsError(f"{path}: must be a JSON object, got {compact[:80]}", path=path)

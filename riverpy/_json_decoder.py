@@ -1,4 +1,5 @@
-"""Decodes args with msgspec. A duration is an integer of nanoseconds, as `_json` encodes it."""
+"""Decodes JSON text into args with msgspec. A duration is an integer of nanoseconds, as `_json`
+encodes it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _JSON_VALUE_TYPES = (dict, list, str, int, float, bool, NoneType)
-"""The types that values have if JSON is decoded without a given type."""
+"""The types of the values that msgspec returns if it decodes JSON without a target type."""
 
 
 def make_decoder(cls: type[T]) -> Callable[[str], T]:
@@ -68,8 +69,8 @@ def _decode_pydantic_model(cls: type[Any], value: object) -> object:
 
 
 def _is_json_value_type(cls: type) -> bool:
-    """Whether decoding JSON without a given type can return an instance of this class, such as
-    `str` or `dict`."""
+    """Return whether JSON values can be instances of this class without conversion, as for `str` or
+    `dict`."""
     return any(issubclass(plain, cls) for plain in _JSON_VALUE_TYPES)
 
 
@@ -126,7 +127,8 @@ def _list_inner_types(info: inspect.Type) -> list[tuple[str, inspect.Type]]:
 
 
 def _convert_durations(value: Any, info: inspect.Type) -> Any:
-    """Replace integers by durations where the type `info` has a duration."""
+    """Return `value` with each integer replaced by a timedelta where the type `info` has a
+    duration."""
     match info, value:
         case inspect.TimeDeltaType(), int():
             try:
@@ -161,7 +163,7 @@ def _convert_durations(value: Any, info: inspect.Type) -> Any:
 
 
 def _can_have_type(info: inspect.Type, value: object) -> bool:
-    """Whether a decoded value may have this type, a member of a union."""
+    """Return whether a decoded value may have this type. The type is a member of a union."""
     match info:
         case inspect.TimeDeltaType() | inspect.IntType():
             return isinstance(value, int)

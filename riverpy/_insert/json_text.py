@@ -34,8 +34,8 @@ def encode_args(args: JobArgs | RawArgs) -> str:
 
 
 def _check_args_decodable(cls: type[object], args_json: str) -> None:
-    """Check that a worker can decode the args. The constructor of a Struct or dataclass does not
-    check the types of its values."""
+    """Raise ArgsError if a worker could not decode the args. This check is needed because the
+    constructor of a Struct or dataclass accepts values of wrong types."""
     try:
         if (decode := _get_args_decoder(cls)) is not None:
             decode(args_json)
@@ -60,8 +60,8 @@ def _check_args_decodable(cls: type[object], args_json: str) -> None:
 
 @lru_cache(maxsize=4096)
 def _get_args_decoder(args_class: type[object]) -> Callable[[str], object] | None:
-    """Return the decoder of an args class. None: the class is a dict, or the types of its fields
-    cannot be imported in this process."""
+    """Return the function that decodes JSON text into an object of the args class. Return None if
+    the class is a dict, or if the types of its fields cannot be imported in this process."""
     try:
         return None if issubclass(args_class, Mapping) else make_decoder(args_class)
     except NameError:
@@ -69,7 +69,7 @@ def _get_args_decoder(args_class: type[object]) -> Callable[[str], object] | Non
 
 
 def compact_json_object(field_name: str, json_text: object) -> str:
-    """Return JSON text that the caller encoded, in compact form.
+    """Check JSON text that the caller has encoded, and return it without unneeded spaces.
 
     Raises:
         ArgsError: `json_text` is not the text of a JSON object, or PostgreSQL cannot store it.
@@ -83,10 +83,11 @@ def compact_json_object(field_name: str, json_text: object) -> str:
 
 
 def encode_job_metadata(metadata: object) -> str:
-    """Return the metadata of a job as JSON text; see `encode_metadata`.
+    """Return the metadata of a job as JSON text. None means an empty object.
 
     Raises:
-        ArgsError: also if the metadata has a key that River reserves.
+        ArgsError: the metadata is not a JSON object, has a key that River reserves, or cannot be
+            stored by PostgreSQL.
     """
     text = encode_metadata(metadata)
     for key in cast("Mapping[object, object]", metadata or {}):
@@ -120,6 +121,6 @@ def _check_json_size(field_name: str, json_text: str) -> str:
 
 
 def utf8_size(text: str) -> int:
-    """Return the number of bytes of a text in UTF-8. Lone surrogates raise no error here: other
-    code refuses them."""
+    """Return the number of bytes of a text in UTF-8. A lone surrogate raises no error here, because
+    other code refuses it."""
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))

@@ -1,4 +1,5 @@
-"""NotifyLimiter: decides which queues an insert without `tx` notifies."""
+"""NotifyLimiter: decides which queues an insert notifies if the caller passes no transaction
+(`tx`)."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ if TYPE_CHECKING:
     from riverpy._clock import Clock
 
 NOTIFY_INTERVAL_MIN = 0.002
-"""The minimum time between two notifications of one queue, in seconds, for the inserts of one
-client without `tx`."""
+"""The minimum number of seconds between two notifications of one queue. The limit applies to the
+inserts of one client without `tx`."""
 NOTIFICATION_COVERAGE_SECONDS = 0.004
-"""If a statement notifies a queue, the claim that follows finds all jobs that are stored within
-this number of seconds after its start. A client claims again 5 ms after the notification."""
+"""The number of seconds for which one notification of a queue is enough, from the start of the
+statement that sends it. A client that receives it claims jobs again 5 ms later, and finds all jobs
+that were stored within this time."""
 _REMEMBERED_QUEUES_MAX = 1000
 """The maximum number of queues that a `NotifyLimiter` remembers."""
 
@@ -29,13 +31,14 @@ class NotifySelection(NamedTuple):
     skipped_queues: list[str]
     """The queues that the statement does not notify, because another statement has just done it."""
     overdue_queues: list[str]
-    """The notified queues whose notification was overdue: an earlier statement sent none."""
+    """Those of `notified_queues` whose notification was overdue (see `NotifyLimiter`)."""
     started_at: float
     """The monotonic time before the statement is sent, in seconds."""
 
     @property
     def queues_to_notify(self) -> QueuesToNotify:
-        """The queues that the statement notifies, with the interval for their clients."""
+        """The queues that the statement notifies, and the interval in milliseconds that each
+        notification contains."""
         return QueuesToNotify(self.notified_queues, round(NOTIFY_INTERVAL_MIN * 1000))
 
 
@@ -54,9 +57,9 @@ class NotifyLimiter:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._selected_at_by_queue: dict[str, float] = {}
-        """By queue: the start of the last statement that notifies it."""
+        """For each queue, the start time of the last statement that was chosen to notify it."""
         self._sent_at_by_queue: dict[str, float] = {}
-        """By queue: the start of the last statement that notifies it and has succeeded."""
+        """For each queue, the start time of the last successful statement that notified it."""
         self.overdue_queues: dict[str, None] = {}
         """The queues that must be notified although no job is inserted."""
 
@@ -65,9 +68,9 @@ class NotifyLimiter:
     ) -> NotifySelection:
         """Choose the queues that a statement notifies.
 
-        `counts_running_statements`: whether the notification of a statement counts before the
-        statement has ended. It must be False if such a statement may wait for a lock, because it
-        notifies late then.
+        `counts_running_statements`: True if a statement that still runs counts as having notified
+        its queues. Pass False if running statements may wait for a lock, because they notify late
+        then.
         """
         now = self._clock.monotonic()
         times = self._sent_at_by_queue
@@ -86,7 +89,7 @@ class NotifyLimiter:
         return NotifySelection(notified, skipped, overdue, now)
 
     def record_statement_end(self, selection: NotifySelection, *, is_stored: bool) -> None:
-        """Record that a statement has ended. `is_stored`: whether it has succeeded. A failed
+        """Record that a statement has ended. `is_stored`: whether it has stored its jobs. A failed
         statement has notified no queue."""
         if is_stored:
             self._record_queue_times(

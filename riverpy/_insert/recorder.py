@@ -1,8 +1,8 @@
-"""InsertRecorder: gets the jobs of inserts in place of the database, in a test.
+"""InsertRecorder: receives inserted jobs instead of the database, in tests.
 
-`riverpy.testing.recording` sets it. A recorder applies to the code of its context (its task or
-thread, and tasks that start there), and to code whose context has no recorder. Code without a
-recorder runs in another thread, or in a task that started before the recording.
+`riverpy.testing.recording` starts a recorder. The recorder receives the inserts of the task or
+thread that started it, and of tasks that start there. It also receives the inserts of other
+threads, and of tasks that started before the recording, unless they have a recorder of their own.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class InsertRecorder(Protocol):
     def record_rows(
         self, rows: Sequence[InsertRow], *, now: datetime, refuses_duplicates: bool
     ) -> list[InsertResult]:
-        """Keep jobs, all or none, and return the results that the database would return. `now` is
-        the time of the insert.
+        """Keep all of these jobs, or none of them if one is refused. Return the results that the
+        database would return. `now` is the time of the insert.
 
         Raises:
             UniqueConflictError: `refuses_duplicates` is True, and a job is a duplicate.
@@ -41,7 +41,8 @@ class InsertRecorder(Protocol):
 _context_recorder: ContextVar[InsertRecorder | UnsetType | None] = ContextVar(
     "riverpy_insert_recorder", default=UNSET
 )
-"""None: jobs are inserted into the database. UNSET: the newest of `_active_recorders`, if any."""
+"""The recorder of the current context. None: jobs are inserted into the database. UNSET: the newest
+of `_active_recorders` is used, if there is one."""
 _active_recorders: list[InsertRecorder] = []
 """The recorders of this process, the newest last."""
 
@@ -68,7 +69,7 @@ def expect_no_recorder(method_name: str) -> None:
 
 @contextmanager
 def recording_with(recorder: InsertRecorder) -> Generator[None]:
-    """Give the jobs of inserts in the `with` block to this recorder."""
+    """Send the jobs that the `with` block inserts to this recorder instead of the database."""
     _active_recorders.append(recorder)
     token = _context_recorder.set(recorder)
     try:
@@ -81,7 +82,7 @@ def recording_with(recorder: InsertRecorder) -> Generator[None]:
 
 @contextmanager
 def without_recorder() -> Generator[None]:
-    """Let inserts of the `with` block go to the database."""
+    """Insert the jobs of the `with` block into the database, even if a recorder is active."""
     token = _context_recorder.set(None)
     try:
         yield

@@ -86,8 +86,8 @@ def check_replacing_row(row: InsertRow) -> None:
     """Check that a row may replace an existing job.
 
     Raises:
-        InsertError: the row has no unique key, or it is pending and would replace the time of a job
-            that may not be pending.
+        InsertError: the row has the option `replace` but no unique key. Or the row is pending and
+            would replace `scheduled_at` of a job that may not be pending.
     """
     if row.replace is None:
         return
@@ -101,8 +101,8 @@ def check_replacing_row(row: InsertRow) -> None:
 
 
 def merge_replacing_row(first: InsertRow, later: InsertRow) -> InsertRow:
-    """Merge two rows of a batch that have the same unique key. Return the first row, with the
-    values that the `replace` option of the later row replaces."""
+    """Merge two rows of a batch that have the same unique key. Return the first row with those
+    values of the later row that the later row's `replace` option selects."""
     if later.replace is None:
         return first
     chosen = _decode_replace_opts(later.replace)

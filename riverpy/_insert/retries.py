@@ -1,4 +1,4 @@
-"""Retries of inserts without `tx`: after which errors, for how long and how often."""
+"""Limits for retries of inserts without `tx`, and checks of which errors allow a retry."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.sessions.errors import LoginRefusedError
 
 ACQUIRE_CONNECTION_TIMEOUT = 10.0
-"""The longest time to wait for a connection, in seconds. It includes the time in which the database
-starts."""
+"""The longest time that an insert waits for a connection, in seconds. The wait includes the time in
+which the database starts."""
 POOL_STATEMENT_TIMEOUT = 30.0
 """The timeout of one statement of an insert without `tx`, in seconds."""
 CONNECT_RETRY_DELAY_MIN, CONNECT_RETRY_DELAY_MAX = timedelta(milliseconds=50), timedelta(seconds=1)
@@ -25,7 +25,8 @@ _UNAVAILABLE_SQLSTATES = {"53300", "57P03"}
 
 
 def is_database_unavailable(error: BaseException) -> bool:
-    """Return whether a failed connection attempt may succeed soon, as when the server starts."""
+    """Return whether a connection attempt failed for a reason that may end soon, for example
+    because the server is starting."""
     if not isinstance(error, DATABASE_ERRORS):
         return False
     if isinstance(error, OSError):
@@ -34,5 +35,6 @@ def is_database_unavailable(error: BaseException) -> bool:
 
 
 def is_rolled_back_for_conflict(error: BaseException) -> bool:
-    """Return whether the server has rolled a statement back because of another session."""
+    """Return whether the server rolled a statement back because it conflicted with another
+    session."""
     return sqlstate(error) in _ROLLBACK_SQLSTATES

@@ -1,4 +1,4 @@
-"""Makes the rows of inserts: checks options, encodes args, and computes unique keys."""
+"""Makes the rows of inserted jobs: checks options, encodes args, and computes unique keys."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ class PreparedJob(NamedTuple):
 
 
 class _UniqueRule(NamedTuple):
-    """The inputs of a job's unique key, in addition to the args, their class and the queue."""
+    """The unique options of a job, and the time at which it is due. The unique key of the job
+    depends on them, on its row and on its args class."""
 
     opts: UniqueOpts
     due_at: datetime
@@ -91,14 +92,15 @@ class _UniqueRule(NamedTuple):
 
 
 class RowTemplates:
-    """Keeps one row for each args class whose jobs have no options of their own. The next job of
-    the class has the same row, except for the args."""
+    """Keeps one row for each args class, for jobs that are inserted without options. The next such
+    job of the class gets a copy of this row with its own args."""
 
     def __init__(self) -> None:
         self._row_by_class: dict[type, InsertRow] = {}
 
     def make_row(self, args: JobArgs | RawArgs) -> InsertRow | None:
-        """Return the row of a job without options. None: no row of the class is known.
+        """Return the row of a job that is inserted without options. Return None if no row of its
+        class is kept, or if its args may set options.
 
         Raises:
             ArgsError: the args cannot be stored as a JSON object.
@@ -111,7 +113,8 @@ class RowTemplates:
         return InsertRow(encode_args(args), *template[1:])
 
     def add_row(self, args: JobArgs | RawArgs, row: InsertRow) -> None:
-        """Keep the row of a job without options, unless rows of its class can differ."""
+        """Keep the row of a job that was inserted without options, for later jobs of its args
+        class. Do nothing if these jobs may need a different row."""
         if row.unique_states is None and not _may_have_own_options(args):
             if len(self._row_by_class) >= TEMPLATES_MAX:
                 self._row_by_class.clear()
@@ -130,7 +133,7 @@ def prepare_rows(
     now: datetime,
     templates: RowTemplates,
 ) -> list[InsertRow]:
-    """Check and encode jobs; see `prepare_row`.
+    """Check and encode the jobs of a batch, and return their rows; see `prepare_row`.
 
     Most batches have one args class and the same options. The values that depend only on the class
     and the options are checked once, and copied to the other jobs. For jobs without options,
@@ -163,7 +166,7 @@ def prepare_rows(
 def prepare_row(
     args: JobArgs | RawArgs, opts: InsertOpts | None, *, settings: InsertSettings, now: datetime
 ) -> InsertRow:
-    """Check and encode one job. Nothing is sent.
+    """Check and encode one job, and return its row. This does not use the database.
 
     Precedence of options: this insert, then `insert_opts` of the args class, then the client.
     `metadata` and `pending` come from this insert only. `now` is the time of the insert, which
@@ -218,7 +221,8 @@ def _prepare_row_and_unique_rule(
 
 
 def _encode_metadata(call_opts: InsertOpts, class_opts: InsertOpts) -> str:
-    """Encode the metadata of a job, with a mark if clients wait for the end of the job."""
+    """Encode the metadata of a job. If the option `notify_end` is set, add the metadata key that
+    causes a notification when the job ends."""
     is_notified = _expect_type("notify_end", call_opts.notify_end, bool) or class_opts.notify_end
     if not is_notified:
         return encode_job_metadata(call_opts.metadata)

@@ -2,11 +2,12 @@
 
 One statement runs at a time, over a connection that the client reserves for it. Calls that arrive
 during this statement wait for the next one, which inserts the jobs of all these calls and commits
-once. A task sends these statements. If no statement runs, a call is sent at once.
+once. If no statement runs, a call is sent at once. A task of the sender sends the statements.
 
-While calls come one at a time, each is sent in its caller's task, because a change of tasks would
-take about as long as the rest of the work in Python. Callers that insert at the same time share
-statements, so the next calls are left to the task, which starts a moment later and takes them all.
+As long as calls arrive one at a time, the caller's task sends each call itself, because a switch
+between tasks takes about as long as the rest of the Python code. As soon as calls arrive at the
+same time, the task of the sender takes over. It starts a moment later, and sends all calls that
+have arrived.
 """
 
 from __future__ import annotations
@@ -67,23 +68,24 @@ if TYPE_CHECKING:
     from riverpy.insert_opts import InsertResult
 
 SINGLE_CALL_STATEMENTS_BEFORE_DIRECT_CALL = 10
-"""After this many statements in a row with one call each, a call is sent in its caller's task. This
-ends when a call arrives during such a statement."""
+"""After this many consecutive statements with one call each, the caller's task sends the next call
+itself. This stops when another call arrives during such a statement."""
 SPLIT_STATEMENT_TIMEOUT = 30.0
 """The timeout in seconds for sending a refused statement again in smaller parts."""
 CALLS_SENT_ALONE_MAX = 10
-"""If a refused part has at most this many calls, each of its calls is sent alone."""
+"""A refused statement is split into parts. If a part is also refused and has at most this many
+calls, each of these calls is sent in a statement of its own."""
 TEMPORARY_FAILURES_MAX = 3
-"""The maximum number of parts that may fail in a row for a reason other than their jobs. After
-that, all remaining calls get the error."""
+"""After this number of consecutive parts that failed for a reason other than their jobs, all
+remaining calls fail with the last error."""
 OVERDUE_NOTIFICATION_DELAY = 0.003
-"""Seconds that an overdue notification waits for the next insert statement, which can send it too.
-After that it is sent by a separate statement."""
+"""Seconds to wait until a separate statement sends an overdue notification. If an insert statement
+runs earlier, it sends the notification too."""
 NOTIFY_TIMEOUT = 5.0
 """The timeout of a statement that only notifies queues, in seconds."""
 CONNECTION_IDLE_SECONDS_MAX = 300.0
-"""After this idle time the connection is made again, because a firewall may have dropped it without
-notice. The connections of the pool have the same limit."""
+"""A connection that was idle for this number of seconds is replaced, because a firewall may have
+dropped it without notice. The connections of the pool have the same limit."""
 CLOSE_TIMEOUT = 5.0
 """Seconds for which `close` still sends waiting jobs."""
 CANCEL_TIMEOUT = 1.0
@@ -124,7 +126,7 @@ class SharedStatementSender:
         self._direct_call: InsertCall | None = None
         """The call whose statement is sent in the task of its caller, and runs now."""
         self._single_call_statement_count = 0
-        """How many statements of the task had one call, since calls have shared a statement."""
+        """The number of consecutive statements of the task that had only one call."""
         self._expiry_timer: asyncio.TimerHandle | None = None
         """The timer that ends calls that have waited for too long. One timer serves all calls."""
         self._overdue_timer: asyncio.TimerHandle | None = None
@@ -135,15 +137,17 @@ class SharedStatementSender:
         self._is_statement_abandoned = False
         """Whether the running statement was cancelled because all of its calls were cancelled."""
         self._is_closed = False
-        """Whether `close` no longer waits for statements, so that no connection is made."""
+        """Whether `close` has stopped waiting for statements. From then on, no connection is
+        opened."""
 
     async def insert(self, rows: list[InsertRow], size: int) -> list[InsertResult]:
-        """Insert the jobs of one call, of `size` bytes, all or none. No row has a unique key.
+        """Insert all jobs of one call, or none of them after an error. `size` is the size of the
+        jobs in bytes. No row may have a unique key.
 
         Raises:
             Exception: see `Inserter.insert_many`.
         """
-        self._is_closed = False  # the caller has checked that the client is open, perhaps again
+        self._is_closed = False  # the caller has checked that the client is open again
         loop = asyncio.get_running_loop()
         backlog = self._backlog
         if backlog.is_full:
@@ -179,8 +183,8 @@ class SharedStatementSender:
         )
 
     async def _send_in_caller_task(self, call: InsertCall) -> list[InsertResult]:
-        """Send a call in its caller's task. Calls that arrive before its end wait for the task of
-        this object."""
+        """Send a call in its caller's task. If other calls arrive before the statement ends, the
+        task of this object sends them."""
         self._direct_call = call
         try:
             with suppress_tracing(trace_internal=self._trace_internal):
@@ -202,7 +206,8 @@ class SharedStatementSender:
                 self._task.cancel()
 
     def notify_overdue_queues_soon(self) -> None:
-        """Notify the overdue queues soon, unless another statement notifies them before."""
+        """Start a timer for a statement that notifies the overdue queues. If an insert notifies
+        them earlier, the statement is not needed."""
         if self._notify_limiter.overdue_queues and self._overdue_timer is None:
             self._overdue_timer = asyncio.get_running_loop().call_later(
                 OVERDUE_NOTIFICATION_DELAY, self._start_task_for_overdue_queues
@@ -258,8 +263,8 @@ class SharedStatementSender:
             self._start_task()
 
     async def _run(self) -> None:
-        """Send statements until no call waits. Then wait a moment before the overdue queues are
-        notified, because the next insert may notify them."""
+        """Send statements until no call waits. Then start a timer for overdue queues, because the
+        next insert may notify them."""
         try:
             with suppress_tracing(trace_internal=self._trace_internal):
                 while self._backlog or self._should_notify_now:
@@ -441,7 +446,7 @@ class SharedStatementSender:
 
     def _handle_connection_error(self, error: BaseException) -> None:
         """Keep the connection if it is usable after this error, otherwise close it. After a timeout
-        or a cancellation, this is decided before the next statement, so that no caller waits."""
+        or a cancellation, `_open_connection` decides this later, so that no caller waits now."""
         if is_data_error(error) or not may_break_session(error):
             return
         if isinstance(error, (TimeoutError, asyncio.CancelledError)):
@@ -450,7 +455,8 @@ class SharedStatementSender:
             self._terminate_connection()
 
     def _uncancel_if_abandoned(self) -> bool:
-        """Return whether the task was cancelled only to end its statement, and so continues."""
+        """If the task was cancelled only to end its statement, undo the cancellation. Return True
+        if the task continues."""
         is_abandoned, self._is_statement_abandoned = self._is_statement_abandoned, False
         return is_abandoned and self._task is not None and self._task.uncancel() == 0
 
@@ -477,7 +483,8 @@ class SharedStatementSender:
 
 
 class _SplitStatementSender:
-    """Sends the calls of a refused statement in smaller parts, until each refused call is alone."""
+    """Sends the calls of a refused statement again in smaller parts, until only the calls that the
+    database refuses have failed."""
 
     def __init__(
         self, calls: list[InsertCall], send_statement: Callable[[list[InsertCall]], Awaitable[None]]
@@ -500,7 +507,7 @@ class _SplitStatementSender:
             self._sender.add_row(call)
 
     async def send(self) -> None:
-        """Send all parts, and end all calls."""
+        """Send all calls. Each call ends with its results or with an error."""
         if not await self._sender.send_all_due_rows(timeout=SPLIT_STATEMENT_TIMEOUT):
             self._fail_remaining_calls(
                 TimeoutError(f"the job was not inserted within {SPLIT_STATEMENT_TIMEOUT:g} s")

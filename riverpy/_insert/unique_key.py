@@ -1,5 +1,5 @@
-"""The unique key of a job, and the states in which the job keeps its key. The key is the hash of a
-text, as in River."""
+"""Computes the unique key of a job, and the states in which the job keeps this key. As in River,
+the key is the SHA-256 hash of a text."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def compute_unique_key(
         due_at: `scheduled_at` of the job, or else the time of the insert.
 
     Raises:
-        InsertError: the marked fields of the class cannot be found, or River's unique keys do not
-            support the name of a marked field.
+        InsertError: the fields that are marked `Unique` cannot be found, or River's unique keys do
+            not support the name of such a field.
     """
     text = "" if opts.exclude_kind else f"&kind={kind}"
     if opts.by_args:
@@ -158,8 +158,8 @@ def _make_args_part_of_key(kind: str, args_class: type[object], args_json: str) 
 
 
 def _iterate_json_members(json_text: str) -> Iterator[tuple[str, str]]:
-    """Yield each key of a compact JSON object, and the text of the key's value. If the text is no
-    object, yield nothing."""
+    """Yield each key of a JSON object without spaces, and the JSON text of the key's value. If
+    `json_text` is not an object, yield nothing."""
     at = 1
     while json_text.startswith("{") and json_text[at] != "}":
         key, colon = _json_decoder.raw_decode(json_text, at)
@@ -180,8 +180,8 @@ def find_unique_field_paths(args_class: type[object]) -> tuple[tuple[str, ...], 
     """Return the path of JSON names to each field that is marked `Unique`. The paths are sorted by
     their text, in which dots separate the names.
 
-    As in River, the fields of each nested class are searched only once. If another field has the
-    same class, its path is returned only if this field itself is marked.
+    As in River, the fields of each nested class are searched only once. If a second field has the
+    same class, the path of this field is returned only if the field itself is marked.
 
     Raises:
         InsertError: an annotation of the class cannot be resolved.
@@ -243,7 +243,8 @@ def _split_types_and_marks(annotation: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _get_struct_class(annotation: Any) -> type[object] | None:
-    """Return the Struct or dataclass of an annotation that allows no other type."""
+    """Return the Struct, dataclass or pydantic model that an annotation allows. Return None if the
+    annotation allows another type or several types."""
     types, _ = _split_types_and_marks(annotation)
     cls = get_origin(types[0]) or types[0] if len(types) == 1 else None
     return cls if isinstance(cls, type) and _get_field_json_names(cls) else None
@@ -255,7 +256,7 @@ def _is_annotated_unique(annotation: Any) -> bool:
 
 
 def _find_json_value(members: Mapping[str, str], path: Sequence[str]) -> str | None:
-    """Return the JSON text of the value at this path; None: there is no value."""
+    """Return the JSON text of the value at this path. Return None if there is no value."""
     found = members.get(path[0])
     for name in path[1:]:
         if found is None:
@@ -265,7 +266,7 @@ def _find_json_value(members: Mapping[str, str], path: Sequence[str]) -> str | N
 
 
 def _build_json_text(kind: str, paths_and_values: Sequence[tuple[Sequence[str], str]]) -> str:
-    """Return a JSON text that has each value at its path.
+    """Return the text of a JSON object in which each value is at its path.
 
     As in River, an object whose first name is a number becomes an array, and its names become the
     indexes.
