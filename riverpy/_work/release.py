@@ -1,4 +1,5 @@
-"""Releases claimed jobs over a separate connection, as the last step of a process."""
+"""Makes claimed jobs available again over a separate connection, when the process is about to
+end."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 RELEASE_TIMEOUT = 2.0
 """Seconds for opening the connection and for all statements."""
 STATEMENT_TIMEOUT = "500ms"
-"""The `statement_timeout` of the connection. It is short, so that a slow row leaves time for the
-other rows."""
+"""The `statement_timeout` of the connection. It is short, so that one slow row does not use up
+`RELEASE_TIMEOUT`."""
 
 
 async def release_claims(
@@ -31,9 +32,15 @@ async def release_claims(
     pooled: bool,
     password: PasswordSource | None = None,
 ) -> int:
-    """Make claimed jobs available again. Returns the number of released jobs. The attempts do not
-    count. A slow or refused row does not prevent the release of the other rows. `pooled`: whether
-    `url` leads to a pooler. `password` returns the password.
+    """Make claimed jobs available again, and return their number. Their attempts do not count. If a
+    row is slow or its update fails, the other rows are still released.
+
+    Args:
+        url: the database URL; None: the environment variables of libpq.
+        schema: the schema of River's tables; None: the first schema of the search path.
+        claim_keys: the claims to release.
+        pooled: whether `url` is the address of a connection pooler.
+        password: is called for the password.
 
     Raises:
         Exception: one of DATABASE_ERRORS, if no job was released.

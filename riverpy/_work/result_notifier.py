@@ -1,5 +1,5 @@
-"""ResultNotifier: notifies other clients after results were stored. It reports which
-queues have available jobs again, and which awaited jobs have ended."""
+"""ResultNotifier: sends notifications to other clients after results were stored: which queues have
+jobs available again, and which jobs that a client waits for have ended."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ NOTIFY_TIMEOUT = 10.0
 
 
 class ResultNotifier:
-    """Notifies other clients of the results of one client.
+    """Notifies other clients after one client has stored results.
 
-    The notifications are separate statements after the results, because NOTIFY may fail, and holds
-    a lock until its commit is on disk. So a result is stored whatever happens to its notification.
+    A notification is a separate statement after the results are stored, because NOTIFY can fail,
+    and because it holds a lock until its transaction is on disk. So a failed notification does not
+    affect the results.
     """
 
     def __init__(self, connection: DedicatedConnection, schema: str | None) -> None:
-        """`connection` is the one that stores the results."""
+        """`connection` is the connection that also stores the results."""
         self._connection, self._schema = connection, schema
         self._queues: set[str] = set()
-        """The queues that have jobs available again, and whose clients were not notified yet."""
+        """The queues with jobs that are available again and for which no notification was sent
+        yet."""
         self._ended_jobs: list[tuple[int, str]] = []
-        """The ids and states of ended jobs whose ends are not notified to waiting clients yet."""
+        """The ids and states of ended jobs for which no notification was sent yet."""
         self._log = get_logger()
 
     def add_queues_with_available_jobs(self, queues: Iterable[str]) -> None:
@@ -42,8 +44,8 @@ class ResultNotifier:
         self._queues.update(queues)
 
     def add_awaited_ended_jobs(self, attempts: Iterable[Attempt]) -> None:
-        """Add the ended jobs for which clients wait. Most jobs have empty metadata, so that is
-        checked first."""
+        """Add the jobs among these that have ended and that a client waits for. Such a job has a
+        key in its metadata. Most jobs have empty metadata, so this is checked first."""
         for attempt in attempts:
             if (
                 (text := attempt.metadata_text) != "{}"
@@ -53,9 +55,9 @@ class ResultNotifier:
                 self._ended_jobs.append((attempt.id, attempt.stored_state))
 
     async def send_notifications(self) -> None:
-        """Send the notifications, if there are any. A failed notification of queues is sent again
-        with the next results. A failed notification of ended jobs is dropped, because clients that
-        wait for jobs also poll."""
+        """Send the notifications of the added queues and jobs. If the notification of queues fails,
+        the queues are kept for the next call. If the notification of ended jobs fails, it is
+        dropped, because clients that wait for jobs also poll."""
         if self._ended_jobs:
             ended, self._ended_jobs = self._ended_jobs, []
             try:

@@ -1,4 +1,4 @@
-"""Records the value that the code of a job returns, as the output of the job."""
+"""Records the value that the function of a job returns as the output of the job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def record_returned_value(job: Job[object], value: object) -> None:
-    """Record a returned value as the output of the job, unless the code has recorded one.
+    """Record the value that a job's function returned as the output of the job. Do nothing if the
+    value is None, or if the function has recorded an output itself.
 
     Raises:
         ReturnedValueError: the value has no JSON form, or is too large.

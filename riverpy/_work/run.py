@@ -83,19 +83,20 @@ MAINTENANCE_STOP_TIMEOUT_MIN = 1.0
 """The shortest timeout, in seconds, for the end of maintenance at a stop. For example, the
 reindexer has to drop an index that it has not completed."""
 DRAIN_POLL_INTERVAL = 0.05
-"""Seconds between two checks whether the queues are empty, if the run ends when they are."""
+"""Seconds between two checks whether the queues are empty. Only a run with `drain` checks this."""
 DRAIN_STATEMENT_TIMEOUT = 10.0
 """Seconds for the statement that checks the queues."""
 LOOP_LAG_THRESHOLD = 1.0
-"""Seconds. If the event loop is late by more than this, services get more time to make progress."""
+"""Seconds. If the event loop is late by more than this, all deadlines for the progress of services
+are extended."""
 
 
 class ClientRun:
-    """One run of a client. `stop` and `stop_hard` may be called at any time, also before `run`."""
+    """One run of a client. `stop` and `stop_hard` may be called at any time, even before `run`."""
 
     def __init__(self, client: ClientParts, *, abandoned_claim_keys: frozenset[ClaimKey]) -> None:
-        """Create the parts. Call this in the task that executes `run`. The code of attempts in
-        `abandoned_claim_keys`, from earlier runs in this process, may still run."""
+        """Create the parts. Call this in the task that executes `run`. `abandoned_claim_keys` are
+        attempts of earlier runs in this process whose code may still be running."""
         self._client, self._config = client, client.config
         config = client.config
         self.state: Literal["starting", "working", "stopping", "stopped"] = "starting"
@@ -104,8 +105,7 @@ class ClientRun:
         self._stop_requested = asyncio.Event()
         self._stop_timeouts = StopTimeouts(config.soft_stop_timeout, config.hard_stop_timeout)
         self._scope_cancelled_at_stop: anyio.CancelScope | None = None
-        """The cancel scope of the current step. A stop request cancels this scope; None: the
-        current step is not cancelled."""
+        """The cancel scope that a stop request cancels. None: no code to cancel is running."""
         self._is_maintenance_abandoned = False
         self._abandoned_singletons: tuple[str, ...] = ()
         self._status_reporter: ClientStatusReporter | None = None
@@ -243,7 +243,7 @@ class ClientRun:
                 notifier.subscribe(topic, receive)
         return notifier
 
-    # -- notifications. Unknown and invalid notifications are ignored.
+    # -- received notifications. Unknown and invalid notifications are ignored.
 
     def _receive_insert_notification(self, payload: str) -> None:
         if (message := decode_notification(payload)) and message.queue in self.producers:
@@ -275,10 +275,10 @@ class ClientRun:
             for seconds in message.seconds:
                 self._schedule_claim(message.queue, seconds)
 
-    # -- callbacks of the parts
+    # -- callbacks for the parts
 
     def _is_listening(self) -> bool:
-        """Whether notifications arrive."""
+        """Whether the client is known to receive notifications."""
         return self._notifier is not None and self._notifier.is_delivery_proven
 
     def _schedule_claim(self, queue: str, delay: float) -> None:
@@ -292,7 +292,7 @@ class ClientRun:
         await self._reconciler.prepare_added_queue(name)
 
     def _handle_changed_queues(self) -> None:
-        """Report the queues and slots of the client, because they have changed."""
+        """Update what the client reports after its queues or slots have changed."""
         self._registration.queues[:] = self._client.queues
         self._completer.set_slot_count(sum(self._client.slots_per_queue.values()))
         if self._status_reporter is not None:
@@ -304,16 +304,16 @@ class ClientRun:
             self._domain_membership.forget_removed_queue(name)
 
     def _resync(self) -> None:
-        """Read paused queues, cancelled jobs, claims and leases from the database, because
-        notifications may have been lost."""
+        """Read the paused queues, cancelled jobs, claims and leases from the database again,
+        because notifications may have been lost."""
         self._reconciler.resync()
         self._client.leases.wake_all_callers()
         if self._election_manager is not None:
             self._election_manager.resync()
 
     def _collect_skipped_rows(self) -> list[SkippedRowReport]:
-        """Return the rows of jobs and of maintenance that are skipped for a while, because their
-        statements fail."""
+        """Return the rows that the client skips for a while, because the statements for them
+        failed. They are rows of jobs, results and maintenance."""
         return [
             *make_skipped_row_reports("claim", self.queues.skipped_jobs),
             *make_skipped_row_reports(
@@ -375,7 +375,7 @@ class ClientRun:
     # -- running
 
     async def run(self, *, drain: bool, task_status: TaskStatus[None]) -> StopReport:
-        """Work until stopped or, with `drain`, until the queues are empty.
+        """Work jobs until a stop is requested or, with `drain`, until the queues are empty.
 
         Raises:
             ConfigError, DatabaseError: the client cannot work with this configuration or with this
@@ -414,7 +414,7 @@ class ClientRun:
             self.state = "stopped"
 
     async def _open_connections(self) -> None:
-        """Connect, and check the schema."""
+        """Open the connections, and check the schema of the database."""
         schema, url, reserved = self._config.schema, self._client.url, self._connections.reserved
         await reserved.open()
         async with reserved.acquire("checking the schema", CONNECT_TIMEOUT) as connection:
@@ -470,7 +470,7 @@ class ClientRun:
                 await self.queues.start_producers(claiming)
                 for service in (*elections, *self._singleton_runners):
                     await claiming.start(service)
-            # It reports for which leases this client is a standby.
+            # The heartbeat reports for which leases this client is a standby.
             self._heartbeat.request_early_heartbeat()
             if not self._stop_requested.is_set():
                 self.state = "working"
@@ -499,7 +499,7 @@ class ClientRun:
             self._scope_cancelled_at_stop.cancel()
 
     def stop_hard(self) -> None:
-        """Stop, and cancel running jobs."""
+        """Stop claiming, and cancel the running jobs."""
         self.running_attempts.end_soft_stop()
         self._stop_timeouts.start_hard_stop_timeout()
         self.stop()
@@ -510,7 +510,7 @@ class ClientRun:
 
     @contextmanager
     def until_stop_requested(self) -> Generator[None]:
-        """Run the `with` block. A stop request cancels this block at once."""
+        """Return a context manager whose `with` block is cancelled by a stop request."""
         with anyio.CancelScope() as self._scope_cancelled_at_stop:
             if self._stop_requested.is_set():
                 self._scope_cancelled_at_stop.cancel()
@@ -518,12 +518,9 @@ class ClientRun:
         self._scope_cancelled_at_stop = None
 
     async def _are_queues_empty(self) -> bool:
-        """Whether no job runs, no result waits to be stored, and no job is available.
-
-        The statement uses the connection for claims. So no claim runs at the same time, and no job
-        can start. `_is_busy` is checked again on this connection, because a job may have started
-        before the connection was free.
-        """
+        """Return whether no job is running or available, and no result waits to be stored. The
+        statement uses the connection for claims, so that no claim starts a job at the same time. A
+        job may start while this waits for the connection, so `_is_busy` is checked again."""
         if self._is_busy:  # check this first: the statement would delay claims
             return False
         try:
@@ -536,8 +533,8 @@ class ClientRun:
 
     @property
     def _is_busy(self) -> bool:
-        """Whether a job runs, a result waits to be stored, or a claim without an answer may have
-        claimed jobs."""
+        """Whether a job is running, a result waits to be stored, or a claim without an answer may
+        have claimed jobs."""
         return bool(
             self.running_attempts
             or self._completer.unstored_attempts
@@ -545,9 +542,10 @@ class ClientRun:
         )
 
     async def _stop_running_jobs(self) -> None:
-        """Wait for running jobs after a stop request, then cancel the jobs that still run."""
+        """Wait for the running jobs until the soft stop timeout expires, then cancel the jobs that
+        are still running."""
         running = self.running_attempts
-        if running.is_run_cancelled:  # the event loop ends soon, so cancel the jobs now
+        if running.is_run_cancelled:  # the event loop ends soon, so do not wait
             self._stop_timeouts.start_hard_stop_timeout()
         soft = 0.0 if running.is_run_cancelled else self._stop_timeouts.soft_stop_seconds_left()
         if running and soft != 0.0:
@@ -565,7 +563,7 @@ class ClientRun:
 
     @asynccontextmanager
     async def _ending_maintenance(self) -> AsyncGenerator[None]:
-        """End maintenance and singletons that still run after the `async with` block."""
+        """End maintenance and singletons after the `async with` block."""
         try:
             yield
         finally:
@@ -578,7 +576,7 @@ class ClientRun:
                 )
 
     def _maintenance_stop_timeout(self) -> float:
-        """Return the seconds that maintenance and singletons may take to end."""
+        """Return how many seconds maintenance and singletons may take to end."""
         if self.running_attempts.is_run_cancelled or not self._stop_timeouts.is_stop_requested:
             return MAINTENANCE_STOP_TIMEOUT_MIN
         return max(self._stop_timeouts.seconds_left(), MAINTENANCE_STOP_TIMEOUT_MIN)

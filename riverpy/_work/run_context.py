@@ -1,4 +1,4 @@
-"""RunContext: the objects that all parts of one run use."""
+"""RunContext: the objects that all parts of one run of a client use."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from riverpy.worker import Workers
 
 FLEET_OUTAGE_EFFECT = "clients that follow this one miss events"
-"""The text in logs about what an outage of the connection for events means for the user."""
+"""The text that logs use to explain the effect of an outage of the connection for events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientParts:
-    """The parts of a client that its runs share."""
+    """The parts of a client that all its runs use."""
 
     id: str
     url: str | None
@@ -58,7 +58,7 @@ class ClientParts:
     config: Config
     workers: Workers
     queues: dict[str, QueueConfig]
-    """The queues that the client works now. The run changes this dict."""
+    """The queues whose jobs the client runs now. A run adds and removes queues in this dict."""
     singletons: SingletonRegistry
     leases: ClientLeaseEngine
     subscriptions: SubscriptionManager
@@ -70,7 +70,7 @@ class ClientParts:
     attempt_store: AttemptStore
 
     def make_registration(self) -> ClientRegistration:
-        """Return the values that a run stores about the client in its row."""
+        """Return the values that a run stores in the row of the client."""
         return ClientRegistration(
             client_id=self.id,
             queues=list(self.queues),
@@ -88,8 +88,8 @@ class ClientParts:
 
 
 class RunConnections:
-    """The dedicated connections of one run. `on_reconnect` is called after the connection for
-    claims or for results was lost and opened again."""
+    """The dedicated connections of one run. `on_reconnect` is called when the connection for claims
+    or for results was opened again after a loss."""
 
     def __init__(self, client: ClientParts, on_reconnect: Callable[[], None]) -> None:
         self.connector = connector = Connector(client.url, client.config, client.password)
@@ -117,8 +117,8 @@ class RunConnections:
         )
 
     def make_fleet_connection(self) -> DedicatedConnection:
-        """Return a connection for events that other clients follow. It is not one of
-        `all_connections`, because it is open only while a client follows."""
+        """Return a connection that sends the events of this client to other clients. It is not in
+        `all_connections`, because it is open only while another client follows the events."""
         return DedicatedConnection(
             "fleet",
             self.connector.connect_for_fleet_events,
@@ -129,17 +129,17 @@ class RunConnections:
 
     @property
     def all_connections(self) -> tuple[DedicatedConnection, ...]:
-        """All connections of the run."""
+        """The connections of the run for claims, for results, and for leases and heartbeats."""
         return self.claims, self.results, self.reserved
 
     async def close(self) -> None:
-        """Close all connections of the run."""
+        """Close `all_connections`."""
         await close_connections(self.all_connections)
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """The objects that all parts of one run use."""
+    """The objects that all parts of one run of a client use."""
 
     client: ClientParts
     connections: RunConnections
@@ -154,19 +154,19 @@ class RunContext:
 
     @property
     def kinds_to_claim(self) -> list[str] | None:
-        """The kinds of jobs to claim, including aliases; None: all kinds."""
+        """The kinds of jobs to claim, including aliases; None means all kinds."""
         return list(self.client.workers) if self.config.known_kinds_only else None
 
     @property
     def schema(self) -> str | None:
-        """The schema of River's tables; None: the first schema of the search path."""
+        """The schema of River's tables; None means the first schema of the search path."""
         return self.client.config.schema
 
     def expect_needed_migrations(self, state: SchemaState) -> None:
-        """Check that the migrations that the settings need are applied.
+        """Check that the migrations which the client's settings need are applied.
 
         Raises:
-            SchemaMissingError: a migration is missing; the text has the command that applies it.
+            SchemaMissingError: a migration is missing. The message has the command that applies it.
         """
         for is_needed, needed_version in (
             (self.config.domain != DEFAULT_DOMAIN, DOMAINS_MIGRATION),
@@ -176,7 +176,7 @@ class RunContext:
                 expect_migration_version(state, needed_version, self.schema, url=self.client.url)
 
     def make_fleet_publisher(self) -> FleetPublisher:
-        """Return the service that sends the events of the client to its followers."""
+        """Return the service that sends the events of this client to the clients that follow it."""
         return FleetPublisher(
             self.client.id,
             self.client.subscriptions,
@@ -187,8 +187,8 @@ class RunContext:
     def make_lease_spreader(
         self, runners: Sequence[SingletonRunner], engine: LeaseEngine
     ) -> LeaseSpreader | None:
-        """Return the service that hands singletons over to other clients; None: the client keeps
-        its singletons."""
+        """Return the service that hands leases of singletons over to clients with fewer leases.
+        None: the setting `spread_leases` is off."""
         if not self.config.spread_leases:
             return None
         from riverpy._leases.spreading import HEARTBEAT_AGE_MAX_SHARE_OF_DEAD_AFTER, LeaseSpreader

@@ -1,4 +1,4 @@
-"""RunQueueManager: the producers of one run. Queues can be added, removed and resized during it."""
+"""RunQueueManager: adds, removes and resizes the queues of a client during one run."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from riverpy.config import QueueConfig
 
 PRODUCER_STOP_TIMEOUT = 5.0
-"""Seconds that a producer may take to stop. After a stop request, a running claim may take one
-second more."""
+"""Seconds that the producer of a removed queue may take to stop. After a stop request, a running
+claim may take one second more."""
 
 
 class RunQueueManager:
-    """The queues of one run. `producers` has the producer of each queue. The dict also has a
-    removed queue until its producer has stopped."""
+    """The queues of one run. `producers` has the producer of each queue by the name of the queue. A
+    removed queue stays in it until its producer has stopped."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class RunQueueManager:
         on_changed: Callable[[], None],
         on_removed: Callable[[str], None],
     ) -> None:
-        """Make the producers of the client's queues.
+        """Create the producers of the client's queues.
 
         Args:
             context: the context of the run.
-            make_producer: makes the producer of a queue.
+            make_producer: creates the producer of a queue.
             running: the running attempts.
             completer: stores the results of the attempts.
             prepare: is awaited with the name of an added queue, before its jobs are claimed.
@@ -66,19 +66,20 @@ class RunQueueManager:
         self._prepare, self._on_changed, self._on_removed = prepare, on_changed, on_removed
         self.producers = {name: make_producer(name, one) for name, one in self._configs.items()}
         self._service_group: ServiceGroup | None = None
-        """The group of the running producers; None: the run is starting or stopping."""
+        """The service group in which the producers run; None: the run is starting or stopping."""
         self._changing_queue_names: set[str] = set()
         """The names of the queues that are being added or removed now."""
         self._draining_producers: set[Producer] = set()
-        """The stopped producers whose jobs still run, and for which a removal waits."""
+        """The stopped producers whose jobs are still running, while `remove_queue` waits for these
+        jobs."""
         self._undrained_producers: list[Producer] = []
-        """The stopped producers whose jobs still ran when their removal ended."""
+        """The stopped producers whose jobs were still running when `remove_queue` ended."""
         self._has_run_ended = False
         self._log: Any = get_logger()
 
     @property
     def skipped_jobs(self) -> list[SkippedRow[int]]:
-        """The jobs that claims skip, because claiming them fails."""
+        """The jobs that claims skip, because an attempt to claim them failed."""
         return [
             job
             for producer in self.producers.values()
@@ -86,7 +87,7 @@ class RunQueueManager:
         ]
 
     async def is_any_job_available(self, connection: Connection) -> bool:
-        """Whether a queue that is not paused has a job that can be claimed."""
+        """Return whether a job can be claimed in one of the queues that are not paused."""
         claiming = [producer for producer in self.producers.values() if not producer.is_paused]
         return await job_is_any_available(
             connection,
@@ -101,27 +102,30 @@ class RunQueueManager:
         )
 
     async def start_producers(self, group: ServiceGroup) -> None:
-        """Start the producers in this group."""
+        """Start all producers in a service group."""
         for producer in list(self.producers.values()):
             await group.start(producer)
 
     def accept_queue_changes(self, group: ServiceGroup) -> None:
-        """Let queues be added and removed from now on."""
+        """Allow `add_queue`, `remove_queue` and `resize_queue` from now on. Producers of added
+        queues start in `group`."""
         self._service_group = group
 
     def refuse_queue_changes(self) -> None:
-        """Let no more queues be added or removed, because the run stops."""
+        """Make later calls of `add_queue`, `remove_queue` and `resize_queue` raise, because the run
+        stops."""
         self._service_group = None
 
     def end_removal_waits(self) -> None:
-        """End the waits for jobs of removed queues, because the run has ended."""
+        """Let all calls of `remove_queue` return without a further wait, because the run has
+        ended."""
         self._has_run_ended = True
         self._completer.batches_sent.set()
         for producer in self._draining_producers:
             producer.slot_freed.set()
 
     async def add_queue(self, name: str, config: QueueConfig) -> None:
-        """Start to work a queue.
+        """Add a queue, and start to claim its jobs.
 
         Raises:
             QueueAlreadyAddedError: the queue is being added or removed.
@@ -151,9 +155,10 @@ class RunQueueManager:
     async def remove_queue(
         self, name: str, timeout: timedelta | UnsetType | None
     ) -> tuple[tuple[int, ...], int]:
-        """Stop working a queue, and wait at most `timeout` for its jobs; UNSET: the soft stop
-        timeout; None: no limit. Jobs that still run after an earlier removal count too. Return the
-        ids of the jobs that still run, and the number of results that are not stored.
+        """Stop claiming jobs of a queue, and wait at most `timeout` for its running jobs. UNSET
+        means the soft stop timeout; None means no limit. The wait includes jobs that are still
+        running after an earlier removal of this queue. Return the ids of the jobs that are still
+        running, and the number of results that are not stored.
 
         Raises:
             QueueNotFoundError: the run does not work this queue.
@@ -199,7 +204,7 @@ class RunQueueManager:
         return self._service_group
 
     async def _stop_producer(self, group: ServiceGroup, producer: Producer) -> None:
-        """Stop the producer, and forget it."""
+        """Stop a producer, and remove it from `producers`."""
         with anyio.move_on_after(PRODUCER_STOP_TIMEOUT):
             await group.stop_service(producer, StopCause.QUEUE_REMOVED)
         self._remove_producer(producer.queue)
@@ -210,9 +215,9 @@ class RunQueueManager:
         self._on_removed(name)
 
     async def _wait_for_unfinished_work(self, producer: Producer) -> None:
-        """Wait until all jobs of a stopped producer, and of earlier producers of its queue, have
-        ended and their results are stored, or until the run has ended. A job that removes its own
-        queue does not wait for itself."""
+        """Wait until the jobs of a stopped producer have ended and their results are stored. The
+        wait includes jobs of earlier producers of the same queue. It ends early if the run ends. A
+        job that removes its own queue does not wait for itself."""
         undrained = [one for one in self._undrained_producers if one.running_job_count]
         producers = [producer, *(one for one in undrained if one.queue == producer.queue)]
         for one in producers:
@@ -237,8 +242,8 @@ class RunQueueManager:
             self._draining_producers.discard(producer)
 
     def _find_unfinished_work(self, name: str) -> tuple[tuple[int, ...], int]:
-        """Return the ids of the running jobs of a queue, and the number of its results that are not
-        stored."""
+        """Return the ids of the running jobs of a queue, and how many of its results are not stored
+        yet."""
         running = tuple(sorted(attempt.id for attempt in self._running if attempt.queue == name))
         unstored = sum(attempt.queue == name for attempt in self._completer.unstored_attempts)
         return running, unstored

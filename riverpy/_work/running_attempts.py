@@ -1,9 +1,10 @@
-"""RunningAttempts: holds the claimed attempts of a client until they end, and enforces deadlines.
+"""RunningAttempts: holds the claimed attempts of a client until they end, and enforces their
+deadlines.
 
-Each job runs in one task without a cancel scope, because a cancel scope for each job would halve
-the number of jobs per second. Instead the attempt stores its deadline and the cause of its
-cancellation, and one timer checks the deadlines of all attempts. An attempt is stuck if it still
-runs at the deadline that its cancellation has set.
+Each job runs in its own task, but without its own cancel scope: with one, only half as many jobs
+would run per second. Instead, an attempt stores its deadline and the cause of its cancellation, and
+one timer checks the deadlines of all attempts. A cancelled attempt gets a new deadline. If it is
+still running at that deadline, it is stuck.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from riverpy.config import Config
 
 DEADLINE_CHECK_INTERVAL_MIN = 0.01
-"""The minimum time between two checks of the deadlines, in seconds."""
+"""The minimum number of seconds between two checks of the deadlines."""
 
 
 class RunningAttempts:
@@ -60,8 +61,8 @@ class RunningAttempts:
         self._limited_log = self._log.with_rate_limit()
         self._job_stuck_handler = config.job_stuck_handler
         self.stuck_attempts: dict[Attempt, bool] = {}
-        """The attempts that still run long after their cancellation, each with a bool: whether it
-        keeps its slot, as the user's handler decides."""
+        """The attempts that are still running long after their cancellation. The value is whether
+        the attempt keeps its slot; the handler of the user decides this."""
 
     def __len__(self) -> int:
         return len(self._attempts)
@@ -70,7 +71,7 @@ class RunningAttempts:
         return iter(list(self._attempts))
 
     def collect_claim_keys(self) -> set[ClaimKey]:
-        """Return the claim keys of the attempts."""
+        """Return the claim keys of all attempts."""
         return {attempt.claim_key for attempt in self}
 
     @property
@@ -86,7 +87,7 @@ class RunningAttempts:
             self._all_attempts_ended.clear()
 
     def remove_ended_attempt(self, attempt: Attempt) -> None:
-        """Remove an attempt that ended, and free its slot."""
+        """Remove an attempt that has ended, and free its slot."""
         attempt.task = None  # avoids a reference cycle between the attempt and its coroutine
         self._attempts.discard(attempt)
         self._on_attempt_end(attempt)
@@ -96,8 +97,8 @@ class RunningAttempts:
             self._all_attempts_ended.set()
 
     def release_attempts(self, attempts: Sequence[Attempt]) -> None:
-        """Remove attempts that did not start. These attempts do not count, and the jobs keep their
-        positions in the queue."""
+        """Remove attempts that have not started, and release their jobs. The attempts do not count,
+        and the jobs keep their positions in the queue."""
         for attempt in attempts:
             set_released_outcome(attempt)
             self._attempts.discard(attempt)
@@ -106,30 +107,32 @@ class RunningAttempts:
             self._all_attempts_ended.set()
 
     def cancel_job(self, job_id: int, queue: str) -> None:
-        """Cancel the attempts of a job, because of `job_cancel`."""
+        """Cancel the attempts of a job in this queue, because `job_cancel` was called."""
         self.cancel_attempts(one for one in self if one.id == job_id and one.queue == queue)
 
     def cancel_attempts(self, attempts: Iterable[Attempt]) -> None:
-        """Cancel the attempts that are still running, because of `job_cancel`."""
+        """Cancel those of the attempts that are still running, because `job_cancel` was called."""
         for attempt in attempts:
             if attempt in self._attempts:
                 self._cancel_attempt(attempt, StopCause.JOB_CANCELLED)
 
     def set_hard_stop_cause_if_run_cancelled(self, attempt: Attempt, error: BaseException) -> None:
-        """Record a hard stop as the cause if the attempt was cancelled together with the run."""
+        """Set the stop cause of an attempt to a hard stop if the attempt ended because the task of
+        the run was cancelled."""
         if attempt.stop_cause is None and self.is_run_cancelled and is_cancellation(error):
             attempt.stop_cause = StopCause.HARD_STOP
 
     async def wait_until_all_ended(self) -> None:
-        """Wait until no attempt runs."""
+        """Wait until all attempts have ended."""
         while self._attempts:
             await self._all_attempts_ended.wait()
 
     async def stop_attempts(
         self, soft_timeout: float | None, hard_timeout: Callable[[], float]
     ) -> None:
-        """Wait at most `soft_timeout` seconds for the attempts to end; None: no limit. Then cancel
-        the remaining attempts, and wait again, at most the seconds that `hard_timeout` returns."""
+        """Wait for the attempts to end, at most `soft_timeout` seconds; None means no limit. Then
+        cancel the attempts that are still running, and wait again, at most the seconds that
+        `hard_timeout` returns."""
         if soft_timeout is not None:
             self._soft_stop_scope.deadline = anyio.current_time() + soft_timeout
         try:
@@ -139,7 +142,7 @@ class RunningAttempts:
             await self._cancel_all_attempts(hard_timeout)
 
     def end_soft_stop(self) -> None:
-        """Let `stop_attempts` cancel the attempts without a further wait."""
+        """Make `stop_attempts` cancel the attempts now."""
         self._soft_stop_scope.cancel()
 
     async def _cancel_all_attempts(self, hard_timeout: Callable[[], float]) -> None:
@@ -155,10 +158,11 @@ class RunningAttempts:
         self._stop_deadline_timer()
 
     def _cancel_attempt(self, attempt: Attempt, cause: StopCause) -> None:
-        """Record the cause, then cancel the task. The first cause is kept.
+        """Store the stop cause in the attempt, then cancel its task. A later cause does not replace
+        the first one.
 
         A task that has not started is not cancelled, because it would end without a call of
-        `remove_ended_attempt`. Such a task checks the cause when it starts.
+        `remove_ended_attempt`. Such a task checks the stop cause when it starts.
         """
         if attempt.stop_cause is None:
             attempt.stop_cause = cause
@@ -170,23 +174,26 @@ class RunningAttempts:
             attempt.task.cancel()
 
     def set_deadline(self, attempt: Attempt, seconds_from_now: float) -> None:
-        """Set the deadline of an attempt, in `seconds_from_now` seconds."""
+        """Set the deadline of an attempt to `seconds_from_now` seconds from now."""
         attempt.deadline = time.monotonic() + seconds_from_now
         self.schedule_deadline_check(attempt.deadline)
 
     def pause_timeout(self, attempt: Attempt) -> None:
-        """Stop the timeout until `restart_timeout`, because the job's code cannot start yet."""
+        """Stop the timeout of an attempt until `restart_timeout`, because the job's code has to
+        wait before it can start."""
         if attempt.stop_cause is None:
             attempt.deadline = math.inf
 
     def restart_timeout(self, attempt: Attempt) -> None:
-        """Start the whole timeout now, because the code of the job starts now."""
+        """Start the timeout of an attempt from its full length, because the job's code starts
+        now."""
         if attempt.stop_cause is None:
             attempt.started_at = time.monotonic()
             self.set_deadline(attempt, attempt.timeout)
 
     def schedule_deadline_check(self, deadline: float) -> None:
-        """Start the timer, so that the deadlines of all attempts are checked at `deadline`."""
+        """Make sure that the timer checks the deadlines of all attempts at `deadline` or
+        earlier."""
         if deadline >= self._next_deadline_check_at:
             return
         self._stop_deadline_timer()
@@ -203,8 +210,8 @@ class RunningAttempts:
         self._deadline_timer, self._next_deadline_check_at = None, math.inf
 
     def _handle_passed_deadlines(self) -> None:
-        """Cancel the attempts whose deadline has passed. If such an attempt was already cancelled,
-        it counts as stuck."""
+        """Cancel each attempt whose deadline has passed. If it was already cancelled, handle it as
+        stuck."""
         self._deadline_timer, self._next_deadline_check_at = None, math.inf
         now, first = time.monotonic(), math.inf
         stuck: list[Attempt] = []
@@ -223,10 +230,10 @@ class RunningAttempts:
             self._handle_stuck_attempt(attempt, now)
 
     def _extra_seconds_after_deadline(self, attempt: Attempt, now: float) -> float:
-        """Return the seconds that an attempt may still run after its deadline.
+        """Return how many seconds an attempt may still run after its deadline.
 
-        The deadline counts from the creation of the task. But if the event loop was blocked, the
-        task started late, and its timeout counts from this start.
+        The deadline counts from the creation of the task, but the timeout counts from the start of
+        the task. If the event loop was blocked, the task started later than it was created.
         """
         if not attempt.started_at:
             limit = attempt.timeout if attempt.stop_cause is None else self._stuck_threshold
@@ -235,8 +242,8 @@ class RunningAttempts:
         return left if attempt.stop_cause is None and left > DEADLINE_CHECK_INTERVAL_MIN else 0.0
 
     def _handle_stuck_attempt(self, attempt: Attempt, now: float) -> None:
-        """Call the handler for a stuck attempt, log the attempt, and free its slot if the handler
-        returned True."""
+        """Call the user's handler for a stuck attempt, and log the attempt. If the handler returns
+        True, free the slot of the attempt."""
         running = timedelta(seconds=now - attempt.started_at)
         self.stuck_attempts[attempt] = True
         job = StuckJob(attempt.id, attempt.kind, attempt.queue, running, len(self.stuck_attempts))
@@ -261,8 +268,8 @@ class RunningAttempts:
             attempt.release_slot()
 
     def _remove_stuck_attempt(self, attempt: Attempt) -> bool:
-        """Remove an ended attempt from `stuck_attempts`. Returns whether the attempt still has its
-        slot."""
+        """Remove an attempt that has ended from `stuck_attempts`. Return whether the attempt still
+        has its slot."""
         keeps_slot = self.stuck_attempts.pop(attempt, None)
         if keeps_slot is None:  # the attempt was not stuck
             return True

@@ -1,8 +1,10 @@
-"""Steps: which steps of a job are completed, in the metadata keys of River.
+"""Runs the steps of a job and records which steps are completed, in the same metadata keys as
+River.
 
-If a step is stored, the next attempt skips all steps up to this step, and this step too. But if
-this step has a stored cursor, it runs again with its cursor. Nothing is written when an attempt
-completes. All error texts that begin with `river:` are River's.
+The metadata has the name of the last completed step. The next attempt skips this step and all steps
+before it. But if the metadata also has a cursor for this step, the step runs again with its cursor.
+Nothing is written when a job completes. Error texts that begin with `river:` are the same as in
+River.
 """
 
 from __future__ import annotations
@@ -29,30 +31,30 @@ if TYPE_CHECKING:
     from riverpy._postgres.sessions.protocols import CallerTransaction
 
 STEP_VALUE_SIZE_MAX = 1024 * 1024
-"""The maximum number of bytes of a cursor or a kept result, as JSON."""
+"""The maximum size of a cursor or of a kept result as JSON, in bytes."""
 KEPT_RESULTS_SIZE_MAX = 8 * STEP_VALUE_SIZE_MAX
-"""The maximum number of bytes of all kept results of a job, as JSON."""
+"""The maximum size of all kept results of a job together as JSON, in bytes."""
 CHECKPOINT_INTERVAL_MIN = 1.0
-"""The minimum time between two checkpoints, in seconds, unless `now` is True."""
+"""The minimum number of seconds between two checkpoints without `now=True`."""
 STEP_PROGRESS_STORE_TIMEOUT = 60.0
-"""Seconds in which a kept result must be stored. After that the attempt fails, and the result is
-stored together with the failure."""
+"""Seconds within which progress must be stored, for example a kept result. If this takes longer,
+the attempt fails, and the progress is stored together with the failure."""
 _JSON_NULL = "null"
 
 
 class AttemptWithSteps(Protocol):
-    """An attempt, with the methods that its steps use."""
+    """The attributes and methods of an attempt that its steps use."""
 
     @property
     def metadata_text(self) -> str:
-        """The metadata of the claimed row, as JSON text."""
+        """The metadata of the job as JSON text, from the time of the claim."""
         ...
 
     def merge_metadata(self, key: str, json_text: str) -> None:
-        """Store a key of the metadata, as JSON text, when the attempt ends."""
+        """Set a key of the metadata to a JSON text. It is stored when the attempt ends."""
 
     def remove_metadata_update(self, key: str) -> None:
-        """Remove a key from the metadata that is stored when the attempt ends."""
+        """Undo `merge_metadata` for a key."""
 
     async def store_metadata_now(
         self,
@@ -61,12 +63,12 @@ class AttemptWithSteps(Protocol):
         tx: CallerTransaction | None = None,
         timeout: float = 0.0,
     ) -> None:
-        """Merge keys into the metadata of the row now. `timeout` are the seconds in which a failed
-        statement without `tx` is tried again."""
+        """Merge keys into the metadata of the job in the database now, in the transaction `tx` if
+        there is one. Without `tx`, a failed statement is repeated for up to `timeout` seconds."""
 
 
 class AttemptStepRunner:
-    """The steps of one attempt."""
+    """Runs and skips the steps of one attempt, and stores their progress."""
 
     def __init__(self, attempt: AttemptWithSteps) -> None:
         """Read the steps and cursors that earlier attempts have stored.
@@ -77,15 +79,16 @@ class AttemptStepRunner:
         self._attempt = attempt
         members = _decode_json_members(attempt.metadata_text)
         self._stored_step = _decode_step_name(members.get(STEP_METADATA_KEY, ""))
-        """The stored step, until the code reaches it. None: no step is skipped."""
+        """The last completed step that an earlier attempt has stored, until the code reaches it;
+        then None. None: no step is skipped."""
         self._stored_cursors = _decode_cursors(members.get(CURSORS_METADATA_KEY, ""))
         self._cursors = dict(self._stored_cursors)
-        """The cursors of steps that are not completed, as JSON texts."""
+        """The cursors of steps that are not completed, by the name of the step, as JSON texts."""
         self._has_had_cursors = bool(self._cursors)
         self._kept_results = _decode_json_members(members.get(KEPT_RESULTS_METADATA_KEY, ""))
         self._unreached_steps: set[str] = set()
-        """The steps with a stored cursor that the code has not reached. It is empty if a step is
-        stored too, because then River ignores cursors of unknown steps."""
+        """The steps with a stored cursor that the code has not reached yet. It stays empty if a
+        completed step is stored too, because River then ignores cursors of unknown steps."""
         if self._stored_step is None:
             self._unreached_steps.update(self._cursors)
         self._completed_step: str | None = None
@@ -93,12 +96,12 @@ class AttemptStepRunner:
         self._called_step_names: set[str] = set()
         self._running_step: _RunningStep | None = None
         self._step_in_transaction: str | None = None
-        """The step that `checkpoint(tx)` has stored. This process does not know whether the
-        transaction was committed: the next attempt reads the row."""
+        """The step that `checkpoint(tx)` has stored. The code does not know whether the transaction
+        was committed; the next attempt reads the row."""
         self._step_error: BaseException | None = None
-        """The error of the step that failed. No later step runs."""
+        """The error of the step that failed. After it, no other step runs."""
         self._has_new_progress = False
-        """Whether there is progress that is not stored."""
+        """Whether there is progress that is not stored yet."""
         self._next_checkpoint_at = 0.0
 
     # -- running a step
@@ -113,7 +116,7 @@ class AttemptStepRunner:
         keep: bool,
         result_type: type[Any] | None,
     ) -> Any:
-        """Run or skip a step, as `StepMethods.step`."""
+        """Run or skip a step, as `StepMethods.step` describes."""
         self._check_step_call(
             name, has_cursor=cursor is not None, keep=keep, result_type=result_type
         )
@@ -156,7 +159,7 @@ class AttemptStepRunner:
     def _check_step_call(
         self, name: str, *, has_cursor: bool, keep: bool, result_type: type[Any] | None
     ) -> None:
-        """Raise unless a step with this name may run now."""
+        """Check that a step with this name and these options may run now. Raise an error if not."""
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
             self._raise_step_error(
                 StepError(f"the name of a step is a text that is not empty, got {name!r}")
@@ -193,8 +196,8 @@ class AttemptStepRunner:
         raise error
 
     def _should_skip_step(self, name: str, *, has_cursor: bool, keep: bool) -> bool:
-        """Whether the step is skipped because an earlier attempt has completed it. If its result
-        should have been kept but is missing, the step runs again."""
+        """Return whether to skip a step, because an earlier attempt has completed it. A step with
+        `keep` whose result is not stored is not skipped."""
         if self._stored_step is None:
             return False
         is_stored_step = name == self._stored_step
@@ -203,7 +206,8 @@ class AttemptStepRunner:
         return not keep and not (is_stored_step and has_cursor and name in self._cursors)
 
     def _set_completed_step(self, name: str) -> None:
-        """Set the last completed step. Before the code reaches the stored step, nothing changes."""
+        """Set the last completed step. Do nothing as long as the code has not reached the stored
+        step."""
         if self._stored_step in {None, name}:
             self._stored_step, self._completed_step = None, name
 
@@ -227,8 +231,8 @@ class AttemptStepRunner:
         self._step_in_transaction, self._has_new_progress = None, True
 
     async def _store_kept_result(self, name: str, text: str) -> None:
-        """Store the result of a completed step. If it cannot be stored now, it is stored when the
-        attempt ends."""
+        """Store the result of a completed step. If the result cannot be stored now, it is stored
+        when the attempt ends."""
         size = len(text) + sum(map(len, self._kept_results.values()))
         if size > KEPT_RESULTS_SIZE_MAX:
             raise ArgsError(
@@ -246,7 +250,7 @@ class AttemptStepRunner:
     # -- cursors and checkpoints
 
     def set_cursor(self, value: object) -> None:
-        """Set the cursor of the running step, as `StepMethods.set_cursor`."""
+        """Set the cursor of the running step, as `StepMethods.set_cursor` describes."""
         running = self._running_step
         if running is None or not running.has_cursor:
             raise StepError(
@@ -260,7 +264,7 @@ class AttemptStepRunner:
         self._has_had_cursors = self._has_new_progress = True
 
     async def checkpoint(self, tx: CallerTransaction | None, *, now: bool) -> bool:
-        """Store the progress, as `StepMethods.checkpoint`."""
+        """Store the progress, as `StepMethods.checkpoint` describes."""
         if tx is not None:
             await self._store_step_in_transaction(tx)
             return True
@@ -275,7 +279,7 @@ class AttemptStepRunner:
         return True
 
     async def _store_step_progress(self, updates: Mapping[str, str], *, timeout: float) -> None:
-        """Store the progress together with other keys, on the client's pool."""
+        """Store the progress together with other metadata keys, over a connection of the client."""
         self._next_checkpoint_at = time.monotonic() + CHECKPOINT_INTERVAL_MIN
         self._has_new_progress = False
         try:
@@ -287,8 +291,8 @@ class AttemptStepRunner:
             raise
 
     async def _store_step_in_transaction(self, tx: CallerTransaction) -> None:
-        """Store in the caller's transaction that the running step is completed or, if the step has
-        a cursor, is at its cursor."""
+        """Store the running step in the caller's transaction: with its cursor if it has one,
+        otherwise as completed."""
         running = self._running_step
         if running is None:
             raise StepError("job.checkpoint(tx) stores the running step, so call it in a step")
@@ -317,7 +321,7 @@ class AttemptStepRunner:
         cancelled by its timeout, by `job_cancel` or by a stop.
 
         Raises:
-            BaseException: the error of a step that failed, although the code caught it.
+            BaseException: a step failed. Its error is raised even if the code has caught it.
             StepError: the code has not reached a stored step, or it has not awaited a step.
         """
         failure = self._step_error
@@ -340,18 +344,19 @@ class AttemptStepRunner:
             raise StepError(f"river: resumable cursor step {name} not found in Worker")
 
     def merge_step_metadata(self) -> None:
-        """Merge the progress of the steps into the metadata that is stored when the attempt ends,
-        because the job is not completed."""
+        """Add the progress of the steps to the metadata that is stored when the attempt ends. Call
+        this if the job is not completed."""
         for key, text in self._make_step_metadata().items():
             self._attempt.merge_metadata(key, text)
 
     def forget_error(self) -> None:
-        """Forget the error of the step that failed, because its frames refer to this object."""
+        """Delete the error of the failed step, because the frames of the error refer to this
+        object."""
         self._step_error = None
 
     def _make_step_metadata(self) -> dict[str, str]:
-        """Return the metadata keys that store the progress of the steps."""
-        if self._unreached_steps:  # as in River: cursors without a step stay until it is reached
+        """Return the metadata keys that store the progress of the steps, with JSON texts."""
+        if self._unreached_steps:  # as in River: a stored cursor is kept until its step is reached
             cursors = {**self._stored_cursors, **self._cursors}
             is_same = cursors == self._stored_cursors
             return {} if is_same else {CURSORS_METADATA_KEY: _encode_cursors(cursors)}
@@ -377,7 +382,7 @@ class _RunningStep:
     cursor: str | None = None
     """The last cursor that the step has set, as JSON text."""
     decode_cursor: Callable[[str], Any] | None = None
-    """Decodes a cursor; None: no cursor was set so far."""
+    """The function that decodes a cursor; None: no cursor was set yet."""
 
     @property
     def has_cursor(self) -> bool:
@@ -404,13 +409,13 @@ class _RunningStep:
 
 
 def _quote_step_name(name: str) -> str:
-    """Return the name of a step as River writes it in errors."""
+    """Return the name of a step in quotes, as in the errors of River."""
     return json.dumps(name, ensure_ascii=False)
 
 
 def _encode_cursors(cursors: dict[str, str]) -> str:
-    """Return the cursors as the value of their metadata key. A merge cannot remove the key, so
-    River stores null if no cursor is left."""
+    """Return the value of the metadata key for cursors. Without cursors it is null, as in River,
+    because a merge cannot remove the key."""
     return encode_json_object(cursors) if cursors else _JSON_NULL
 
 
@@ -428,14 +433,14 @@ def _encode_step_value(value: object, value_name: str) -> str:
 
 
 def _decode_kept_result(text: str, decode: Callable[[str], Any] | None) -> Any:
-    """Return a kept result. The attempt that ran the step decodes it too, so that all attempts get
-    the same value."""
+    """Decode a kept result. The attempt that runs the step also decodes its result, so that all
+    attempts get the same value."""
     return json.loads(text) if decode is None else decode(text)
 
 
 def _decode_json_members(text: str) -> dict[str, str]:
-    """Return the members of a JSON object as JSON texts; empty: the text is no object, or too
-    deeply nested for Python."""
+    """Return the members of a JSON object as JSON texts. Return an empty dict if the text is not an
+    object, or is nested too deeply for Python."""
     try:
         members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):
@@ -444,14 +449,14 @@ def _decode_json_members(text: str) -> dict[str, str]:
 
 
 def _decode_step_name(text: str) -> str | None:
-    """Return the name of the stored step; None: there is none. A value that is no text counts as
-    none, as in River."""
+    """Return the name of the stored step, or None if no step is stored. As in River, a value that
+    is not a string is ignored."""
     return (msgspec.json.decode(text, type=str) or None) if text.startswith('"') else None
 
 
 def _decode_cursors(text: str) -> dict[str, str]:
-    """Return the stored cursors as JSON texts. As in River, a list fails the attempt, and other
-    values that are no object count as none."""
+    """Return the stored cursors as JSON texts. As in River, a list raises an error, and other
+    values that are not an object are ignored."""
     if text.startswith("["):
         raise StepError("river: unmarshal resumable cursors: expected an object, got an array")
     return _decode_json_members(text)

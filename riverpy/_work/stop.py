@@ -1,4 +1,4 @@
-"""The stop of a run: its timeouts, and the report of the parts that did not end in time."""
+"""The timeouts of the stop of a run, and the report of what did not end in time."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ if TYPE_CHECKING:
 RESULT_STORING_TIME_SHARE = 0.4
 """The fraction of the hard stop timeout that is reserved for storing the last results."""
 RESULT_STORING_TIME_MIN = 1.0
-"""The minimum time for storing the last results, in seconds. With a short hard stop timeout it is
-`RESULT_STORING_TIME_SHARE` of that timeout instead."""
+"""The minimum number of seconds for storing the last results. If `RESULT_STORING_TIME_SHARE` of the
+hard stop timeout is shorter, that time is the minimum."""
 
 
 class StopTimeouts:
-    """Computes the remaining seconds of each step of one stop."""
+    """Computes how many seconds are left for each step of a stop."""
 
     def __init__(self, soft_timeout: timedelta | None, hard_timeout: timedelta) -> None:
-        """`soft_timeout` limits how long jobs may keep running; None: no limit. `hard_timeout`
-        limits how long cancelled jobs and storing the results may take."""
+        """`soft_timeout` limits how long jobs may keep running after the stop request; None means
+        no limit. `hard_timeout` limits how long cancelled jobs and the storing of results may
+        take."""
         self._soft_timeout = math.inf if soft_timeout is None else soft_timeout.total_seconds()
         self._hard_timeout = hard_timeout.total_seconds()
         self._stop_requested_at: float | None = None
@@ -45,29 +46,29 @@ class StopTimeouts:
 
     @property
     def is_stop_requested(self) -> bool:
-        """Whether a stop was requested. A run also ends after a fault or a cancellation, without a
+        """Whether a stop was requested. After a fault or a cancellation, a run also ends without a
         stop request."""
         return self._stop_requested_at is not None
 
     def start_timeouts(self) -> None:
-        """Start the timeouts, because a stop was requested."""
+        """Start the soft and the hard stop timeout, because a stop was requested."""
         self._stop_requested_at = time.monotonic()
         self._shorten_deadline(self._soft_timeout + self._hard_timeout)
 
     def start_hard_stop_timeout(self) -> None:
-        """Shorten the remaining time to the hard stop timeout."""
+        """Start the hard stop timeout now. This only shortens the remaining time."""
         self._shorten_deadline(self._hard_timeout)
 
     def soft_stop_seconds_left(self) -> float | None:
-        """Return the seconds that jobs may still keep running; None: no limit; 0: the run ends
-        without a stop request, or the time has passed."""
+        """Return how many seconds jobs may keep running; None means no limit. The result is 0 if
+        the time has passed, or if the run ends without a stop request."""
         if self._stop_requested_at is None:
             return 0.0
         left = self._stop_requested_at + self._soft_timeout - time.monotonic()
         return None if left == math.inf else max(left, 0.0)
 
     def seconds_left_for_cancelled_jobs(self) -> float:
-        """Return the seconds that cancelled jobs may take to end."""
+        """Return how many seconds cancelled jobs may take to end."""
         return max(self.seconds_left() - self._hard_timeout * RESULT_STORING_TIME_SHARE, 0.0)
 
     def seconds_left(self) -> float:
@@ -78,8 +79,8 @@ class StopTimeouts:
         return max(self._stop_deadline - time.monotonic(), 0.0)
 
     async def wait_until_results_stored(self, all_stored: asyncio.Event) -> None:
-        """Wait until `all_stored` is set or the deadline has passed. A cancellation does not end
-        the wait."""
+        """Wait until `all_stored` is set or the deadline of the stop has passed. A cancellation of
+        the caller does not end the wait."""
         minimum = min(self._hard_timeout * RESULT_STORING_TIME_SHARE, RESULT_STORING_TIME_MIN)
         until = anyio.current_time() + max(self.seconds_left(), minimum)
         with anyio.CancelScope(shield=True, deadline=until) as self._result_storing_scope:
@@ -94,30 +95,32 @@ class StopTimeouts:
 
 
 class StopReport(msgspec.Struct, frozen=True):
-    """The attempts, results and services that had not ended when a run stopped. All fields are
-    empty after a clean stop."""
+    """The attempts, results and services that had not ended when a run stopped. After a clean stop,
+    all fields have their default values."""
 
     abandoned: tuple[ClaimKey, ...] = ()
-    """The attempts whose code did not end in time. The rows of their jobs stay `running`."""
+    """The claim keys of the attempts whose code did not end in time. Their jobs stay `running` in
+    the database."""
     unstored: int = 0
-    """The number of results that could not be stored in time. The rows of their jobs stay
-    `running`."""
+    """The number of results that could not be stored in time. Their jobs stay `running` in the
+    database."""
 
     claims_in_doubt: bool = False
     """Whether the answer to a claim was lost and the claim could not be checked. Jobs that this
-    client claimed but did not run may stay `running`."""
+    claim took but the client did not run may stay `running`."""
     maintenance_left: bool = False
-    """Whether maintenance still runs, because a hook does not end. When the client is no longer
-    leader, the database refuses writes through riverpy, but not writes over the user's own
-    connection."""
+    """Whether maintenance is still running, because a hook of the user does not end. When the
+    client is no longer leader, the database rejects what maintenance writes through riverpy, but
+    not what the hook writes over the user's own connection."""
     singletons_left: tuple[str, ...] = ()
-    """The names of the singletons whose function still runs, because it ignores the cancellation or
-    runs in a thread. The database refuses the function's writes after `Lease.fence`."""
+    """The names of the singletons whose function is still running, because it ignores the
+    cancellation or runs in a thread. If the function calls `Lease.fence` before it writes, the
+    database rejects its writes."""
 
     @property
     def is_clean(self) -> bool:
-        """Whether all attempts, maintenance and singletons ended, all results were stored, and each
-        claim was answered or checked."""
+        """Whether everything ended: all attempts, maintenance and singletons ended, all results
+        were stored, and each claim was answered or checked."""
         return self == StopReport()
 
 
