@@ -1,5 +1,5 @@
-"""The driver asyncpg: connections, pools, notifications and errors. No other module imports asyncpg
-at run time."""
+"""Connections, pools, errors and server warnings of the driver asyncpg. No other module imports
+asyncpg at run time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     PoolConnection: TypeAlias = asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
     Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
     Transaction: TypeAlias = Connection | PoolConnection
-    """A connection of asyncpg, from a pool or not, as in the argument `tx=`."""
+    """An asyncpg connection, from a pool or not. Callers pass it as `tx=` with an open
+    transaction."""
 else:  # for annotations of public classes, which users may evaluate
     Pool = asyncpg.Pool
     Transaction = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
@@ -57,12 +58,14 @@ else:  # for annotations of public classes, which users may evaluate
 CONNECT_TIMEOUT = 10.0
 """The timeout for making a connection, in seconds."""
 PASSWORD_TIMEOUT_FRACTION = 0.8
-"""The fraction of the timeout for making a connection that the user's function for the password may
+"""The fraction of the connect timeout (0 to 1) that a call of the user's password function may
 take."""
 NEXT_HOST_DELAY = 0.5
-"""Seconds to wait for an answer of one host of a URL before the next host is tried too."""
+"""Seconds to wait for an answer of one host of a URL. After this time, the next host is tried at
+the same time."""
 CONNECTION_CLOSE_TIMEOUT = 0.5
-"""The timeout for closing a connection or pool, in seconds. After it, the connections are cut."""
+"""The timeout for closing a connection or pool, in seconds. When it expires, the connections are
+terminated."""
 SERVER_VERSION_MIN = 13
 _DEFAULT_URL_SETTING_NAME = "database URL"
 _UNDECLARED_POOLER_REMEDY = (
@@ -83,8 +86,8 @@ DATABASE_ERRORS: tuple[type[Exception], ...] = (
     TimeoutError,
     EOFError,
 )
-"""All errors of statements and of connecting. asyncpg raises InternalClientError if a connection
-ends between two steps of asyncpg."""
+"""All errors of statements and of connecting. asyncpg raises InternalClientError if the connection
+ends while asyncpg uses it."""
 
 _TRY_NEXT_HOST_ERRORS = (
     OSError,
@@ -92,8 +95,8 @@ _TRY_NEXT_HOST_ERRORS = (
     asyncpg.ConnectionDoesNotExistError,
     asyncpg.TargetServerAttributeNotMatched,
 )
-"""Errors after which the next host of a URL is tried. After another error the next host is not
-tried, because the next server might be an outdated standby."""
+"""Errors after which the next host of a URL is tried. After any other error no further host is
+tried, because the next host may be an outdated standby."""
 
 UniqueViolationError = asyncpg.UniqueViolationError
 UndefinedTableError = asyncpg.UndefinedTableError
@@ -109,22 +112,23 @@ ConnectionDoesNotExistError = asyncpg.ConnectionDoesNotExistError
 
 
 def _get_sqlstate_class(error: BaseException) -> str:
-    """Return the first two characters of the SQLSTATE. Return "" if the error is not from the
-    server."""
+    """Return the class of the error's SQLSTATE, i.e. its first two characters. Return "" if the
+    error is not from the server."""
     sqlstate: str = getattr(error, "sqlstate", None) or ""
     return sqlstate[:2] if isinstance(error, asyncpg.PostgresError) else ""
 
 
 def is_data_error(error: BaseException) -> bool:
-    """Whether a value could not be stored. The same statement would fail again."""
+    """Whether the statement failed because of one of its values. The same statement would fail
+    again."""
     return isinstance(error, asyncpg.DataError) or (
         _get_sqlstate_class(error) in {"22", "23", "54"} and not is_notification_queue_full(error)
     )
 
 
 def is_notification_queue_full(error: BaseException) -> bool:
-    """Whether a commit was refused because the server's queue of notifications is full. The
-    SQLSTATE has other meanings too, so the name of the server's source file decides."""
+    """Whether the server refused a commit because its queue of notifications is full. The SQLSTATE
+    has other meanings too, so this function also checks the server's source file in the error."""
     return (
         isinstance(error, asyncpg.ProgramLimitExceededError)
         and getattr(error, "server_source_filename", None) == "async.c"
@@ -132,7 +136,7 @@ def is_notification_queue_full(error: BaseException) -> bool:
 
 
 def is_channel_name_too_long(error: BaseException) -> bool:
-    """Whether the name of a notification channel is too long."""
+    """Whether the server refused a notification channel because its name is too long."""
     return (
         isinstance(error, asyncpg.InvalidParameterValueError)
         and getattr(error, "server_source_filename", None) == "async.c"
@@ -144,8 +148,8 @@ _TEMPORARY_SQLSTATE_CLASSES = {"", "08", "25", "40", "53", "55", "57", "58", "XX
 
 
 def is_permanent_statement_error(error: BaseException) -> bool:
-    """Whether the server, or a trigger of the user, refuses the statement because of its content.
-    The same statement would be refused again."""
+    """Whether the server, or a trigger of the user, refused the statement because of its content.
+    The same statement would fail again."""
     return is_data_error(error) or (
         _get_sqlstate_class(error) not in _TEMPORARY_SQLSTATE_CLASSES
         and not is_notification_queue_full(error)
@@ -159,25 +163,25 @@ def is_damaged_data_error(error: BaseException) -> bool:
 
 def is_unreadable_value_error(error: BaseException) -> bool:
     """Whether the server cannot send a stored value: the value is damaged, or has characters that
-    the connection's encoding UTF-8 lacks."""
+    UTF-8, the encoding of the connection, lacks."""
     return is_damaged_data_error(error) or isinstance(
         error, (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
     )
 
 
 def is_untranslatable_text_error(error: BaseException) -> bool:
-    """Whether a text has characters that the encoding of the database lacks."""
+    """Whether a text has characters that do not exist in the encoding of the database."""
     return isinstance(error, asyncpg.UntranslatableCharacterError)
 
 
 def is_server_statement_timeout(error: BaseException) -> bool:
-    """Whether the server's `statement_timeout` ended the statement."""
+    """Whether the server cancelled the statement because of its `statement_timeout`."""
     return isinstance(error, asyncpg.QueryCanceledError)
 
 
 def is_certain_rollback(error: BaseException) -> bool:
-    """Whether a statement has certainly changed nothing: its values could not be sent, or the
-    server refused it and keeps the session."""
+    """Whether the error proves that the statement changed nothing: asyncpg could not encode a
+    value, or the server reported an error and kept the session open."""
     if isinstance(error, asyncpg.PostgresError):
         severity: str | None = getattr(error, "severity_en", None)
         return severity == "ERROR" and _get_sqlstate_class(error) != "08"
@@ -185,7 +189,7 @@ def is_certain_rollback(error: BaseException) -> bool:
 
 
 def is_connection_loss(error: BaseException) -> bool:
-    """Whether the connection was lost while it was used."""
+    """Whether the error means that the connection was lost."""
     return isinstance(
         error,
         (
@@ -212,8 +216,8 @@ def describe_error(error: BaseException) -> str:
 
 
 class ArrayTypeConnection(asyncpg.Connection):
-    """A connection that knows the array types in riverpy's statements. asyncpg would query each
-    type in every session, which takes longer than the statement itself."""
+    """A connection that already knows the array types in riverpy's statements. asyncpg would query
+    these types in each new session. That takes longer than the statement itself."""
 
     async def _introspect_types(
         self, typeoids: Iterable[int], timeout: float | None
@@ -227,7 +231,8 @@ class ArrayTypeConnection(asyncpg.Connection):
 
 
 class _ConnectionTarget(NamedTuple):
-    """A valid URL, its server, its timeout and, if the user gave a function, its password."""
+    """Where to connect: a valid URL, its server and `connect_timeout`, and the user's password
+    function if there is one."""
 
     url: str
     server: Server
@@ -250,7 +255,8 @@ class _ConnectionTarget(NamedTuple):
         return cls(url, server, limit, password)
 
     async def fetch_password_option(self, connect_timeout: float) -> dict[str, str]:
-        """Return the password of the user's function as an option of asyncpg."""
+        """Call the user's password function, and return the password as an option of
+        `asyncpg.connect`. Return no option if there is no function."""
         if self.password is None:
             return {}
         timeout = connect_timeout * PASSWORD_TIMEOUT_FRACTION
@@ -259,7 +265,8 @@ class _ConnectionTarget(NamedTuple):
 
 @cache
 def _warn_of_ignored_settings(parameters: tuple[str, ...], variables: tuple[str, ...]) -> None:
-    """Log which parameters of a URL and environment variables have no effect, once per process."""
+    """Log the URL parameters and environment variables that have no effect. The same ones are
+    logged only once per process."""
     log = get_logger()
     if parameters:
         log.warning(DATABASE_URL_PARAMETERS_IGNORED, parameters=list(parameters))
@@ -280,14 +287,15 @@ async def connect(
     """Open one connection.
 
     Args:
-        url: the URL of the database. None means the `PG*` variables.
+        url: the URL of the database. None: the environment variables `PG*` say where to connect.
         application_name: the name of the connection in `pg_stat_activity`.
         session_settings: settings of the session.
         through_pooler: whether the URL leads to a pooler in transaction mode. Then the connection
             has no settings and caches no statements.
         timeout: the timeout in seconds. A shorter `connect_timeout` of the URL applies instead.
-        url_setting_name: the name of the setting with the URL, for error texts.
-        password: returns the password. None: the URL or the environment has it.
+        url_setting_name: the name of the setting that has the URL, for error texts.
+        password: calls the user's password function. None: the password is in the URL or the
+            environment.
 
     Raises:
         ConfigError: the URL is not valid, or leads to a pooler although `through_pooler` is False.
@@ -318,7 +326,8 @@ async def connect(
 
 @contextmanager
 def terminate_on_error(connection: Connection) -> Generator[None]:
-    """Cut the connection if the `with` block raises, because no other code closes it yet."""
+    """Terminate the connection if the `with` block raises. No other code would close the new
+    connection."""
     try:
         yield
     except BaseException:
@@ -330,7 +339,7 @@ def terminate_on_error(connection: Connection) -> Generator[None]:
 def _translate_connect_errors(
     target: _ConnectionTarget, url_setting_name: str, timeout: float, *, through_pooler: bool
 ) -> Generator[None]:
-    """Turn errors of connecting into errors whose texts say what to do."""
+    """Replace errors of connecting with errors whose texts say what the user has to do."""
     try:
         yield
     except (ValueError, configparser.Error, asyncpg.InterfaceError) as error:
@@ -362,9 +371,9 @@ def _translate_connect_errors(
 async def _connect_to_first_host(
     target: _ConnectionTarget, *, timeout: float, **options: Any
 ) -> Connection:
-    """Connect to the first host that answers and matches `target_session_attrs`. asyncpg tries the
-    next host only after an answer, and a machine that is down never answers. So this function also
-    tries the next host after `NEXT_HOST_DELAY`."""
+    """Connect to the first host that answers and matches `target_session_attrs`. If a host does not
+    answer within `NEXT_HOST_DELAY`, try the next host at the same time. asyncpg alone would wait
+    for the answer, and a machine that is down never answers."""
     addresses = target.server.addresses
     if len(addresses) < 2:
         return await asyncpg.connect(target.url, timeout=timeout, **options)
@@ -424,7 +433,7 @@ def _describe_connect_failure(error: Exception, target: _ConnectionTarget, timeo
 def _make_unreachable_error(
     error: OSError, target: _ConnectionTarget, url_setting_name: str, timeout: float
 ) -> OSError:
-    """Return an error of the same type whose text has the server and the reason."""
+    """Return an error of the same type as `error` whose text has the server and the reason."""
     reason = _describe_connect_failure(error, target, timeout)
     place = target.server.hosts
     if url_setting_name != _DEFAULT_URL_SETTING_NAME:
@@ -445,8 +454,8 @@ def check_server_version(connection: Transaction) -> None:
 
 
 async def use_raw_timestamps(connection: Connection) -> None:
-    """Read and write timestamps as integers on this connection: microseconds since 2000. This saves
-    the conversion of timestamps that are not used."""
+    """Read timestamps on this connection as integers: microseconds since 2000. This saves time,
+    because most timestamps are not used. Integers and datetimes can be written."""
     await connection.set_type_codec(
         "timestamptz",
         schema="pg_catalog",
@@ -461,7 +470,7 @@ def _encode_timestamp(value: int | datetime) -> tuple[int]:
 
 
 async def close_connection(connection: Connection) -> None:
-    """Close a connection, or cut it after `CONNECTION_CLOSE_TIMEOUT`."""
+    """Close a connection. Terminate it if closing takes longer than `CONNECTION_CLOSE_TIMEOUT`."""
     with anyio.move_on_after(CONNECTION_CLOSE_TIMEOUT, shield=True), suppress(*DATABASE_ERRORS):
         await connection.close(timeout=CONNECTION_CLOSE_TIMEOUT)
         return
@@ -469,9 +478,9 @@ async def close_connection(connection: Connection) -> None:
 
 
 class _ConnectionWithoutReset(ArrayTypeConnection):
-    """A connection of a pool. Its release to the pool sends nothing to the server, because riverpy
-    changes no settings of the session. Only a transaction that a cancelled call left open is rolled
-    back. asyncpg's own reset would also report such a transaction to the event loop as an error."""
+    """A connection of a pool. Its release to the pool sends no reset to the server, because riverpy
+    changes no settings of the session. If a cancelled call has left a transaction open, the release
+    rolls it back. asyncpg's own reset would also report this to the event loop as an error."""
 
     async def reset(self, *, timeout: float | None = None) -> None:
         if self._top_xact is None and not self.is_in_transaction():
@@ -488,8 +497,8 @@ async def create_pool(
     command_timeout: float,
     password: PasswordSource | None = None,
 ) -> Pool:
-    """Open a pool of up to `max_size` connections. It makes one connection as a test. It raises
-    what `connect` raises."""
+    """Open a pool of up to `max_size` connections. First open one connection as a test. This raises
+    the same errors as `connect`."""
     await close_connection(await connect(url, through_pooler=through_pooler, password=password))
     target = _ConnectionTarget.from_url(url, password)
 
@@ -522,8 +531,8 @@ async def create_pool(
 
 
 async def close_pool(pool: Pool) -> bool:
-    """Close the pool, or cut it after `CONNECTION_CLOSE_TIMEOUT`. Return False if a connection of
-    the pool was still in use."""
+    """Close the pool. If a connection is still in use after `CONNECTION_CLOSE_TIMEOUT`, terminate
+    all connections and return False."""
     with anyio.move_on_after(CONNECTION_CLOSE_TIMEOUT, shield=True):
         with suppress(*DATABASE_ERRORS):  # after an error asyncpg has cut all connections
             await pool.close()
@@ -533,7 +542,7 @@ async def close_pool(pool: Pool) -> bool:
 
 
 def is_pool(database: object) -> TypeIs[Pool]:
-    """Whether this is an asyncpg pool."""
+    """Whether `database` is an asyncpg pool."""
     return isinstance(database, asyncpg.Pool)
 
 
@@ -543,7 +552,8 @@ def is_asyncpg_connection(value: object) -> TypeGuard[Transaction]:
 
 
 def is_in_transaction(connection: Transaction) -> bool:
-    """Whether a transaction is open. A closed or released connection has none."""
+    """Whether the connection has an open transaction. A closed connection, or one that was released
+    to its pool, has none."""
     try:
         return not connection.is_closed() and connection.is_in_transaction()
     except asyncpg.InterfaceError:
@@ -551,7 +561,7 @@ def is_in_transaction(connection: Transaction) -> bool:
 
 
 def is_closed_for_good(database: Pool | Transaction) -> bool:
-    """Whether a pool or connection was closed, or a pool's connection was released."""
+    """Whether a pool or connection is closed, or a connection was released to its pool."""
     try:
         if isinstance(database, asyncpg.Pool):
             return database.is_closing()
@@ -561,10 +571,10 @@ def is_closed_for_good(database: Pool | Transaction) -> bool:
 
 
 class ServerWarning(NamedTuple):
-    """A warning of the server."""
+    """A warning that the server sent over a connection."""
 
     source_file: str
-    """The server's source file."""
+    """The server's source file that raised the warning, such as `async.c`."""
     detail: str
 
 

@@ -1,8 +1,9 @@
 """The statements of `run_once`: one typed function per SQL statement in
 `sql/queries/riverpy_exec.sql`.
 
-`run_once` stores one row for each key. Each claim of a key has a number, its epoch. The statements
-pass integers as text, because a connection of the caller may have its own codec for integers.
+`run_once` calls a function once for each key, and stores one row for each key. A call first claims
+its key. Each claim has a number, its epoch. The statements pass integers as text, because a
+connection of the caller may have its own codec for integers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _SQL_FILE = "riverpy_exec"
 
 
 class ExecutionRow(NamedTuple):
-    """The stored state of a key."""
+    """The stored state of a key of `run_once`."""
 
     claimed_by: str
     claimed_at: datetime | None
@@ -33,15 +34,15 @@ class ExecutionRow(NamedTuple):
     """Whether the claim expires, so that another caller may claim the key."""
     is_completed: bool
     is_claimant_alive: bool
-    """Whether the client that claimed the key without an expiry is alive, and its function has not
-    failed."""
+    """Whether the client that claimed the key still runs the function: the claim never expires, the
+    client is alive, and the function has not failed."""
 
 
 class ExpiredExecutionCursor(NamedTuple):
-    """A position in the order in which keys may be deleted."""
+    """A key whose retention has ended. It is also a position in the list of such keys."""
 
     retention_end_text: str
-    """Until when the key is kept, as the server's text."""
+    """When the retention of the key ended, as text from the server."""
     key: str
 
 
@@ -88,8 +89,8 @@ async def execution_complete(
     epoch: int,
     retention: timedelta | None,
 ) -> bool:
-    """Complete a claimed key. A repeated call is harmless. Return False if another caller has
-    claimed the key."""
+    """Mark a claimed key as completed. A repeated call is harmless. Return False if another caller
+    has claimed the key."""
     done = await get_query(_SQL_FILE, "exec_complete", schema).fetchval(
         connection, key=key, epoch=str(epoch), kept=_format_interval(retention)
     )
@@ -108,18 +109,18 @@ async def execution_release(
 async def execution_mark_failed(
     connection: Transaction, schema: str | None, *, key: str, epoch: int
 ) -> None:
-    """Mark a claim without an expiry as failed. A repeated call is harmless."""
+    """Mark a claim that never expires as failed. A repeated call is harmless."""
     await get_query(_SQL_FILE, "exec_end", schema).execute(connection, key=key, epoch=str(epoch))
 
 
 async def execution_get(
     connection: Transaction, schema: str | None, *, key: str, alive_unregistered: timedelta
 ) -> ExecutionRow | None:
-    """Return the stored state of a key. None: the key was never claimed.
+    """Return the stored state of a key, or None if the key was never claimed.
 
     Args:
-        alive_unregistered: how long a claimant counts as alive if it was not registered, so that
-            it writes no heartbeats.
+        alive_unregistered: how long after its claim a client counts as alive if it was not
+            registered. Such a client writes no heartbeats.
     """
     row = await get_query(_SQL_FILE, "exec_get", schema).fetchrow(
         connection, key=key, unregistered_for=_format_interval(alive_unregistered)
@@ -132,8 +133,8 @@ async def execution_get(
 
 
 async def execution_check_transaction(connection: Transaction, transaction_id: str) -> None:
-    """Before the commit, check that the caller's code has not ended the transaction. The server
-    reports no error if a failed or ended transaction is committed.
+    """Check before the commit that the caller's code has not ended the transaction. The server
+    itself reports no error when a failed or ended transaction is committed.
 
     Raises:
         TransactionError: the transaction has ended. Another transaction may be open.
@@ -161,7 +162,8 @@ async def execution_list_expired(
     after_cursor: ExpiredExecutionCursor | None,
     limit: int,
 ) -> list[ExpiredExecutionCursor]:
-    """Return up to `limit` keys that may be deleted, oldest first, starting after the cursor."""
+    """Return up to `limit` keys whose retention has ended, oldest first. The list starts after
+    `after_cursor`."""
     rows = await get_query(_SQL_FILE, "exec_expired", schema).fetch(
         connection,
         after_time=after_cursor and after_cursor.retention_end_text,
@@ -174,8 +176,8 @@ async def execution_list_expired(
 async def execution_delete_expired(
     connection: Transaction, schema: str | None, *, keys: Sequence[str]
 ) -> set[str]:
-    """Delete the given keys, except keys that are locked or may not be deleted. Return the deleted
-    keys."""
+    """Delete those of `keys` whose retention has ended. Keys that another session has locked are
+    left out. Return the deleted keys."""
     rows = await get_query(_SQL_FILE, "exec_delete_expired", schema).fetch(connection, keys=keys)
     return {row[0] for row in rows}
 

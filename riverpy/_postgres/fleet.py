@@ -1,5 +1,5 @@
-"""The statements for events of the fleet and for watched jobs: one typed function per SQL statement
-in `sql/queries/riverpy_fleet.sql`."""
+"""The statements for events of the fleet (all clients of a schema) and for watched jobs: one typed
+function per SQL statement in `sql/queries/riverpy_fleet.sql`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 FOLLOW_TOPIC = "riverpy_follow"
-"""The topic on which clients announce which events they follow."""
+"""The notification topic on which clients announce which events they follow, i.e. want to
+receive."""
 FLEET_TOPIC = "riverpy_fleet"
-"""The topic on which workers send events."""
+"""The notification topic on which workers send events to the clients that follow them."""
 PAYLOAD_BYTES_MAX = 7_999
 """The maximum number of bytes of one notification."""
 
@@ -34,8 +35,8 @@ class ChangedJob(NamedTuple):
 
 
 class EndedJob(NamedTuple):
-    """A job whose attempt a leader has ended, with the values for its event. Times are in the wire
-    format."""
+    """A job whose attempt a leader has ended, with the values that the event about it needs. Times
+    are bytes in PostgreSQL's wire format."""
 
     id: int
     kind: str
@@ -48,14 +49,14 @@ class EndedJob(NamedTuple):
     attempted_at: bytes | None
     finalized_at: bytes | None
     error: str | None
-    """The entry of the newest error, as JSON text."""
+    """The newest entry of the column `errors`, as JSON text."""
 
 
 async def fleet_notify(
     connection: Transaction, schema: str | None, topic: str, payloads: Sequence[str]
 ) -> bool:
-    """Send notifications on a topic of ours. Return False if none was sent, because the server's
-    queue of notifications is nearly full."""
+    """Send a notification with each of the payloads on a topic of riverpy. Return False if none was
+    sent, because the server's queue of notifications is nearly full."""
     query = get_query(_SQL_FILE, "fleet_notify", schema)
     return bool(await query.fetch(connection, topic=topic, payload=list(payloads)))
 
@@ -63,7 +64,8 @@ async def fleet_notify(
 async def fleet_read_changed_jobs(
     connection: Transaction, schema: str | None, version_by_id: Mapping[int, str]
 ) -> list[ChangedJob]:
-    """Return the given jobs that have another version than the given one, or do not exist."""
+    """Return the jobs whose version differs from their version in `version_by_id`, and the jobs
+    that do not exist."""
     rows = await get_query(_SQL_FILE, "fleet_changed_jobs", schema).fetch(
         connection, id=list(version_by_id), version=list(version_by_id.values())
     )
@@ -75,6 +77,6 @@ async def fleet_read_changed_jobs(
 async def fleet_read_ended_jobs(
     connection: Transaction, schema: str | None, ids: Sequence[int]
 ) -> list[EndedJob]:
-    """Return the given jobs that exist."""
+    """Return the jobs with these ids. Jobs that do not exist are left out."""
     rows = await get_query(_SQL_FILE, "fleet_ended_jobs", schema).fetch(connection, id=list(ids))
     return [EndedJob(*row) for row in rows]

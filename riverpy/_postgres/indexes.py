@@ -1,4 +1,4 @@
-"""The statements of the reindexer: one typed function per SQL statement in
+"""The statements of the reindexer, which rebuilds indexes: one typed function per SQL statement in
 `sql/queries/river_index.sql`."""
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Index(NamedTuple):
 
     name: str
     is_owned_by_role: bool
-    """Whether this role owns the index, and so may rebuild it."""
+    """Whether the role of this session owns the index. Only the owner may rebuild it."""
     is_table_being_indexed: bool
-    """Whether another session builds an index of the same table."""
+    """Whether another session is building an index of the same table."""
     read_at: datetime
     """The server's time when the index was read."""
     size_bytes: int
@@ -45,8 +45,8 @@ class LeftoverIndex(NamedTuple):
 
 
 async def index_try_rebuild_lock(connection: Transaction, schema: str | None) -> bool:
-    """Try to take the lock for rebuilding indexes. It is held until the end of the session. Return
-    False if another session has the lock."""
+    """Try to acquire the lock for rebuilding indexes. The session holds it until the session ends.
+    Return False if another session has the lock."""
     return bool(await get_query(_SQL_FILE, "index_lock", schema).fetchval(connection))
 
 
@@ -74,7 +74,8 @@ async def index_get_server_time(connection: Transaction) -> datetime:
 async def index_list(
     connection: Transaction, schema: str | None, names: Sequence[str]
 ) -> list[Index]:
-    """Return the named indexes that exist, in the order of the names."""
+    """Return the indexes with these names, in the order of `names`. Indexes that do not exist are
+    left out."""
     rows = await get_query(_SQL_FILE, "index_list", schema).fetch(connection, name=list(names))
     return [Index(*row) for row in rows]
 
@@ -82,7 +83,7 @@ async def index_list(
 async def index_list_leftovers(
     connection: Transaction, schema: str | None, name: str
 ) -> list[LeftoverIndex]:
-    """Return the indexes that interrupted rebuilds of this index may have left."""
+    """Return the indexes that an interrupted rebuild of the index `name` may have left behind."""
     rows = await get_query(_SQL_FILE, "index_artifacts", schema).fetch(connection, name=name)
     return [LeftoverIndex(*row) for row in rows]
 
@@ -99,12 +100,12 @@ async def index_set_comment(
 
 
 async def index_rebuild(connection: Transaction, index: Index) -> None:
-    """Rebuild the index concurrently, within the session's timeouts."""
+    """Rebuild the index concurrently. The timeouts of the session apply."""
     await connection.execute(index.rebuild_statement)
 
 
 async def index_drop_leftover(connection: Transaction, leftover: LeftoverIndex) -> None:
-    """Drop the index concurrently, within the session's timeouts."""
+    """Drop the index concurrently. The timeouts of the session apply."""
     await connection.execute(leftover.drop_statement)
 
 

@@ -1,4 +1,5 @@
-"""Inserts jobs: one typed function for each statement of `sql/queries/river_job_insert.sql`."""
+"""The statements that insert jobs: one typed function per SQL statement in
+`sql/queries/river_job_insert.sql`."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ _DUPLICATE_COLUMN = JobColumn.UNIQUE_STATES + 1
 _NOTIFIED_COUNT_COLUMN = JobColumn.UNIQUE_STATES + 2
 _NOTIFIED_COUNT_COLUMN_WITHOUT_DUPLICATE = JobColumn.UNIQUE_STATES + 1
 _JOB_LEFT_OUT_ERROR_TEXT = "riverpy: jobs left out by a trigger"
-"""The error text of the statement job_insert_shared if a trigger leaves a job out."""
+"""The error text of the statement job_insert_shared if a trigger prevents the insert of a job."""
 _WAITING_STATES = (
     JobState.AVAILABLE,
     JobState.PENDING,
@@ -49,7 +50,8 @@ _COPY_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t
 
 
 class JobLeftOutError(InsertError):
-    """A trigger of the user has left out a job of an insert. No job of the statement was stored."""
+    """A trigger of the user has prevented the insert of a job. No job of the statement was
+    stored."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -59,7 +61,8 @@ class JobLeftOutError(InsertError):
 
 
 class InsertRow(NamedTuple):
-    """The values of one job as texts: a caller's connection may have codecs for other types."""
+    """The values of one job to insert. All values are texts, because a connection of the caller may
+    have its own codecs for other types."""
 
     args: str
     unique_key: str | None
@@ -67,8 +70,9 @@ class InsertRow(NamedTuple):
     expires_in: str | None
     """The microseconds from the insert until the job expires, as text. None: it does not expire."""
     replace: str | None
-    """The values of an existing job that a duplicate replaces, as a JSON object: the names of
-    fields, each with the value true, and `max_wait` in microseconds."""
+    """The fields that this job replaces in an existing job if it is a duplicate of that job. A JSON
+    object: the name of each field with the value true, and `max_wait` in microseconds. None:
+    nothing is replaced."""
     kind: str
     metadata: str
     queue: str
@@ -78,9 +82,10 @@ class InsertRow(NamedTuple):
     tags: str
     """The tags, joined by commas. A tag has no comma."""
     unique_states: str | None
-    """The states in which the key is unique, as the column's eight bits."""
+    """The states in which the unique key applies, as the eight bits of the column
+    `unique_states`."""
     scheduled_at: str | None
-    """When the job is due, as text. None: now. The last field, because COPY may omit it."""
+    """When the job is due, as text. None: now. This is the last field, because COPY may omit it."""
 
     def is_plain(self) -> bool:
         """Whether the job has no unique key, does not expire and replaces no job."""
@@ -93,12 +98,12 @@ class InsertRow(NamedTuple):
 
 
 class QueuesToNotify(NamedTuple):
-    """The queues that an insert notifies."""
+    """The queues whose clients an insert notifies."""
 
     queues: list[str]
     interval_ms: int = 0
-    """After this notification, the sender may insert jobs into these queues for this many
-    milliseconds without another one; see `NotificationMessage.notify_interval_ms`."""
+    """For this many milliseconds after the notification, the sender may insert more jobs into these
+    queues without another notification; see `NotificationMessage.notify_interval_ms`."""
 
     def make_arguments(self) -> dict[str, object]:
         """Return the queues and the interval as arguments of a statement that notifies."""
@@ -106,8 +111,8 @@ class QueuesToNotify(NamedTuple):
 
 
 def list_queues_with_due_jobs(rows: Iterable[InsertRow]) -> list[str]:
-    """Return the queues in which one of these inserts may make a job due. A replaced job may become
-    due although the new job is not."""
+    """Return the queues in which the insert of these rows may make a job due. A row with `replace`
+    counts, because the job that it changes may become due."""
     return list(
         dict.fromkeys(
             [
@@ -126,8 +131,8 @@ async def job_insert(
     *,
     to_notify: QueuesToNotify,
 ) -> tuple[list[InsertResult], int]:
-    """Insert jobs in one statement that also notifies queues. Return the results in the order of
-    the rows, and how many queues were notified."""
+    """Insert jobs in one statement that also notifies the clients of `to_notify`. Return the
+    results in the order of the rows, and the number of notified queues."""
     if len(rows) == 1 and rows[0].is_plain():
         return await _insert_plain_job(connection, schema, rows[0], to_notify)
     shared_values = rows[0].values_except_args_and_unique_key()
@@ -188,12 +193,13 @@ async def job_insert_with_shared_statement(
     to_notify: QueuesToNotify,
     timeout: float,
 ) -> tuple[list[InsertResult], int]:
-    """Insert jobs without unique keys in one statement that also notifies queues. `connection` is a
-    connection of riverpy, which reads timestamps as integers. Return the results in the order of
-    the rows, and how many queues were notified.
+    """Insert jobs of several calls in one statement that also notifies the clients of `to_notify`.
+    The jobs have no unique keys. `connection` is a connection of riverpy, which reads timestamps as
+    integers. Return the results in the order of the rows, and the number of notified queues.
 
     Raises:
-        JobLeftOutError: a trigger of the table has left out a job. No job was inserted.
+        JobLeftOutError: a trigger of the table has prevented the insert of a job. No job was
+            inserted.
     """
     if len(rows) == 1 and rows[0].is_plain() and to_notify.queues in ([], [rows[0].queue]):
         query = get_query(_SQL_FILE, "job_insert_one", schema)  # arrays take much longer
@@ -222,7 +228,8 @@ async def _insert_with_general_statement(
     rows: Sequence[InsertRow],
     to_notify: QueuesToNotify,
 ) -> tuple[list[InsertResult], int]:
-    """Insert jobs by the slower statement for `expires_in` and `replace`; see `job_insert`."""
+    """Insert jobs with the slower statement that supports `expires_in` and `replace`; see
+    `job_insert`."""
     columns: map[Any] = map(list, zip(*rows, strict=True))
     values: dict[str, Any] = dict(zip(InsertRow._fields, columns, strict=True))
     members = [f'"{row.unique_key}":{row.replace}' for row in rows if row.replace is not None]
@@ -256,7 +263,8 @@ def _job_from_record(record: Record) -> JobRow:
 async def insert_notify_queues(
     connection: Transaction, schema: str | None, to_notify: QueuesToNotify
 ) -> int:
-    """Notify queues of inserted jobs. Return how many queues were notified."""
+    """Notify the clients of these queues that jobs were inserted. Return the number of notified
+    queues."""
     notify = get_query("river_notification", "insert_notify", schema)
     return len(await notify.fetch(connection, **to_notify.make_arguments()))
 
@@ -284,7 +292,8 @@ async def job_insert_with_copy(
 
 async def _iterate_copy_lines(rows: Sequence[InsertRow], now: int | None) -> AsyncGenerator[bytes]:
     ends: dict[tuple[object, ...], str] = {}
-    """By shared values: the encoded end of a COPY row. Equal values are encoded only once."""
+    """The encoded ends of COPY lines, by the values in them. Jobs with equal values share one
+    end."""
     for start in range(0, len(rows), _COPY_BATCH_ROW_COUNT):
         lines: list[str] = []
         for row in rows[start : start + _COPY_BATCH_ROW_COUNT]:
@@ -297,8 +306,9 @@ async def _iterate_copy_lines(rows: Sequence[InsertRow], now: int | None) -> Asy
 
 
 def _make_copy_line_end(row: InsertRow, now: int | None) -> str:
-    """Encode the end of a COPY row: all values after the args and the unique key. `now` is the
-    server's time in microseconds since 2000. None: omit `scheduled_at`, because no job has one."""
+    """Encode the end of a COPY line: all values after the args and the unique key. `now` is the
+    server's time in microseconds since 2000. None: omit `scheduled_at`, because no job has a
+    time."""
     tags = ",".join(f'"{tag}"' for tag in row.tags.split(",") if tag)
     row = row._replace(tags=f"{{{tags}}}")
     if now is not None:

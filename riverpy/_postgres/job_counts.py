@@ -1,5 +1,5 @@
-"""The statements on counts of jobs by queue and minute: one typed function per SQL statement in
-`sql/queries/riverpy_job_count.sql`."""
+"""The statements on job counts: how many attempts ended in each queue and minute. One typed
+function per SQL statement in `sql/queries/riverpy_job_count.sql`."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ if TYPE_CHECKING:
 _SQL_FILE = "riverpy_job_count"
 
 ALL_QUEUES_NAME = ""
-"""The queue of the rows that count all queues together. No queue has this name."""
+"""The queue name in the rows that have the sums over all queues. No real queue has this name."""
 OTHER_QUEUES_NAME = "*"
-"""The queue of the rows that count the queues that have no row of their own in a period, because
-they are not among the busiest ones. No queue has this name."""
+"""The queue name in the rows that have the sums over the less busy queues. In each period, only the
+busiest queues have rows of their own. No real queue has this name."""
 QUEUES_PER_PERIOD_MAX = 200
 """The maximum number of queues with a row of their own in each minute or hour."""
 MINUTE_COUNTS_RETENTION = timedelta(hours=25)
-"""How long the counts of minutes are kept. Then they are added to those of their hour."""
+"""How long the counts of each minute are kept. After that, they are added to the counts of their
+hour."""
 HOUR_COUNTS_RETENTION = timedelta(days=8)
-"""How long the counts of hours are kept."""
+"""How long the counts of each hour are kept."""
 WAIT_BOUNDS_SECONDS = (0.1, 1.0, 10.0, 60.0, 300.0)
-"""Waits that are longer than each of these are counted."""
+"""Bounds in seconds. For each bound, riverpy counts the attempts whose job waited longer than
+it."""
 
 PeriodAction: TypeAlias = Literal["delete", "add to hour", "limit queues"]
 
 
 class JobCounts(NamedTuple):
-    """Counts of the ended attempts of a queue."""
+    """Counts of the attempts of a queue that ended in some period. The wait of an attempt is the
+    time from when its job was due until the attempt started."""
 
     queue: str
     attempts: int
-    """The number of ended attempts, whatever their outcome."""
+    """The number of ended attempts, with any outcome."""
     completed: int
     failed: int
     """The number of failed attempts, including those after which the job was discarded."""
@@ -47,7 +50,8 @@ class JobCounts(NamedTuple):
     wait_max: float
     """The longest of these waits in seconds."""
     waits_over_100ms: int
-    """The number of waits that were longer than that. The bounds are `WAIT_BOUNDS_SECONDS`."""
+    """The number of attempts whose wait was longer than 100 ms. The next fields count longer waits:
+    `WAIT_BOUNDS_SECONDS` has all bounds."""
     waits_over_1s: int
     waits_over_10s: int
     waits_over_1m: int
@@ -60,7 +64,7 @@ class JobCounts(NamedTuple):
 
 
 def sum_counts(queue: str, counts: Sequence[JobCounts]) -> JobCounts:
-    """Return the sum of `counts`, which must not be empty, under the name `queue`."""
+    """Return the sum of `counts`, which must not be empty, as the counts of `queue`."""
     if len(counts) == 1:
         return counts[0]._replace(queue=queue)
     sums: list[Any] = [sum(values) for values in list(zip(*counts, strict=True))[1:]]
@@ -79,12 +83,12 @@ class PeriodChange(NamedTuple):
 
 
 class StepCounts(NamedTuple):
-    """The counts of one step of a range."""
+    """The counts of one step. A step is one of the equal parts of a time range."""
 
     started_at: int
     """The start of the step, in seconds since 1970."""
     counted_since: int | None
-    """When the oldest counts of the table begin, in seconds since 1970. None: the table is
+    """The start of the oldest counts in the table, in seconds since 1970. None: the table is
     empty."""
     counts: JobCounts
 
@@ -107,7 +111,7 @@ async def job_count_write(
     lock_timeout: timedelta,
 ) -> None:
     """Add counts to the minute that was `age_seconds` ago by the server's clock. Call this in a
-    transaction of its own. A wait for a lock that is longer than `lock_timeout` is an error."""
+    transaction of its own. It fails if a wait for a lock takes longer than `lock_timeout`."""
     await get_query(_SQL_FILE, "job_count_set_limits", None).execute(
         connection, lock_timeout=f"{round(lock_timeout.total_seconds() * 1000)}ms"
     )
@@ -124,7 +128,9 @@ async def job_count_table_exists(connection: Transaction, schema: str | None) ->
 async def job_count_list_period_changes(
     connection: Transaction, schema: str | None, *, after: PeriodChange | None, limit: int
 ) -> list[PeriodChange]:
-    """Return up to `limit` changes that the leader has to make, after the given one."""
+    """Return up to `limit` changes that the leader has to make, sorted by the length and the start
+    of their periods. The list starts after the change `after`. None: it starts with the first
+    change."""
     rows = await get_query(_SQL_FILE, "job_count_old_periods", schema).fetch(
         connection,
         minutes_kept=MINUTE_COUNTS_RETENTION,
@@ -170,8 +176,8 @@ async def job_count_apply_period_changes(
 async def job_count_read_steps(
     connection: Transaction, schema: str | None, *, queue: str, step_seconds: int, steps: int
 ) -> list[StepCounts]:
-    """Return the counts of a queue in the last `steps` steps, oldest first. The last one is the
-    current one. `step_seconds` is at most an hour, in whole minutes."""
+    """Return the counts of a queue in the last `steps` steps, oldest first. The last step has not
+    ended yet. `step_seconds` is at most an hour, in whole minutes."""
     rows = await get_query(_SQL_FILE, "job_count_read", schema).fetch(
         connection, queue=queue, step_seconds=step_seconds, steps=steps
     )
@@ -189,8 +195,9 @@ async def job_count_read_queue_steps(
     step_seconds: int,
     rows_max: int,
 ) -> list[QueueStepCounts]:
-    """Return the counts of queues in the last hour, by queue, oldest first. Steps without attempts
-    are left out. At most `rows_max` rows are read, newest first."""
+    """Return the counts of these queues in the last hour, sorted by queue and time. Steps without
+    attempts are left out. The statement reads at most `rows_max` rows of all queues, newest
+    first."""
     rows = await get_query(_SQL_FILE, "job_count_read_queues", schema).fetch(
         connection, queues=queues, step_seconds=step_seconds, rows_max=rows_max
     )

@@ -2,8 +2,9 @@
 statement in `sql/queries/river_job_list.sql` and `river_job_batch.sql`. They set no timeout: the
 callers do.
 
-The parts of a statement are the names of its filters and of its order. `values` has a value for
-each parameter that the parts use, and may have more."""
+The SQL text of these statements has optional parts. Each filter has a part with its name, and so
+has each order. `filters` maps the names of the filters to use to their values.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ PageSortOrder: TypeAlias = Literal["by_id", "by_time", "by_finalized_at"]
 
 
 class PageStatement(NamedTuple):
-    """The statement that reads one page of a list."""
+    """The statement that reads one page of a list of jobs."""
 
     sort_order: PageSortOrder
     """The order of the page."""
@@ -31,13 +32,14 @@ class PageStatement(NamedTuple):
 
 
 class BatchChangeResult(NamedTuple):
-    """The result of a statement that changes some jobs."""
+    """The result of a statement that retries, cancels or deletes some jobs."""
 
     changed_count: int
     running_count: int
-    """The number of running jobs. A cancellation changes them, other changes leave them out."""
+    """The number of running jobs among the found jobs. A cancellation changes them. A retry or
+    deletion leaves them unchanged."""
     refused_job_ids: list[int]
-    """The ids of jobs whose unique key another job has."""
+    """The ids of jobs that were not changed, because another job has their unique key."""
     found_job_ids: list[int]
     """The ids of the jobs that passed the filters and were not locked."""
 
@@ -71,8 +73,8 @@ async def job_list(
 async def job_list_positions(
     connection: Transaction, schema: str | None, page: PageStatement
 ) -> list[tuple[int, str, str, bytes | None]]:
-    """Return id, kind, queue and time of each job of a page, in its order. Wide columns are only
-    read if a filter needs them."""
+    """Return id, kind, queue and time of each job of a page, in the order of the page. Wide
+    columns, such as the args, are read only if a filter needs them."""
     name = f"job_list_positions_{page.sort_order}"
     rows = await _fetch_rows(
         connection, "river_job_list", name, schema, page.sql_parts, page.parameter_values
@@ -83,7 +85,7 @@ async def job_list_positions(
 async def job_count(
     connection: Transaction, schema: str | None, filters: Mapping[str, object]
 ) -> int:
-    """Return the number of jobs with these filters."""
+    """Return the number of jobs that pass all filters."""
     ((count,),) = await _fetch_rows(
         connection, "river_job_list", "job_count", schema, filters, filters
     )
@@ -93,7 +95,7 @@ async def job_count(
 async def job_count_up_to(
     connection: Transaction, schema: str | None, filters: Mapping[str, object], limit: int
 ) -> int:
-    """Return the number of jobs with these filters. Counting ends at `limit`."""
+    """Return the number of jobs that pass all filters. Counting ends at `limit`."""
     values = {**filters, "limit": limit}
     ((count,),) = await _fetch_rows(
         connection, "river_job_list", "job_count_up_to", schema, filters, values
@@ -102,7 +104,8 @@ async def job_count_up_to(
 
 
 async def job_delete(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
-    """Delete a job unless it is running. Return its row."""
+    """Delete a job if it is not running. Return its row, whose state shows whether it is running,
+    or None if the job does not exist."""
     rows = await get_query("river_job_batch", "job_delete", schema).fetch(connection, id=job_id)
     return rows[0] if rows else None
 
@@ -110,7 +113,8 @@ async def job_delete(connection: Transaction, schema: str | None, job_id: int) -
 async def job_delete_many(
     connection: Transaction, schema: str | None, filters: Mapping[str, object], limit: int
 ) -> list[Record]:
-    """Delete the first jobs with these filters, and return them in no particular order."""
+    """Delete up to `limit` jobs that pass all filters, lowest id first. Running and locked jobs are
+    left out. Return the deleted jobs in no particular order."""
     values = {**filters, "limit": limit}
     return await _fetch_rows(
         connection, "river_job_batch", "job_delete_many", schema, filters, values
@@ -118,7 +122,7 @@ async def job_delete_many(
 
 
 async def job_get_last_id(connection: Transaction, schema: str | None) -> int:
-    """Return the largest id. 0: there is no job."""
+    """Return the largest id of a job, or 0 if there is no job."""
     ((last_id,),) = await get_query("river_job_batch", "job_get_last_id", schema).fetch(connection)
     return last_id
 
@@ -132,7 +136,8 @@ async def job_list_ids_in_range(
     last_id: int,
     limit: int,
 ) -> list[int]:
-    """Return the ids of the next jobs with these filters, sorted."""
+    """Return up to `limit` ids of jobs that pass all filters, lowest first. The ids are above
+    `after_id` and at most `last_id`."""
     values = {**filters, "after_id": after_id, "last_id": last_id, "limit": limit}
     rows = await _fetch_rows(
         connection, "river_job_batch", "job_list_ids_in_range", schema, filters, values
@@ -146,7 +151,7 @@ async def job_retry_batch(
     filters: Mapping[str, object],
     batch: Sequence[int],
 ) -> BatchChangeResult:
-    """Retry these jobs if they pass the filters."""
+    """Retry the jobs with the ids in `batch` that pass all filters."""
     return await _change_batch(connection, "job_retry_batch", schema, filters, batch)
 
 
@@ -156,7 +161,7 @@ async def job_cancel_batch(
     filters: Mapping[str, object],
     batch: Sequence[int],
 ) -> BatchChangeResult:
-    """Cancel these jobs if they pass the filters."""
+    """Cancel the jobs with the ids in `batch` that pass all filters."""
     return await _change_batch(connection, "job_cancel_batch", schema, filters, batch)
 
 
@@ -166,7 +171,7 @@ async def job_delete_batch(
     filters: Mapping[str, object],
     batch: Sequence[int],
 ) -> BatchChangeResult:
-    """Delete these jobs if they pass the filters."""
+    """Delete the jobs with the ids in `batch` that pass all filters."""
     return await _change_batch(connection, "job_delete_batch", schema, filters, batch)
 
 
@@ -190,7 +195,8 @@ async def job_match_filters(
     filters: Mapping[str, object],
     batch: Sequence[int],
 ) -> dict[int, bool]:
-    """Return for each of these jobs that exists whether it passes the filters."""
+    """Return by id whether each job of `batch` passes all filters. Jobs that do not exist are left
+    out."""
     values = {**filters, "batch": list(batch)}
     rows = await _fetch_rows(
         connection, "river_job_batch", "job_match_filters", schema, filters, values

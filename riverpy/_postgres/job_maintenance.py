@@ -23,15 +23,16 @@ JOBS_DUE_ACTION = "due"
 RESCUE_ERROR_TEXT = "Stuck job rescued by JobRescuer"
 """River's error text for every rescue. River UI and users' alerts match on this text."""
 EXPIRED_JOB_ERROR_TEXT = "JobCancelError: expired"
-"""The error of a job that is cancelled because it has expired. A claim of such a job stores the
-same text."""
+"""The error text of a job that was cancelled because it has expired. A claim that finds such a job
+stores the same text."""
 
 _SQL_FILE = "river_job_maintenance"
 
 
 class JobFilter(NamedTuple):
-    """Selects jobs by queue and kind. If `is_queue_allow_list` is False, it selects all queues
-    except `queues`. `is_kind_allow_list` has the same effect on `kinds`."""
+    """Selects jobs by queue and kind. If `is_queue_allow_list` is True, it selects the jobs of
+    `queues`, otherwise the jobs of all other queues. `is_kind_allow_list` has the same effect on
+    `kinds`."""
 
     queues: tuple[str, ...] = ()
     is_queue_allow_list: bool = False
@@ -40,10 +41,10 @@ class JobFilter(NamedTuple):
 
 
 class EndedJobCursor(NamedTuple):
-    """A position in the order in which the finished jobs of one state are read."""
+    """A position in the list of the finished jobs of one state, which is sorted by their end."""
 
     ended_at: str
-    """When the job ended, as the text of the server."""
+    """When the job ended, as text from the server."""
     job_id: int
 
 
@@ -61,7 +62,8 @@ class ScheduleJobsResult(NamedTuple):
     discarded_count: int
     """The number of jobs that were discarded because another job has their unique key."""
     unchanged_job_ids: list[int]
-    """The ids of jobs that are locked or no longer due, or whose unique key another job keeps."""
+    """The ids of jobs that were not changed. Such a job is locked, or no longer due, or it cannot
+    be discarded although another job has its unique key."""
 
 
 class RunningAttempt(NamedTuple):
@@ -72,7 +74,7 @@ class RunningAttempt(NamedTuple):
 
 
 class JobRescue(NamedTuple):
-    """An attempt at a job that `job_rescue` must end with an error."""
+    """An attempt at a job for `job_rescue` to end with an error."""
 
     claim_key: ClaimKey
     client_id: str | None
@@ -83,7 +85,8 @@ class JobRescue(NamedTuple):
 async def job_list_states_to_clean(
     connection: Transaction, schema: str | None, retentions: Mapping[str, timedelta]
 ) -> set[str]:
-    """Return the states in which a job ended longer ago than the retention of its state."""
+    """Return the states that have a job to delete, i.e. a job that ended longer ago than the
+    retention of its state."""
     statement = get_query(_SQL_FILE, "job_states_to_clean", schema)
     rows = await statement.fetch(
         connection, states=list(retentions), retentions=list(retentions.values())
@@ -101,8 +104,8 @@ async def job_list_ended(
     after_cursor: EndedJobCursor | None,
     limit: int,
 ) -> list[DeletableJob]:
-    """Starting after the cursor, read up to `limit` jobs that ended longer ago than the
-    retention."""
+    """Return up to `limit` jobs of a state that ended longer ago than `retention`, oldest end
+    first. The list starts after `after_cursor`."""
     rows = await get_query(_SQL_FILE, "job_ended", schema).fetch(
         connection,
         state=state,
@@ -123,8 +126,8 @@ async def job_delete_ended(
     state: str,
     retention: timedelta,
 ) -> set[int]:
-    """Delete the given jobs, except jobs that are locked or ended within the retention. Return the
-    deleted ids."""
+    """Delete the jobs with these ids that ended in `state` longer ago than `retention`. Locked jobs
+    are left out. Return the deleted ids."""
     statement = get_query(_SQL_FILE, "job_delete_ended", schema)
     rows = await statement.fetch(connection, ids=ids, state=state, retention=retention)
     return {row[0] for row in rows}
@@ -157,8 +160,8 @@ async def job_list_due(
 async def job_schedule(
     connection: Transaction, schema: str | None, *, ids: Sequence[int], lookahead: timedelta
 ) -> ScheduleJobsResult:
-    """Make jobs that are due within `lookahead` available, and notify the clients of their
-    queues."""
+    """Make the jobs with these ids available if they are due within `lookahead`, and notify the
+    clients of their queues."""
     row = await get_query(_SQL_FILE, "job_schedule", schema).fetchrow(
         connection, ids=ids, ahead=lookahead
     )
@@ -231,8 +234,8 @@ async def job_get_stuck(
     ids: Sequence[int],
     running_longer_than: timedelta,
 ) -> list[Record]:
-    """Return the given jobs that have been running for longer than `running_longer_than`, lowest id
-    first. The last column is the running time in seconds."""
+    """Return the jobs with these ids that have been running for longer than `running_longer_than`,
+    lowest id first. The last column is the running time in seconds."""
     return await get_query(_SQL_FILE, "job_stuck_rows", schema).fetch(
         connection, id=ids, age=running_longer_than
     )
@@ -241,8 +244,8 @@ async def job_get_stuck(
 async def job_rescue(
     connection: Transaction, schema: str | None, rescues: Sequence[JobRescue]
 ) -> dict[int, str]:
-    """End attempts with `RESCUE_ERROR_TEXT`. Return the new state of each job whose attempt
-    ended."""
+    """End attempts with the error `RESCUE_ERROR_TEXT`. Return by job id the new state of each job
+    whose attempt was ended."""
     rows = await get_query(_SQL_FILE, "job_rescue", schema).fetch(
         connection,
         **lists_by_field([rescue.claim_key for rescue in rescues]),
@@ -277,8 +280,8 @@ async def job_list_expired(
 async def job_cancel_expired(
     connection: Transaction, schema: str | None, ids: Sequence[int]
 ) -> set[int]:
-    """Cancel the given jobs that wait and have expired, with `EXPIRED_JOB_ERROR_TEXT`. Return their
-    ids."""
+    """Cancel the jobs with these ids that wait and have expired. Store `EXPIRED_JOB_ERROR_TEXT` as
+    their error. Return the ids of the cancelled jobs."""
     rows = await get_query(_SQL_FILE, "job_cancel_expired", schema).fetch(
         connection, ids=ids, error=EXPIRED_JOB_ERROR_TEXT
     )

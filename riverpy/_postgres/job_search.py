@@ -1,4 +1,5 @@
-"""The statement that searches jobs for the dashboard, with a limit on what it reads."""
+"""The statements with which the dashboard searches jobs, counts their errors and lists their kinds.
+Each reads a limited number of jobs."""
 
 from __future__ import annotations
 
@@ -16,23 +17,30 @@ if TYPE_CHECKING:
     from riverpy._postgres.sql_files import Query
 
 SearchSource: TypeAlias = Literal["ids", "newest", "kinds", "ended", "waiting", "queues"]
-"""Where a search takes its jobs from: those with the ids; the newest of the table; those of the
-kinds; those that ended last in the states; the first of the states in the order of claims; the
-first of the states in each of the queues."""
+"""Where a search takes its jobs from.
+
+- `ids`: the jobs with some ids.
+- `newest`: the newest jobs of the table.
+- `kinds`: jobs of some kinds.
+- `ended`: the jobs of some states that ended last.
+- `waiting`: the first jobs of some states, in the order in which clients claim jobs.
+- `queues`: the first jobs of some states in each of some queues, in the same order.
+"""
 
 _SQL_FILE = "riverpy_dashboard"
 _WIDE_COLUMN_FILTERS = {"tags_all", "tags_any", "metadata", "args", "error"}
-"""The parts of a statement that read wide columns, which may be damaged."""
+"""The filters that read wide columns. The server may be unable to read a wide column of a damaged
+row."""
 
 
 class FoundJob(NamedTuple):
-    """A job that a search has found, with its place in the order of the list."""
+    """A job that a search has found, with the time by which the list is sorted."""
 
     job_id: int
     kind: str
     queue: str
     time: bytes | None
-    """The time by which the list is ordered; None: there is none."""
+    """The time by which the list is sorted. None: the job has no such time."""
 
 
 class SearchResult(NamedTuple):
@@ -42,8 +50,8 @@ class SearchResult(NamedTuple):
     searched_count: int
     """The number of jobs that were searched."""
     damaged: dict[int, str]
-    """The searched jobs that the server cannot read, so that they pass no filter: the server's
-    errors by id."""
+    """The server's errors for the searched jobs that it cannot read, by job id. These jobs pass no
+    filter."""
 
 
 async def job_search(
@@ -53,9 +61,12 @@ async def job_search(
     source: SearchSource,
     candidates_max: int,
 ) -> SearchResult:
-    """Return one page of the jobs that pass the filters, among at most `candidates_max` jobs for
-    each state, kind or queue. If the server cannot read one of these jobs, find out which ones, and
-    search the others. The connection is in a transaction."""
+    """Return one page of the jobs that pass the filters. The search reads at most `candidates_max`
+    jobs for each state, kind or queue.
+
+    If the server cannot read one of these jobs, find out which jobs it cannot read, and search the
+    others. `connection` must be in a transaction.
+    """
     parts = {*page.sql_parts, f"from_{source}", "candidates"}
     values = page.parameter_values | {"candidates": candidates_max}
     try:
@@ -101,7 +112,7 @@ async def _fetch_search_page(
 
 
 def _pick_parameter_values(values: Mapping[str, object], statement: Query) -> dict[str, Any]:
-    """Return the values of the parameters of a statement."""
+    """Return those of `values` that the statement has as parameters."""
     return {key: values[key] for key in statement.parameters}
 
 
@@ -113,10 +124,10 @@ async def job_count_last_errors(
     length_max: int,
     bytes_max: int,
 ) -> list[tuple[str, str | None, int]]:
-    """Count the given jobs by kind and by the first `length_max` characters of their last error.
-    Return kind, error and count. The error is None if there is none, or if the errors have more
-    than `bytes_max` bytes. Jobs that the server cannot read are left out. The connection is in a
-    transaction."""
+    """Count the jobs with these ids by kind and by the first `length_max` characters of their last
+    error. Return a list of kind, error and count. The error is None if there is none, or if the
+    errors of a job have more than `bytes_max` bytes. Jobs that the server cannot read are left out.
+    `connection` must be in a transaction."""
     statement = get_query(_SQL_FILE, "job_count_last_errors", schema)
     parts, _ = await read_jobs_in_parts(
         connection,
@@ -129,6 +140,6 @@ async def job_count_last_errors(
 async def job_list_kinds(
     connection: Transaction, schema: str | None, *, after: str, limit: int
 ) -> list[str]:
-    """Return the first `limit` kinds of stored jobs behind `after`, sorted by the server."""
+    """Return up to `limit` kinds of stored jobs that come after `after`. The server sorts them."""
     statement = get_query(_SQL_FILE, "kinds", schema)
     return [row[0] for row in await statement.fetch(connection, after=after, limit=limit)]
