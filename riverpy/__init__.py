@@ -1,6 +1,6 @@
 """riverpy: the River job queue for asyncio Python on PostgreSQL.
 
-The public names are those of `riverpy._public_names`. This module imports them at the first use of
+The public names are defined in `riverpy._public_names`. They are imported when a program first uses
 one of them, so that a command such as `riverpy --version` starts quickly.
 """
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        """Import the public names, except some that most programs do not use, and return one."""
+        """Return a public name. The first call imports the public names, except a few that most
+        programs do not use."""
         if name.startswith("_") and name != "__all__":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from riverpy import _public_names

@@ -1,5 +1,5 @@
-"""AttemptError: one entry of a job's column `errors`, written by River, riverpy or another
-program."""
+"""AttemptError: one entry of a job's column `errors`. River, riverpy or another program may have
+written it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 GO_ZERO_TIME = datetime(1, 1, 1, tzinfo=UTC)
-"""Go's zero time: the `at` of an entry whose time cannot be read."""
+"""The zero time of Go. AttemptError uses it as `at` if the time of the entry cannot be read."""
 _RFC3339_TIME_PATTERN = re.compile(
     r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:[.,](\d+))?(?:Z|([+-])(\d\d):(\d\d))", re.ASCII
 )
@@ -23,11 +23,11 @@ _INT64_RANGE = range(-(2**63), 2**63)
 
 
 class AttemptError(msgspec.Struct, frozen=True):
-    """One entry of a job's `errors`: a failed attempt at the job.
+    """One entry of a job's column `errors`: a failed attempt at the job.
 
-    Entries of other programs may have any form. If `at` cannot be read, it is the first moment of
-    the year 1. If `attempt` cannot be read, it is 0. If the entry's `error` or `trace` is not a
-    string, its JSON text is used.
+    Other programs may have written the entry in any form. If its time cannot be read, `at` is the
+    first moment of the year 1. If its attempt number cannot be read, `attempt` is 0. If its error
+    or trace is not a string, `error` or `trace` is the JSON text of the value.
     """
 
     at: datetime
@@ -37,8 +37,8 @@ class AttemptError(msgspec.Struct, frozen=True):
 
 
 def iterate_error_entries(errors_column: Iterable[Any] | None) -> Iterator[str]:
-    """Yield the JSON text of each entry of a column `errors`, an array with any number of
-    dimensions. For an SQL NULL, yield `null`."""
+    """Yield the JSON text of each entry of a column `errors`, which is an array with any number of
+    dimensions. For an SQL NULL in the array, yield `null`."""
     for entry in errors_column or ():
         if isinstance(entry, list):
             yield from iterate_error_entries(cast("list[Any]", entry))
@@ -47,8 +47,8 @@ def iterate_error_entries(errors_column: Iterable[Any] | None) -> Iterator[str]:
 
 
 def parse_error_entry(entry_text: str) -> AttemptError:
-    """Parse the JSON text of an entry. If the text is not a JSON object, it becomes the entry's
-    `error`."""
+    """Parse the JSON text of an entry of a column `errors`. If the text is not a JSON object, the
+    whole text becomes `AttemptError.error`."""
     try:
         members = msgspec.json.decode(entry_text, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):
@@ -63,15 +63,15 @@ def parse_error_entry(entry_text: str) -> AttemptError:
 
 
 def format_json_time(moment: datetime) -> str:
-    """Return a timezone-aware time as River writes it into JSON: RFC 3339 in UTC, without zeros at
-    the end of the fraction."""
+    """Return a timezone-aware time in the format of River's JSON: RFC 3339 in UTC, without trailing
+    zeros in the fraction of a second."""
     text = moment.astimezone(UTC).replace(tzinfo=None).isoformat()
     return (text.rstrip("0") if "." in text else text) + "Z"
 
 
 def _json_value_to_text(json_text: str) -> str:
-    """Return the text of a JSON value: the content of a string, an empty text for null, otherwise
-    the JSON text."""
+    """Return a JSON value as text: the content of a string, an empty text for null, and the JSON
+    text of any other value."""
     if json_text == "null":
         return ""
     if not json_text.startswith(("{", "[", '"')):
@@ -102,8 +102,7 @@ def _parse_time(text: str) -> datetime:
 
 
 def _parse_integer(text: str) -> int:
-    """Return the 64-bit integer that a text contains, for example `3`, `3.0` or `3e0`. Return 0 for
-    any other text."""
+    """Parse an integer of 64 bits, for example `3`, `3.0` or `3e0`. Return 0 for any other text."""
     text = text.strip()
     if _INTEGER_PATTERN.fullmatch(text):
         number = int(text)

@@ -26,9 +26,9 @@ TransactionIsolation: TypeAlias = Literal["read_committed", "repeatable_read", "
 
 
 class ClientMethods(ABC):
-    """The base of the classes that hold the methods of `Client`.
+    """The base class of the classes that implement the methods of `Client`.
 
-    A method that gets a transaction as `tx` runs in a savepoint of it, so that the transaction
+    A method with an argument `tx` runs in a savepoint of this transaction, so that the transaction
     stays usable after an error. The method raises TransactionError if `tx` is closed, aborted or
     not in a transaction.
     """
@@ -40,7 +40,7 @@ class ClientMethods(ABC):
     @property
     @abstractmethod
     def is_running(self) -> bool:
-        """Whether the client is running: between the start and the end of `run` or `working`."""
+        """Whether `run` or `working` is running on this client."""
 
     @property
     @abstractmethod
@@ -50,11 +50,11 @@ class ClientMethods(ABC):
     @property
     @abstractmethod
     def database_url(self) -> str | None:
-        """The URL of the database; None: the client was created without a URL."""
+        """The URL of the database. None: the client was created without a URL."""
 
     @abstractmethod
     def _get_open_pool(self) -> Pool:
-        """Return the client's pool. Raise ClientStateError unless the client is open in this
+        """Return the client's pool. Raise ClientStateError if the client is not open in this
         process and event loop."""
 
     @abstractmethod
@@ -64,21 +64,22 @@ class ClientMethods(ABC):
         *,
         isolation: TransactionIsolation | None = "read_committed",
     ) -> AbstractAsyncContextManager[Transaction]:
-        """Open a savepoint in `tx` or, without `tx`, a transaction on the client's pool.
+        """Open a savepoint in `tx`. If `tx` is None, open a transaction on the client's pool.
 
-        `isolation` is the isolation level of a transaction on the pool. None: the default level of
-        the session. `autocommit`: without a transaction, which saves two round trips of a statement
-        that only reads.
+        `isolation` is the isolation level of the transaction on the pool. None means the default
+        level of the session. `autocommit` means that no transaction is opened: this saves two round
+        trips for a statement that only reads.
         """
 
     @cached_property
     def _background_tasks(self) -> set[BackgroundTask]:
-        """The tasks that other parts, such as the dashboard, run while the client is open."""
+        """The tasks that run while the client is open. Other parts of riverpy, such as the
+        dashboard, add them."""
         return set()
 
     async def _close_background_tasks(self) -> None:
-        """Cancel the background tasks, and wait until they have ended, even if the caller is
-        cancelled."""
+        """Cancel the background tasks and wait until they have ended. A cancellation of the caller
+        does not interrupt this method."""
         tasks = list[BackgroundTask](vars(self).pop("_background_tasks", ()))
 
         async def close() -> None:

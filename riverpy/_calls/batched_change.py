@@ -1,4 +1,4 @@
-"""BatchedJobChange: changes many jobs in batches."""
+"""BatchedJobChange: retries, cancels or deletes many jobs in batches."""
 
 from __future__ import annotations
 
@@ -35,29 +35,33 @@ if TYPE_CHECKING:
 JOBS_PER_BATCH = 1_000
 """The number of jobs that one statement changes."""
 JOB_IDS_PER_READ = 50_000
-"""The number of job ids that one statement reads. It is large, because each such statement may scan
+"""The number of job ids that one statement reads. It is large because each such statement may scan
 all jobs that pass the filters."""
 REFUSAL_REASONS_MAX = 100
-"""The maximum number of refused jobs whose reasons are kept."""
+"""The maximum number of refused jobs for which `JobChanges.reasons` has an entry."""
 LOCKED_JOB_RETRY_DELAYS = (0.1, 0.2, 0.4, 0.8, 1.5, 2.0)
-"""Seconds before each retry of jobs that other sessions have locked. The sum is 5 seconds."""
+"""The delays in seconds before the retries of jobs that other sessions have locked. Their sum is 5
+seconds."""
 UNIQUE_KEY_LOCK_TIMEOUT = timedelta(milliseconds=500)
-"""How long a statement waits for another session that inserts the unique key of one of the jobs.
-Statements do not wait for locked rows."""
+"""How long a statement waits for another session whose open transaction inserts the unique key of
+one of the jobs. It never waits for locked rows."""
 LOCK_WAITS_PER_BATCH_MAX = 30
-"""The maximum number of lock waits for one batch. After that, its remaining jobs are retried later.
-The change fails if no job could be changed until then: the table may be locked."""
+"""The maximum number of lock waits for one batch. After that, the remaining jobs of the batch are
+retried later. If no part of the batch was changed before, the whole change fails, because the table
+may be locked."""
 UNIQUE_CONFLICT_REASON = "another job has the same unique key"
 JOB_LOCKED_REASON = "another session has locked the job, or takes its unique key"
 _LOCK_CONFLICT_SQLSTATES = {"40P01", "55P03"}
 """The SQLSTATEs of a deadlock and of a lock timeout. They mean that another open transaction has
-the unique key of one of the jobs."""
+inserted the unique key of one of the jobs."""
 _ACCESS_ERROR_SQLSTATE_CLASS = "42"
-"""The SQLSTATE class of a missing permission or table. Such an error affects all jobs."""
+"""The SQLSTATE class of errors such as a missing permission or table. Such an error affects all
+jobs."""
 
 
 class JobBatchStatement(Protocol):
-    """A statement that changes some jobs, for example `job_retry_batch`."""
+    """A function that executes the statement for one batch of jobs, for example
+    `job_retry_batch`."""
 
     async def __call__(
         self,
@@ -66,20 +70,21 @@ class JobBatchStatement(Protocol):
         filters: Mapping[str, object],
         batch: Sequence[int],
     ) -> BatchChangeResult:
-        """Change the jobs of `batch` that pass the filters."""
+        """Change the jobs in `batch`, a list of job ids, that pass `filters`."""
         ...
 
 
 class TransactionOpener(Protocol):
-    """Opens a transaction of a client, or a savepoint in `tx`."""
+    """A function that opens a savepoint in the caller's transaction, or a new transaction."""
 
     def __call__(self, tx: CallerTransaction | None) -> AbstractAsyncContextManager[Transaction]:
-        """Open a savepoint in `tx`, or a transaction if `tx` is None."""
+        """Open a savepoint in `tx`. If `tx` is None, open a new transaction."""
         ...
 
 
 class BatchedJobChange:
-    """Changes all jobs that pass filters, in batches."""
+    """Applies one change, for example a cancellation, to all jobs that pass the filters. It works
+    in batches."""
 
     def __init__(
         self,
@@ -90,21 +95,25 @@ class BatchedJobChange:
         limit: int | None,
         tx: CallerTransaction | None,
     ) -> None:
-        """Prepare the change of the first `limit` jobs (None: of all). `tx` is the caller's
-        transaction; None: each batch is a transaction of its own."""
+        """Prepare the change without starting it.
+
+        `limit` is the maximum number of jobs, in the order of their ids; None means no limit. `tx`
+        is the caller's transaction; None means that each batch has its own transaction.
+        """
         self._open_transaction = transaction
         self._schema = schema
         self._statement = statement
         self._filters = filters
         self._filters_without_ids = filters.without_filter("ids").values
-        """The filters without `ids`, for statements that get their job ids separately."""
+        """The filters without `ids`. The statements receive the job ids in a separate parameter."""
         self._limit = limit
         self._tx = tx
         self._changes = JobChanges()
         self._locked_job_ids: list[int] = []
 
     async def run(self, on_progress: Callable[[JobChanges], object] | None) -> JobChanges:
-        """Change all jobs. Return the numbers of changed, unchanged and refused jobs."""
+        """Change all jobs in batches. Return how many jobs were changed, unchanged, missing and
+        refused."""
         async for ids in self._iterate_job_ids():
             await self._change_in_batches(ids, on_progress)
         for delay in LOCKED_JOB_RETRY_DELAYS:
@@ -121,7 +130,7 @@ class BatchedJobChange:
         return self._changes
 
     async def _iterate_job_ids(self) -> AsyncGenerator[list[int]]:
-        """Yield the ids of the jobs, sorted."""
+        """Yield lists of the ids of the jobs to change, in ascending order."""
         if (ids := self._filters.ids) is not None:
             yield ids[: self._limit]
             return
@@ -151,13 +160,14 @@ class BatchedJobChange:
     ) -> None:
         for start in range(0, len(ids), JOBS_PER_BATCH):
             batch = list(ids[start : start + JOBS_PER_BATCH])
-            # A cancelled statement may have been committed: then the counts would be wrong.
+            # The server may have committed a cancelled statement. Its jobs would be missing in the
+            # counts.
             await run_despite_cancellation(lambda batch=batch: self._change_batch(batch))
             if on_progress is not None:
                 on_progress(self._changes)
 
     async def _change_batch(self, batch: list[int]) -> None:
-        """Change the jobs of a batch. If the statement fails because of one job, split the batch
+        """Change the jobs of a batch. If one of its jobs makes the statement fail, split the batch
         and change its parts, so that only this job is refused."""
         parts = deque([batch])
         waits = 0
@@ -226,7 +236,7 @@ class BatchedJobChange:
 
 
 def _is_job_refused(error: PostgresError) -> bool:
-    """Return whether the statement failed because of one of its jobs."""
+    """Return whether one of the jobs caused this error of the statement."""
     sqlstate: str = getattr(error, "sqlstate", None) or ""
     return (
         is_permanent_statement_error(error) or is_unreadable_value_error(error)

@@ -1,4 +1,4 @@
-"""EventMethods: the methods of a client that subscribe to its events."""
+"""EventMethods: the methods of a client that subscribe to events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class EventMethods(ListeningMethods):
-    """The methods of a client that subscribe to its events."""
+    """The methods of a client that subscribe to events."""
 
     @overload
     def subscribe(
@@ -54,29 +54,29 @@ class EventMethods(ListeningMethods):
         job_ids: Collection[int] | None = None,
     ) -> Subscription | FleetSubscription:
         """Subscribe to events of this client's jobs, queues and leases: `async with
-        client.subscribe(…) as events: async for …`. With `fleet=True`, subscribe to the events of
-        all running clients of the database, in all processes.
+        client.subscribe(…) as events: async for event in events: …`. With `fleet=True`, subscribe
+        to the events of all running clients of the database, in all processes.
 
-        Events of the fleet may be lost, so read the row of a job to know its state. Their jobs have
-        no args and no metadata: see `Event.job`. Clients with `poll_only`, clients that do not run,
-        and River in Go send none.
+        With `fleet=True`, events may be lost, so read the row of a job to know its state. The jobs
+        in these events have no args and no metadata: see `Event.job`. Clients with `poll_only`,
+        clients that are not running, and River in Go send no such events.
 
         Args:
             kinds: the kinds of events; at least one. `*EventKind`: all events of jobs and queues;
                 `*LeaseEventKind`: all events of leases, singletons and leadership;
                 `*FleetEventKind`: starts, progress and saved outputs, only with `fleet=True`.
-            size: the number of events that may wait for the reader. Further events are dropped and
-                counted in `events.dropped`. Default 10,000.
+            size: the maximum number of events that wait for a slow reader. Further events are
+                dropped and counted in `events.dropped`. Default 10,000.
             fleet: whether to subscribe to the events of all clients. Default False.
-            job_kinds: only events of jobs of these kinds. Default None: all events. This and the
-                other filters need `fleet=True`.
-            queues: only events of these queues. Default None: all events.
-            job_ids: only events of these jobs. Default None: all events.
+            job_kinds: receive only events of jobs of these kinds. Default None: all events.
+                `job_kinds`, `queues` and `job_ids` need `fleet=True`.
+            queues: receive only events of these queues. Default None: all events.
+            job_ids: receive only events of these jobs. Default None: all events.
 
         Raises:
             ConfigError: there is no kind, a kind is unknown or needs `fleet=True`, the size is
-                below 1, a filter is empty or has a wrong type, or the settings of the client allow
-                no notifications.
+                below 1, a filter is empty or has a wrong type, or the client's settings do not
+                allow notifications.
         """
         if not fleet:
             if any(one is not None for one in (job_kinds, queues, job_ids)):
@@ -90,7 +90,7 @@ class EventMethods(ListeningMethods):
         return FleetSubscription(stream, follower.wait_until_announced)
 
     def _expect_listening_allowed(self) -> None:
-        """Raise ConfigError if the settings of the client allow no notifications."""
+        """Raise ConfigError if the client's settings do not allow it to receive notifications."""
         config = self._config
         if config.poll_only:
             raise ConfigError("fleet=True needs notifications: set poll_only=False")
@@ -110,33 +110,32 @@ class EventMethods(ListeningMethods):
             )
 
     def watch(self, job_id: int) -> JobWatch:
-        """Watch one job until it ends: `async for change in client.watch(job_id): …`.
+        """Watch one job until it ends: `async for job in client.watch(job_id): …`.
 
-        The first item is the job as it is now. Then an item follows when its state, attempt,
-        progress or output has changed. The iteration ends after the job is completed, cancelled or
-        discarded. A slow reader gets only the newest row. Changes by a worker of riverpy arrive
-        within milliseconds, others, such as changes by River in Go, within a second.
+        The first item is the current row of the job. Another item follows when its state, attempt,
+        progress or output changes. The iteration ends after the job is completed, cancelled or
+        discarded. A slow reader receives only the newest row. A change by a riverpy worker arrives
+        within milliseconds. Any other change, for example by River in Go, arrives within a second.
 
         To end a watch earlier, use `asyncio.timeout`. All watches of a client share one connection.
-        One task reads a watch: call `watch` once for each reader.
+        Only one task may read a watch, so call `watch` once for each reader.
 
         Args:
             job_id: the id of the job.
 
         Raises:
-            ConfigError: the id is no whole number of 64 bits.
+            ConfigError: the id is not an integer of 64 bits.
 
-        The iteration raises `NotFoundError` if the job does not exist or was deleted, and
-        `ClientStateError` if the client is not open or closes, or if another task reads the
-        watch. While the database cannot be
-        reached, it waits.
+        The iteration raises `NotFoundError` if the job does not exist or was deleted. It raises
+        `ClientStateError` if the client is not open or closes, or if another task reads the watch.
+        While the database cannot be reached, the iteration waits.
         """
         check_job_id(job_id)
         return JobWatch(RowReader(self._fleet_follower, job_id))
 
     @cached_property
     def _fleet_follower(self) -> FleetFollower:
-        from riverpy._fleet.follower import FleetFollower  # most clients follow no other client
+        from riverpy._fleet.follower import FleetFollower  # most clients do not need it
 
         return FleetFollower(
             self._get_open_pool,
@@ -147,7 +146,8 @@ class EventMethods(ListeningMethods):
         )
 
     async def _stop_fleet_follower(self) -> None:
-        """End all fleet subscriptions and job watches, because the client closes."""
+        """End all subscriptions with `fleet=True` and all job watches. Called when the client
+        closes."""
         follower: FleetFollower | None = vars(self).pop("_fleet_follower", None)
         if follower is not None:  # the next follower may run in another event loop
             await follower.stop()
@@ -156,7 +156,8 @@ class EventMethods(ListeningMethods):
         """Subscribe to changes of leadership: `async with client.leadership() as changes: async for
         change in changes: …`. The first item is the current state.
 
-        Up to 10,000 changes wait for a slow reader. Then the oldest changes are dropped.
+        At most 10,000 changes wait for a slow reader. If there are more, the oldest changes are
+        dropped.
         """
         return LeadershipSubscription(self._leadership_publisher)
 

@@ -1,4 +1,5 @@
-"""ExecutionMethods: run the effect of a function once for a key, even if many processes try."""
+"""ExecutionMethods: the methods of a client that run a function once for a key, even if many
+processes call them."""
 
 from __future__ import annotations
 
@@ -64,22 +65,22 @@ KEY_WAIT_TIMEOUT_DEFAULT = timedelta(seconds=10)
 """The default time for which a call waits for another call with the same key."""
 CLAIM_EXPIRY_DEFAULT = timedelta(minutes=5)
 """The default time after which a claim expires. A claim is the right of one call of
-`run_at_least_once` to run `fn`."""
+`run_at_least_once` to run its function."""
 CANCEL_MARGIN_SHARE_OF_CLAIM_EXPIRY = 1 / 15
-"""The function is cancelled before its claim expires, by this fraction of `expires_after`. The
-margin is needed because the clocks of client and server may run at different rates."""
+"""How long before the end of its claim a function is cancelled, as a fraction of `expires_after`.
+This margin is needed because the clocks of client and server may run at different speeds."""
 DURATION_ARGUMENT_MAX = timedelta(days=36_500)
 """The longest duration that a caller may pass."""
 UNREGISTERED_CLAIMANT_LIFETIME = timedelta(minutes=1)
-"""How long a client that is open but not running counts as alive after it has claimed a key. Such a
-client writes no heartbeats."""
+"""How long a client counts as alive after it has claimed a key, if it is open but not running. Such
+a client writes no heartbeats."""
 UNRECORDED_FAILURES_MAX = 1000
-"""The maximum number of failures that a client keeps until it can record them. If there are more,
-the oldest are dropped."""
+"""The maximum number of failures that a client keeps in memory until it can record them in the
+database. If there are more, the oldest are dropped."""
 CLAIM_RELEASE_TIMEOUT = 2.0
 """The timeout for the release of a claim, in seconds."""
 RECORD_COMPLETION_TIMEOUT = 10.0
-"""The longest time to record that an effect is complete, including all retries, in seconds."""
+"""The timeout, including all retries, for recording that an effect is complete, in seconds."""
 _RECORD_RETRY_DELAY_MIN, _RECORD_RETRY_DELAY_MAX = timedelta(milliseconds=100), timedelta(seconds=2)
 _LOCKED_KEY_RETRY_DELAY_MIN = timedelta(milliseconds=5)
 _LOCKED_KEY_RETRY_DELAY_MAX = timedelta(milliseconds=200)
@@ -95,12 +96,13 @@ class _KeyLockedError(Exception):
 
 
 class ExecutionMethods(ClientMethods):
-    """The methods that run an effect once for a key."""
+    """The methods of a client that run a function once for a key."""
 
     @cached_property
     def _unrecorded_failures(self) -> dict[str, Claim]:
-        """The claims of failed `run_at_most_once` calls whose failure is not recorded yet, by key.
-        Until then, other calls with the key get IN_PROGRESS while this client is alive."""
+        """Claims of `run_at_most_once` calls that failed, by key, while the failure is not yet
+        recorded in the database. Until it is recorded, other calls with the key return IN_PROGRESS
+        as long as this client is alive."""
         return {}
 
     @overload
@@ -134,40 +136,40 @@ class ExecutionMethods(ClientMethods):
         wait: timedelta = KEY_WAIT_TIMEOUT_DEFAULT,
         tx: CallerTransaction | None = None,
     ) -> Execution[ResultT]:
-        """Run an effect on the database once for this key. The writes of `await fn(connection)` and
-        the record of the key are stored in one transaction.
+        """Run a function that writes to the database once for this key. The writes of `await
+        fn(connection)` and the record of the key are stored in one transaction.
 
-        If `fn` raises, nothing is stored, and a later call runs it again. If several calls run at
-        the same time, one runs `fn` and the others wait for its outcome.
+        If `fn` raises, nothing is stored, and a later call runs `fn` again. If several calls run at
+        the same time, one call runs `fn` and the others wait for its outcome.
 
         Args:
             key: identifies the effect: 1 to 255 characters.
-            fn: receives your `tx`, or else the connection of the transaction. It must write only
-                over this connection.
-            kept: how long the key is stored. After that, the effect would run again. Default 30
-                days. None: forever.
+            fn: receives your `tx`. If `tx` is None, it receives the connection of the transaction.
+                It must write only over this connection.
+            kept: how long the key is stored. After that, a call runs `fn` again. Default 30 days.
+                None: forever.
             wait: how long to wait for another call with this key. Default 10 seconds.
-            tx: your connection, in a transaction. The effect is done when the transaction commits.
-                The transaction stays usable if `fn` raises. `fn` runs in a savepoint, where a
-                lease's `fence` fails, so call `fence` before `run_once`. Default None: a
+            tx: your connection, in a transaction. The effect is complete when you commit the
+                transaction. The transaction stays usable if `fn` raises. `fn` runs in a savepoint,
+                where a lease's `fence` fails, so call `fence` before `run_once`. Default None: a
                 transaction on the client's pool, with the role's default isolation level and a
                 timeout of 30 seconds.
 
         Returns:
-            An Execution in state RAN or DONE_BEFORE, or IN_PROGRESS if another call runs longer
-            than `wait`. While a `run_at_most_once` or `run_at_least_once` with the key runs,
-            IN_PROGRESS is returned at once.
+            An Execution in state RAN or DONE_BEFORE. The state is IN_PROGRESS if another call runs
+                longer than `wait`. If a `run_at_most_once` or `run_at_least_once` with the key is
+                running, IN_PROGRESS is returned without waiting.
 
         Raises:
             ConfigError: the key or a duration is not allowed, or `fn` does not take one argument or
                 is not async.
-            SchemaMissingError: the migration line `riverpy` is not applied; the error text has the
-                command.
+            SchemaMissingError: the migration line `riverpy` is not applied. The error text contains
+                the command that applies it.
             ClientStateError: the client is not open, and there is no `tx`.
             TransactionError: `fn` has ended the transaction, or `tx` is closed, aborted or not in a
                 transaction.
-            Exception: what `fn` raised, or a database error. If `fn` suppressed an error of a
-                statement, that error is raised, because the transaction cannot commit.
+            Exception: the exception of `fn`, or a database error. If `fn` suppresses an error of a
+                statement, `run_once` raises that error, because the transaction cannot commit.
                 asyncpg.SerializationError: another call completed the effect after `tx` took its
                 snapshot.
         """
@@ -208,32 +210,32 @@ class ExecutionMethods(ClientMethods):
         *,
         kept: timedelta | None = KEY_RETENTION_DEFAULT,
     ) -> Execution[ResultT]:
-        """Run an effect outside the database, such as sending a mail, at most once for this key.
-        After a crash or an error, the effect may or may not have happened, and it does not run
-        again.
+        """Run a function with an effect outside the database, such as sending a mail, at most once
+        for this key. After a crash or an error, the effect may or may not have happened, and `fn`
+        does not run again.
 
         The call claims the key, runs `await fn(claim)`, and records that the effect is complete. If
-        `fn` raises, the claim stays and the exception is raised. Another call with the key gets
-        IN_PROGRESS while this client is alive, and UNKNOWN after `fn` has failed or the client has
-        died. A client is dead if it has written no heartbeat for its `Config.dead_after`. A client
-        writes heartbeats only while it runs; if it is only open, it counts as dead one minute after
-        the claim.
+        `fn` raises, the key stays claimed and the caller receives the exception. Another call with
+        the key returns IN_PROGRESS while this client is alive. It returns UNKNOWN after `fn` has
+        failed or the client has died. A client is dead if it has written no heartbeat for its
+        `Config.dead_after`. A client writes heartbeats only while it runs. If it is only open, it
+        counts as dead one minute after the claim.
 
         Args:
             key: identifies the effect: 1 to 255 characters.
             fn: receives the claim.
-            kept: how long the key is stored. After that, the effect would run again. Default 30
-                days. None: forever.
+            kept: how long the key is stored. After that, a call runs `fn` again. Default 30 days.
+                None: forever.
 
         Returns:
             An Execution in state RAN, DONE_BEFORE, IN_PROGRESS or UNKNOWN.
 
         Raises:
             ConfigError, SchemaMissingError, ClientStateError: as `run_once`.
-            Exception: what `fn` raised, or a database error. A database error before `fn` means
-                that `fn` did not run. If the connection was lost, the claim may be stored, and
-                later calls return UNKNOWN. A database error after `fn` means that completion could
-                not be recorded within 10 seconds.
+            Exception: the exception of `fn`, or a database error. A database error before `fn`
+                means that `fn` did not run. If the connection was lost, the claim may be stored,
+                and later calls return UNKNOWN. A database error after `fn` means that completion
+                could not be recorded within 10 seconds.
         """
         _validate_arguments(key, fn, kept=kept)
         await self._retry_unrecorded_failures()
@@ -256,32 +258,32 @@ class ExecutionMethods(ClientMethods):
         expires_after: timedelta = CLAIM_EXPIRY_DEFAULT,
         kept: timedelta | None = KEY_RETENTION_DEFAULT,
     ) -> Execution[ResultT]:
-        """Run an effect outside the database until it succeeds once for this key. After a crash or
-        an error another call runs it again, so the effect may happen twice.
+        """Run a function with an effect outside the database until it succeeds once for this key.
+        After a crash or an error, another call runs `fn` again, so the effect may happen twice.
 
         The call claims the key for the time `expires_after`, runs `await fn(claim)`, and records
-        that the effect is complete. If `fn` raises, the claim is released and the exception is
-        raised.
+        that the effect is complete. If `fn` raises, the claim is released and the caller receives
+        the exception.
 
         Args:
             key: identifies the effect: 1 to 255 characters.
-            fn: receives the claim. `fn` is cancelled shortly before the claim expires.
-            expires_after: how long `fn` may take, and how long other calls wait after a process
-                has crashed. Default 5 minutes.
-            kept: how long the key is stored, at least `expires_after`. After that, the effect would
-                run again. Default 30 days. None: forever.
+            fn: receives the claim. It is cancelled shortly before the claim expires.
+            expires_after: how long `fn` may run. If the process crashes, other calls return
+                IN_PROGRESS until this time has passed. Default 5 minutes.
+            kept: how long the key is stored, at least `expires_after`. After that, a call runs `fn`
+                again. Default 30 days. None: forever.
 
         Returns:
-            An Execution in state RAN, DONE_BEFORE, IN_PROGRESS, OVERTAKEN or, if a call of
-            `run_at_most_once` claimed the key, UNKNOWN.
+            An Execution in state RAN, DONE_BEFORE, IN_PROGRESS or OVERTAKEN. The state is UNKNOWN
+                if a call of `run_at_most_once` claimed the key and then failed or died.
 
         Raises:
             ConfigError, SchemaMissingError, ClientStateError: as `run_once`.
             TimeoutError: `fn` took too long and was cancelled.
-            Exception: what `fn` raised, or a database error. A database error before `fn` means
-                that `fn` did not run. If the connection was lost, the claim may be stored until it
-                expires. A database error after `fn` means that completion could not be recorded
-                within 10 seconds.
+            Exception: the exception of `fn`, or a database error. A database error before `fn`
+                means that `fn` did not run. If the connection was lost, the claim may be stored
+                until it expires. A database error after `fn` means that completion could not be
+                recorded within 10 seconds.
         """
         _validate_arguments(key, fn, kept=kept, expires_after=expires_after)
         await self._retry_unrecorded_failures()
@@ -299,7 +301,7 @@ class ExecutionMethods(ClientMethods):
             return claim
         try:
             with anyio.fail_after(deadline - anyio.current_time(), reason=reason):
-                # Do not call `fn` if the claim of the key took all the time.
+                # Do not call `fn` if claiming the key took all the time.
                 await anyio.lowlevel.checkpoint_if_cancelled()
                 value = await call_async_function(fn, claim)
         except BaseException:
@@ -310,8 +312,8 @@ class ExecutionMethods(ClientMethods):
     async def _try_to_claim_key(
         self, key: str, expires_after: timedelta | None, kept: timedelta | None, wait: float
     ) -> Claim | Execution[Any]:
-        """Claim the key. Returns the claim, or the state of a key that cannot be claimed. After a
-        cancellation, release the claim, because it may be stored."""
+        """Try to claim the key. Return the claim, or the Execution of the call that has already
+        claimed the key. If this call is cancelled, release the claim, because it may be stored."""
         schema = self._config.schema
         claim: Claim | None = None
         try:
@@ -341,8 +343,9 @@ class ExecutionMethods(ClientMethods):
     async def _complete_execution(
         self, claim: Claim, value: ResultT, kept: timedelta | None
     ) -> Execution[ResultT]:
-        """Record that the effect is complete. Retry after database errors. A cancellation does not
-        stop this method, because no other process knows that the effect happened."""
+        """Record that the effect is complete, and return the Execution. Database errors are
+        retried. A cancellation does not interrupt this method, because no other process knows that
+        the effect happened."""
         is_ours = await run_despite_cancellation(lambda: self._record_completion(claim, kept))
         state = ExecutionState.RAN if is_ours else ExecutionState.OVERTAKEN
         return Execution(state, value, self.id)
@@ -361,7 +364,7 @@ class ExecutionMethods(ClientMethods):
                 delay = backoff.next_delay()
                 if anyio.current_time() + delay > deadline:
                     self._add_unrecorded_failure(claim)
-                    # Logged here, because a cancelled caller does not receive the error.
+                    # Log the error here, because a cancelled caller does not receive it.
                     _log.error(
                         EXECUTION_END_NOT_RECORDED, key=claim.key, error=describe_error(error)
                     )
@@ -369,7 +372,8 @@ class ExecutionMethods(ClientMethods):
                 await anyio.sleep(delay)
 
     async def _release_claim(self, claim: Claim) -> None:
-        """Release a claim. If this fails, the claim expires."""
+        """Release a claim, so that another call can run the function. If the release fails, the
+        claim ends when it expires."""
         try:
             with anyio.fail_after(CLAIM_RELEASE_TIMEOUT):
                 async with self._transaction(None) as connection:
@@ -378,8 +382,8 @@ class ExecutionMethods(ClientMethods):
             _log.warning(EXECUTION_CLAIM_RELEASE_FAILED, error=describe_error(error))
 
     async def _try_to_record_failure(self, claim: Claim) -> None:
-        """Record that the function of `run_at_most_once` failed. If the database cannot be reached,
-        a later call records it."""
+        """Record that the function of a `run_at_most_once` call failed. If the database cannot be
+        reached, a later call of this client records it."""
         try:
             with anyio.fail_after(CLAIM_RELEASE_TIMEOUT):
                 await self._record_failure(claim)
@@ -398,8 +402,8 @@ class ExecutionMethods(ClientMethods):
             del claims[next(iter(claims))]
 
     async def _retry_unrecorded_failures(self) -> None:
-        """Record the failures that could not be recorded before. Ignore database errors: the
-        caller's own statement, which follows, raises them."""
+        """Record in the database the failures that could not be recorded before. Ignore database
+        errors: the caller's next statement raises them."""
         if not self._unrecorded_failures:
             return
         with suppress(*DATABASE_ERRORS), anyio.move_on_after(CLAIM_RELEASE_TIMEOUT):
@@ -409,7 +413,7 @@ class ExecutionMethods(ClientMethods):
                     del self._unrecorded_failures[claim.key]
 
     async def _read_existing_execution(self, connection: Transaction, key: str) -> Execution[Any]:
-        """Return the state of a key that another call has claimed."""
+        """Return the Execution for a key that another call has claimed."""
         row = await execution_get(
             connection,
             self._config.schema,
@@ -430,13 +434,13 @@ class ExecutionMethods(ClientMethods):
     async def _limit_key_wait(
         self, connection: Transaction, wait: float, *, can_retry_conflicts: bool
     ) -> AsyncGenerator[None]:
-        """Let a statement wait for another transaction with the same key for at most `wait`
-        seconds.
+        """Limit how long a statement in the block waits for another transaction that has locked the
+        same key. The limit is `wait` seconds.
 
         Raises:
             _KeyLockedError: the statement waited for `wait` seconds, or a timeout of the session
-                ended it earlier. With `can_retry_conflicts`, also if the key was stored after the
-                transaction took its snapshot.
+                ended it earlier. With `can_retry_conflicts`, this error is also raised if another
+                transaction stored the key after this transaction took its snapshot.
             SchemaMissingError: the migration line `riverpy` is not applied.
         """
         try:
@@ -471,8 +475,9 @@ class ExecutionMethods(ClientMethods):
 async def _retry_while_key_locked(
     wait: timedelta, attempt: Callable[[float], Awaitable[OutcomeT]]
 ) -> OutcomeT | Execution[Any]:
-    """Call `attempt(remaining_seconds)` until it succeeds or `wait` has passed. A call may end too
-    early because of a short lock timeout or an old snapshot."""
+    """Call `attempt(remaining_seconds)` again while it raises _KeyLockedError. After `wait`, return
+    an Execution in state IN_PROGRESS. A retry is needed because a short lock timeout or an old
+    snapshot can end an attempt too early."""
     deadline = time.monotonic() + wait.total_seconds()
     backoff = Backoff(_LOCKED_KEY_RETRY_DELAY_MIN, _LOCKED_KEY_RETRY_DELAY_MAX)
     while True:
@@ -498,13 +503,13 @@ def _validate_arguments(key: str, fn: object, **durations: timedelta | None) -> 
 
 
 def _validate_takes_one_argument(fn: object) -> None:
-    """Check that `fn` takes one argument. Otherwise the key would be used up before the call
-    fails."""
+    """Raise ConfigError if `fn` cannot be called with one argument. Without this check, the key
+    would be claimed before the call fails."""
     if not callable(fn):
         raise ConfigError(f"fn must be a function with one parameter, got {type(fn).__name__}")
     try:
         signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # a callable that is written in C may have no signature
+    except (TypeError, ValueError):  # a callable written in C may have no signature
         return
     try:
         signature.bind(None)

@@ -1,4 +1,5 @@
-"""JobBatchMethods: the methods that delete jobs, and that retry or cancel many jobs in batches."""
+"""JobBatchMethods: the methods of a client that delete jobs, or retry or cancel many jobs in
+batches."""
 
 from __future__ import annotations
 
@@ -29,20 +30,21 @@ if TYPE_CHECKING:
 
 
 class BatchMethod(NamedTuple):
-    """A method that changes jobs in batches: its name, and the statement for one batch."""
+    """A method that changes jobs in batches: its name, and the function that executes the statement
+    for one batch."""
 
     method_name: str
     statement: JobBatchStatement
 
 
 class JobBatchMethods(ClientMethods):
-    """The methods that delete jobs, and that retry or cancel many jobs in batches."""
+    """The methods of a client that delete jobs, or retry or cancel many jobs in batches."""
 
     async def job_delete(self, job_id: int, *, tx: CallerTransaction | None = None) -> JobRow:
-        """Delete a job. Returns the job as it was.
+        """Delete a job. Return the job as it was before.
 
         Raises:
-            ConfigError: the id is no whole number of 64 bits.
+            ConfigError: the id is not an integer of 64 bits.
             NotFoundError: there is no job with this id.
             JobRunningError: the job is running. Nothing was changed.
             JobDamagedError: the server cannot read the job. Nothing was changed.
@@ -69,20 +71,22 @@ class JobBatchMethods(ClientMethods):
         tx: CallerTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> list[JobRow]:
-        """Delete the first jobs, by id, that pass all filters. Returns the jobs as they were, in
-        the order of their ids.
+        """Delete jobs that pass all filters, the lowest ids first. Return the jobs as they were
+        before, in the order of their ids.
 
-        Running jobs and jobs that another session has locked are left out, and do not count.
+        Running jobs and jobs that another session has locked are not deleted. They do not count
+        toward `limit`.
 
         Args:
             limit: the maximum number of jobs, from 1 to 10,000. Default 100. To delete more jobs,
                 use `job_delete_in_batches`.
-            unsafe_all: allow a call without a filter, which deletes jobs of all kinds.
+            unsafe_all: allow a call without a filter, which deletes jobs of all kinds. Default
+                False.
             tx: as for `insert`.
             filters: see `riverpy.JobFilters`.
 
         Raises:
-            ConfigError: a filter or the limit is not allowed; or no filter is given, and
+            ConfigError: a filter or the limit is not allowed. Also raised if no filter is given and
                 `unsafe_all` is False.
             JobDamagedError: the server cannot read one of the jobs. Nothing was changed.
         """
@@ -112,22 +116,26 @@ class JobBatchMethods(ClientMethods):
         tx: CallerTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobChanges:
-        """Make all jobs that pass all filters available now, each as `job_retry` does.
+        """Make all jobs that pass all filters available now, each in the same way as `job_retry`.
+        Return how many jobs were changed, unchanged and refused.
 
-        The jobs are changed in batches of 1,000, in the order of their ids. Each batch is a
-        transaction of its own, and notifies each queue once. Jobs that were inserted after the call
-        are left out. If the call is cancelled, the current batch is finished first, and stays.
+        The jobs are changed in batches of 1,000, in the order of their ids. Each batch has its own
+        transaction and notifies each queue once. Jobs that were inserted after the call are not
+        changed. If the call is cancelled, the current batch is finished first and its changes stay.
 
-        A job whose unique key another job has is refused; the others are retried. A job that
-        another session has locked is tried again for 5 seconds, and then refused. The same applies
-        to a job whose unique key another open transaction has inserted.
+        If another job has the unique key of a job, this job is refused, and the other jobs are
+        retried. If another session has locked a job, the call tries again for 5 seconds and then
+        refuses the job. The same applies if another open transaction has inserted the unique key of
+        the job.
 
         Args:
-            limit: change only the first jobs, by id. Default None: all of them.
-            on_progress: a plain function, not `async def`: called with what was done so far, after
-                each batch. If it raises, the call ends with its error, and no further batch begins.
-            tx: your connection, in a transaction. All batches are part of it. If the call fails,
-                nothing was changed.
+            limit: the maximum number of jobs to change, the lowest ids first. Default None: no
+                limit.
+            on_progress: a plain function, not `async def`. It is called after each batch with the
+                numbers so far. If it raises, the call ends with this error and starts no further
+                batch.
+            tx: your connection, in a transaction. All batches run in it. If the call fails, nothing
+                was changed.
             filters: see `riverpy.JobFilters`. At least one is needed. `ids` takes up to 1,000,000.
 
         Raises:
@@ -144,7 +152,8 @@ class JobBatchMethods(ClientMethods):
         tx: CallerTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobChanges:
-        """Cancel all jobs that pass all filters, each as `job_cancel` does. Returns what was done.
+        """Cancel all jobs that pass all filters, each in the same way as `job_cancel`. Return how
+        many jobs were changed, unchanged and refused.
 
         The workers of running jobs are notified. Batches, `limit`, `on_progress`, `tx`, `filters`
         and locked jobs: as for `job_retry_many`.
@@ -163,9 +172,10 @@ class JobBatchMethods(ClientMethods):
         tx: CallerTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobChanges:
-        """Delete all jobs that pass all filters, without reading them. Returns what was done.
+        """Delete all jobs that pass all filters, without reading their content. Return how many
+        jobs were deleted, left unchanged and refused.
 
-        Running jobs are left alone. Batches, `limit`, `on_progress`, `tx`, `filters` and locked
+        Running jobs are not deleted. Batches, `limit`, `on_progress`, `tx`, `filters` and locked
         jobs: as for `job_retry_many`.
 
         Raises:
@@ -200,7 +210,8 @@ class JobBatchMethods(ClientMethods):
 
 
 def _check_progress_callback(on_progress: object) -> None:
-    """Raise ConfigError unless this is a function that can be called without `await`."""
+    """Raise ConfigError if `on_progress` is not a plain function, i.e. one that is called without
+    `await`."""
     if not callable(on_progress):
         raise ConfigError(f"on_progress must be a function, got {type(on_progress).__name__}")
     if iscoroutinefunction(on_progress) or iscoroutinefunction(type(on_progress).__call__):

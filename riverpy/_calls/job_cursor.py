@@ -1,8 +1,10 @@
-"""Cursors: texts that describe the position of a job in a list. River has the same format.
+"""Cursors: texts that contain the position of a job in a list. They have the format of River's
+cursors.
 
 The text is base64 (URL-safe, with padding) of a JSON object with the keys `id`, `kind`, `queue`,
-`sort_field` and `time`, in this order. `time` is the zero time of Go if the order is by id, or if
-the job has no time."""
+`sort_field` and `time`, in this order. `time` is the zero time of Go if the list is ordered by id,
+or if the job has no time.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,12 @@ from riverpy.job_list import JobOrder
 CURSOR_LENGTH_MAX = 8_192
 """The maximum number of characters of a cursor."""
 GO_ZERO_TIME_TEXT = "0001-01-01T00:00:00Z"
-"""The value of `time` in a cursor whose order is by id, or whose job has no time."""
+"""The zero time of Go. It is the `time` of a cursor if the list is ordered by id, or if the job has
+no time."""
 _INT64_RANGE = range(-(2**63), 2**63)
 _INFINITY_NAMES = {2**63 - 1: "infinity", -(2**63): "-infinity"}
-"""PostgreSQL's names of its largest and smallest timestamp, by the timestamp in microseconds."""
+"""PostgreSQL's names for its largest and smallest timestamp. The keys are these timestamps in
+microseconds."""
 _JULIAN_DAY_2000 = 2_451_545
 _MICROSECONDS_PER_DAY = 86_400_000_000
 _RFC3339_TIME_PATTERN = re.compile(
@@ -35,23 +39,24 @@ _POSTGRES_TIME_PATTERN = re.compile(r"-?infinity|J\d{1,9} (\d\d:\d\d:\d\d\.\d{6}
 
 
 class JobPosition(NamedTuple):
-    """The position of a job in a list."""
+    """The position of a job in a list. A cursor contains it as text."""
 
     order: JobOrder
     id: int
     kind: str
     queue: str
     sort_time: int | None
-    """The time by which the list is ordered, in microseconds since 2000. None: the order is by id,
-    or the job has no time."""
+    """The time by which the list is ordered, in microseconds since 2000. None: the list is ordered
+    by id, or the job has no time."""
 
 
 class CursorParameters(NamedTuple):
-    """A position in a list, as parameters of the SQL statements."""
+    """The position in a list from a cursor, as parameters for SQL statements."""
 
     id: int
     sort_time: str | None
-    """The sort time as text for PostgreSQL. None: the order is by id, or the job has no time."""
+    """The time by which the list is ordered, as text for PostgreSQL. None: the list is ordered by
+    id, or the job has no time."""
 
 
 def encode_cursor(position: JobPosition) -> str:
@@ -67,11 +72,11 @@ def encode_cursor(position: JobPosition) -> str:
 
 
 def decode_cursor(text: str, order: JobOrder) -> CursorParameters:
-    """Return the position of a cursor for a list in this order. Both alphabets of base64 are read,
-    with or without padding. Unknown keys are ignored.
+    """Return the position that a cursor contains. `order` is the order of the list that uses it.
+    Both alphabets of base64 are accepted, with or without padding. Unknown JSON keys are ignored.
 
     Raises:
-        ConfigError: the text is not a cursor, or is the cursor of a list in another order.
+        ConfigError: the text is not a cursor, or is a cursor of a list with another order.
     """
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"a cursor must be a string, got {type(text).__name__}")
@@ -119,8 +124,8 @@ def _make_cursor_error(text: str, reason: str) -> ConfigError:
 
 
 def _format_cursor_time(microseconds: int) -> str:
-    """Return a time as text for a cursor. If RFC 3339 cannot express the time, it is in
-    PostgreSQL's format. River in Go cannot read jobs with such times."""
+    """Return a time as text for a cursor. If RFC 3339 cannot express the time, the text has
+    PostgreSQL's format, which River in Go cannot read."""
     time = decode_timestamp(microseconds)
     if time is None or encode_timestamp(time) != microseconds:
         return format_postgres_time(microseconds)
@@ -129,8 +134,8 @@ def _format_cursor_time(microseconds: int) -> str:
 
 
 def format_postgres_time(microseconds: int) -> str:
-    """Return a time as text for PostgreSQL. The day is a Julian day, because Python has fewer
-    years."""
+    """Return a time as text for PostgreSQL. The day is written as a Julian day, because PostgreSQL
+    allows years that Python's `datetime` does not."""
     if microseconds in _INFINITY_NAMES:
         return _INFINITY_NAMES[microseconds]
     days, microseconds = divmod(microseconds, _MICROSECONDS_PER_DAY)
@@ -139,8 +144,8 @@ def format_postgres_time(microseconds: int) -> str:
 
 
 def _parse_cursor_time(text: str) -> str | None:
-    """Return the time of a cursor as text for PostgreSQL, in microseconds. Return None if it is no
-    time. Digits below a microsecond are cut off, as PostgreSQL's drivers for Go do."""
+    """Return the time of a cursor as text for PostgreSQL, or None if the text is not a time. Digits
+    below a microsecond are cut off, as in PostgreSQL's drivers for Go."""
     if _POSTGRES_TIME_PATTERN.fullmatch(text):
         return text
     match = _RFC3339_TIME_PATTERN.fullmatch(text)

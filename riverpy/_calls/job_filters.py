@@ -1,4 +1,4 @@
-"""CheckedFilters: the filters of a list of jobs, as parameters of SQL statements."""
+"""CheckedFilters: validated filters of a list of jobs, as parameters of SQL statements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from riverpy.job_list import JobFilters
 
 VALUES_PER_FILTER_MAX = 10_000
-"""The maximum number of values of one filter, except of `ids`."""
+"""The maximum number of values of any filter other than `ids`."""
 FILTER_IDS_MAX = 1_000_000
 """The maximum number of values of the filter `ids`."""
 PRIORITY_MAX = 4
@@ -24,15 +24,16 @@ _UNSTORABLE_CHARACTER = re.compile("[\0\ud800-\udfff]")
 
 
 class CheckedFilters(NamedTuple):
-    """Valid filters of a list of jobs."""
+    """Validated filters of a list of jobs."""
 
     values: dict[str, object]
-    """The values of the filters, by filter name. A SQL statement contains one part for each of
-    these filters, and finds it by the same name."""
+    """The values of the filters, by filter name. The SQL statement has an optional part with the
+    same name for each filter."""
 
     @property
     def states(self) -> list[str]:
-        """The values of the filter `states`, in the given order. Empty: the filter is not used."""
+        """The values of the filter `states`, in the caller's order. Empty: the filter is not
+        used."""
         return cast("list[str]", self.values.get("states", []))
 
     @property
@@ -46,7 +47,7 @@ class CheckedFilters(NamedTuple):
 
 
 def check_filters(filters: JobFilters) -> CheckedFilters:
-    """Check filters. Repeated values are dropped.
+    """Validate the caller's filters. Repeated values are dropped.
 
     Raises:
         ConfigError: a filter is unknown, has no values or too many, or a value is not allowed.
@@ -63,7 +64,8 @@ def check_filters(filters: JobFilters) -> CheckedFilters:
 
 
 def expect_filter(filters: CheckedFilters, method_name: str) -> None:
-    """Raise ConfigError if no filter is given. The error text contains `method_name`."""
+    """Raise ConfigError if there is no filter, because the method would then change all jobs. The
+    error text contains `method_name`."""
     if not filters.values:
         raise ConfigError(
             f"{method_name} without a filter would change all jobs: give at least one of "
@@ -72,7 +74,7 @@ def expect_filter(filters: CheckedFilters, method_name: str) -> None:
 
 
 def _check_value_list(name: str, value: object) -> list[object]:
-    """Return the values of a filter without duplicates, in the given order."""
+    """Return the values of a filter without duplicates, in the caller's order."""
     if isinstance(value, str | bytes) or not isinstance(value, Sequence | set | frozenset):
         raise ConfigError(
             f"the filter {name} must be a list of values, got {type(value).__name__}: write "
@@ -155,4 +157,4 @@ _CHECK_BY_FILTER: dict[str, Callable[[str, object], object]] = {
     "args": _check_object,
     "error": _check_text,
 }
-"""The filters, each with the function that checks it and returns its value for the statements."""
+"""The function for each filter that validates its value and converts it for the SQL statement."""

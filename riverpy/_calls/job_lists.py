@@ -1,4 +1,4 @@
-"""JobListMethods: the methods that list and count jobs."""
+"""JobListMethods: the methods of a client that list and count jobs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 PAGE_SIZE_DEFAULT = 1_000
 """The default number of jobs that `Client.jobs` reads at a time."""
 REPORTED_DAMAGED_JOBS_MAX = 100
-"""The maximum number of damaged jobs in the error of `Client.jobs`."""
+"""The maximum number of damaged jobs that the error of `Client.jobs` contains. A damaged job is one
+that the server cannot read."""
 
 
 class JobListMethods(ClientMethods):
-    """The methods that list and count jobs."""
+    """The methods of a client that list and count jobs."""
 
     async def job_list(
         self,
@@ -41,21 +42,24 @@ class JobListMethods(ClientMethods):
         tx: CallerTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobPage:
-        """Return one page of the jobs that pass all filters. Without a filter, all jobs pass.
+        """Return one page of the jobs that pass all filters. Without a filter, the list contains
+        all jobs.
 
         Args:
             order_by: the order, see `riverpy.JobOrder`. Default: by id.
-            descending: whether the order is reversed.
+            descending: whether the order is reversed. Default False.
             limit: the maximum number of jobs, from 1 to 10,000. Default 100.
-            after: the `cursor` of an earlier page, or a job: the page starts behind it. Use the
-                same filters and order. Cursors of River in Go are accepted too.
+            after: the `cursor` of an earlier page, or a job. The page starts behind this position.
+                Use the same filters and order as for the earlier page. Cursors of River in Go are
+                accepted too.
             tx: as for `insert`.
             filters: see `riverpy.JobFilters`.
 
         Raises:
             ConfigError: a filter, the order, the limit or the cursor is not allowed.
-            JobDamagedError: a filter on metadata or errors meets a job that the server cannot read.
-                Without such filters, damaged jobs are listed in `damaged` of the page.
+            JobDamagedError: a filter on metadata or errors needs a value of a job that the server
+                cannot read. Without such filters, the page lists the jobs that the server cannot
+                read in `damaged`.
         """
         plan = plan_page(
             check_filters(filters),
@@ -76,11 +80,11 @@ class JobListMethods(ClientMethods):
         tx: CallerTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> AsyncGenerator[JobRow]:
-        """Iterate over all jobs that pass all filters, as in `async for job in client.jobs(…)`.
+        """Iterate over all jobs that pass all filters: `async for job in client.jobs(…): …`.
 
-        The jobs are read in pages. Without `tx`, no transaction is open between two pages. So a job
-        that changes in the meantime may be left out or returned twice if the change moves it in the
-        order. The order by id never returns a job twice.
+        The jobs are read in pages. Without `tx`, each page has its own transaction. If a job
+        changes between two pages and its position in the order changes, the job may be left out or
+        returned twice. With the order by id, no job is returned twice.
 
         Args:
             page_size: the number of jobs to read at a time, from 1 to 10,000. Default 1,000.
@@ -125,7 +129,7 @@ class JobListMethods(ClientMethods):
     async def job_count(
         self, *, tx: CallerTransaction | None = None, **filters: Unpack[JobFilters]
     ) -> int:
-        """Return the number of jobs that pass all filters. The server reads all of them.
+        """Return the number of jobs that pass all filters. The server reads all these jobs.
 
         Raises:
             ConfigError: a filter is not allowed.
@@ -148,8 +152,8 @@ class JobListMethods(ClientMethods):
         )
 
     async def _read_page_in_parts(self, plan: PagePlan, tx: CallerTransaction | None) -> JobPage:
-        """Read a page with a damaged job: read its ids, then the jobs in smaller and smaller
-        parts."""
+        """Read a page that contains a damaged job, i.e. one that the server cannot read. Read the
+        ids of the page first, then the jobs in smaller and smaller parts."""
         schema = self._config.schema
         try:
             async with self._transaction(tx, isolation="repeatable_read") as connection:

@@ -1,4 +1,4 @@
-"""PagePlan: the statement for one page of a list of jobs, and the order of its rows."""
+"""PagePlan: the SQL statement for one page of a list of jobs, and the order of its rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ JOB_LIMIT_MAX = 10_000
 """The maximum number of jobs of a page. River has the same limit."""
 
 _INDEXED_FILTERS = {"ids", "kinds", "states"}
-"""The filters that an index supports, and for which the planner can estimate the number of jobs."""
+"""The filters that an index supports. For these the query planner can estimate the number of
+jobs."""
 _COLUMN_BY_TIME_FIELD = {
     "scheduled_at": JobColumn.SCHEDULED_AT,
     "attempted_at": JobColumn.ATTEMPTED_AT,
@@ -39,7 +40,7 @@ _COLUMN_BY_TIME_FIELD = {
 
 
 class PagePlan(NamedTuple):
-    """The plan for one page of a list: its order and its SQL statement."""
+    """The plan for one page of a list of jobs: its order and its SQL statement."""
 
     order: JobOrder
     descending: bool
@@ -48,7 +49,7 @@ class PagePlan(NamedTuple):
     statement: PageStatement
 
     def sort_rows(self, rows: list[Any]) -> list[Any]:
-        """Return the rows, which have all columns, in the order of the list."""
+        """Return the rows in the order of the list. Each row must contain all columns."""
         return sorted(rows, key=self._sort_key, reverse=self.descending)
 
     def _sort_key(self, row: Sequence[Any]) -> tuple[bool, int, int]:
@@ -56,13 +57,13 @@ class PagePlan(NamedTuple):
         return time is None, time or 0, row[JobColumn.ID]
 
     def get_sort_time(self, row: Sequence[Any]) -> int | None:
-        """Return the time by which the row is sorted, in microseconds since 2000. None: the row has
-        no such time, or the order is by id."""
+        """Return the time by which a row is sorted, in microseconds since 2000. None: the row has
+        no such time, or the list is ordered by id."""
         raw = None if self.time_field is None else row[_COLUMN_BY_TIME_FIELD[self.time_field]]
         return None if raw is None else decode_wire_microseconds(raw)
 
     def make_row_cursor(self, row: Sequence[Any]) -> str:
-        """Return the cursor for the position of a row, which has all columns."""
+        """Return the cursor for the position of a row. The row must contain all columns."""
         kind, queue = row[JobColumn.KIND], row[JobColumn.QUEUE]
         return self.make_cursor(row[JobColumn.ID], kind, queue, self.get_sort_time(row))
 
@@ -84,7 +85,7 @@ def check_whole_number(value: int, name: str, maximum: int) -> None:
 
 
 def check_job_id(job_id: int) -> None:
-    """Raise ConfigError unless the value is an integer of 64 bits."""
+    """Raise ConfigError if the job id is not an integer of 64 bits."""
     is_integer = isinstance(job_id, int) and not isinstance(job_id, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
     if not is_integer or not -(2**63) <= job_id < 2**63:
         raise ConfigError(f"job_id must be a whole number of 64 bits, got {job_id!r}")
@@ -98,7 +99,8 @@ def plan_page(
     limit: int,
     after: str | JobRow | None,
 ) -> PagePlan:
-    """Return the plan of the page that follows `after`, which is a cursor or a job.
+    """Return the plan for the page that starts behind `after`, a cursor or a job. None: the first
+    page.
 
     Raises:
         ConfigError: the order, the limit or the cursor is not allowed.
@@ -135,7 +137,7 @@ def plan_page(
 def _get_start_position(
     after: str | JobRow, order: JobOrder, time_field: str | None
 ) -> CursorParameters:
-    """Return the position that a cursor contains, or the position of a job."""
+    """Return the position behind which a page starts: that of the cursor or job `after`."""
     if not isinstance(after, JobRow):
         return decode_cursor(after, order)
     raw = None if time_field is None else after.columns()[_COLUMN_BY_TIME_FIELD[time_field]]
@@ -145,12 +147,12 @@ def _get_start_position(
 
 
 def _should_hide_limit_from_planner(filters: CheckedFilters, *, is_first_by_id: bool) -> bool:
-    """Return whether the planner must not see the limit.
+    """Return whether the query planner must not see the limit of the page.
 
-    The planner has no statistics on the content of metadata, args and errors, and expects that
-    many jobs pass such filters. It expects jobs of a state anywhere in the table, but waiting and
-    running jobs are among the newest. With the limit, it would read all old jobs first, except
-    behind a cursor.
+    If the planner saw the limit, it could choose to read all old jobs first, for two reasons. It
+    has no statistics on the content of metadata, args and errors, so it expects that many jobs pass
+    filters on them. It also expects jobs of each state anywhere in the table, but jobs that wait or
+    run are among the newest. The second reason does not apply to a page behind a cursor.
     """
     given = filters.values
     if not given.keys().isdisjoint({"metadata", "args"}):
@@ -161,7 +163,7 @@ def _should_hide_limit_from_planner(filters: CheckedFilters, *, is_first_by_id: 
 
 
 def _choose_time_field(order: JobOrder, states: Sequence[str]) -> str | None:
-    """Return the time column by which a list is ordered. None: the order is by id."""
+    """Return the time column by which a list is ordered. None: the list is ordered by id."""
     if order == "id":
         return None
     if order == "finalized_at":

@@ -1,4 +1,4 @@
-"""JobMethods: the methods for one job."""
+"""JobMethods: the methods of a client that read or change one job."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 
 class JobMethods(ClientMethods):
-    """The methods for one job."""
+    """The methods of a client that read or change one job."""
 
     async def job_get(self, job_id: int, *, tx: CallerTransaction | None = None) -> JobRow:
         """Return one job.
 
         Raises:
-            ConfigError: the id is no whole number of 64 bits.
+            ConfigError: the id is not an integer of 64 bits.
             NotFoundError: there is no job with this id.
             JobDamagedError: the server cannot read the job.
         """
         return await self._execute_job_statement(jobs.job_get, job_id, tx, "autocommit")
 
     async def job_cancel(self, job_id: int, *, tx: CallerTransaction | None = None) -> JobRow:
-        """Cancel a job. Returns the job.
+        """Cancel a job. Return the job.
 
         If the job is running, its client receives the request and cancels the job's task. The state
         becomes `cancelled` when the worker's code has ended. A completed, cancelled or discarded
@@ -47,8 +47,8 @@ class JobMethods(ClientMethods):
         return await self._execute_job_statement(jobs.job_cancel, job_id, tx)
 
     async def job_retry(self, job_id: int, *, tx: CallerTransaction | None = None) -> JobRow:
-        """Make a job available now, with one more attempt if it has none left. Returns the job. A
-        running job does not change.
+        """Make a job available now. Return the job. If the job has no attempts left, it gets one
+        more. A running job does not change.
 
         Raises:
             ConfigError, NotFoundError, JobDamagedError: as `job_get`.
@@ -64,9 +64,10 @@ class JobMethods(ClientMethods):
     async def job_update(
         self, job_id: int, *, output: object, tx: CallerTransaction | None = None
     ) -> JobRow:
-        """Set the output of a job in any state (metadata key `output`). Returns the job.
+        """Set the output of a job in any state (metadata key `output`). Return the job.
 
-        If a running job records an output itself, that output replaces this one at the end.
+        If the job is running and records an output itself, its own output replaces this one when
+        the attempt ends.
 
         Raises:
             ArgsError: the output cannot be encoded as JSON, or is larger than 32 MiB as JSON.

@@ -1,4 +1,4 @@
-"""LeadershipMethods: the methods for the leader of the client's leader domain."""
+"""LeadershipMethods: the method of a client that requests a new leader."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ if TYPE_CHECKING:
 
 
 class LeadershipMethods(ClientMethods):
-    """The methods for the leader of the client's leader domain."""
+    """The method of a client that requests a new leader."""
 
     async def request_resign(self, *, tx: CallerTransaction | None = None) -> None:
         """Request that the leader of this client's leader domain resigns, so that another client
         becomes leader. Leaders in Go receive the request too.
 
-        The leader is notified at the commit of the transaction. If there is no leader, this has no
-        effect. A leader that only polls does not receive the request. The former leader may become
-        leader again, if no other client takes part in leader election.
+        The leader is notified when the transaction commits. If there is no leader, the request has
+        no effect. A leader without notifications, for example with `poll_only`, does not receive
+        the request. The former leader may become leader again if no other client takes part in
+        leader election.
 
         Args:
             tx: as for `insert`.
