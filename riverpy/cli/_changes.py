@@ -1,4 +1,5 @@
-"""Commands that change several items, each in a transaction of its own."""
+"""Shared code of commands that change several jobs, queues or other items, each in its own
+transaction."""
 
 from __future__ import annotations
 
@@ -37,15 +38,16 @@ ItemT = TypeVar("ItemT", int, str)
 ACTION_UNCHANGED = "none"
 ACTION_FAILED = "failed"
 PROGRESS_NOTE_INTERVAL = 2.0
-"""Seconds between two notes on stderr about the number of changed items, with `--json`."""
+"""The minimum number of seconds between two notes on stderr about how many items are changed. Only
+commands with `--json` print these notes."""
 
 
 class ItemChangeResult(NamedTuple):
     """The result of changing one item."""
 
     action: str
-    """A word for the change. `ACTION_UNCHANGED`: no change was needed. `ACTION_FAILED`: the item
-    could not be changed."""
+    """A word for the change. `ACTION_UNCHANGED` means that no change was needed, and
+    `ACTION_FAILED` that the item could not be changed."""
     message: str
 
 
@@ -60,11 +62,15 @@ def change_items(
 ) -> None:
     """Change each item in order. If one item fails, the next items are still changed.
 
-    Each result is printed at once, or with `--json` all results as one object at the end.
+    Each result is printed at once. With `--json`, all results are printed as one object at the end.
 
     Args:
+        database: the database of the command.
         noun: the word for an item in messages, such as `job`.
         json_key: the key of an item in the `--json` output, such as `id`.
+        items: the ids or names of the items.
+        change: changes one item in a transaction, and returns the result.
+        as_json: whether the command has the option `--json`.
 
     Raises:
         Exit: with code 1, if an item failed.
@@ -107,8 +113,8 @@ def change_items(
 
 
 def _is_row_change_refused(error: Exception) -> bool:
-    """Whether the database refused the change of one row, for example because of a trigger. An
-    error of class 42, such as a missing permission or table, affects all rows."""
+    """Return whether an error affects only one row, for example an error that a trigger raised.
+    Errors of class 42, such as a missing permission or table, affect all rows."""
     sqlstate: str = getattr(error, "sqlstate", None) or ""
     return is_permanent_statement_error(error) and not sqlstate.startswith("42")
 

@@ -1,4 +1,4 @@
-"""The database connection of a command, and the tables that the command needs."""
+"""The database connection of a command, with checks that the tables it needs exist."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ArgsP = ParamSpec("ArgsP")
 ResultT = TypeVar("ResultT")
 
 STATEMENT_TIMEOUT = 10.0
-"""The timeout of a statement that reads or changes a few rows, in seconds. A statement can wait for
-a lock of another session."""
+"""The timeout in seconds of a statement that reads or changes a few rows. A statement may have to
+wait for a lock of another session."""
 
 
 class CommandConnection(NamedTuple):
@@ -40,17 +40,24 @@ class CommandConnection(NamedTuple):
         *args: ArgsP.args,
         **kwargs: ArgsP.kwargs,
     ) -> ResultT:
-        """Return the result of a statement that reads a few rows."""
+        """Run a statement that reads a few rows, and return its result. `statement` is called with
+        the connection and the schema, then with the other arguments."""
         result = statement(self.connection, self.schema, *args, **kwargs)
         return await wait_for_statement("reading the database", result)
 
     def has_riverpy_migration(self, version: int) -> bool:
-        """Whether the database has this version of riverpy's own tables."""
+        """Return whether this version of the migration line `riverpy` is applied, which creates
+        riverpy's own tables."""
         return version in self.schema_state.applied_versions(RIVERPY_MIGRATION_LINE)
 
     def expect_riverpy_migration(self, version: int, missing_tables: str) -> None:
-        """Raise SchemaMissingError if riverpy's own tables do not have this version. The text names
-        the `missing_tables` and the command that creates them."""
+        """Check that this version of the migration line `riverpy` is applied. `missing_tables` is
+        the text for these tables in the error.
+
+        Raises:
+            SchemaMissingError: the version is not applied. The message has the command that applies
+                it.
+        """
         if not self.has_riverpy_migration(version):
             up = f"riverpy migrate up --line {RIVERPY_MIGRATION_LINE}"
             command = make_migrate_command(up, self.schema, self.database_url)
@@ -59,7 +66,8 @@ class CommandConnection(NamedTuple):
 
 @asynccontextmanager
 async def open_command_connection(database: DatabaseSettings) -> AsyncGenerator[CommandConnection]:
-    """Connect, and check that River's tables exist."""
+    """Open a connection, and check that River's tables exist. The connection is closed after the
+    `async with` block."""
     url = database.require_url()
     connection = await connect(url)
     try:
@@ -72,8 +80,8 @@ async def open_command_connection(database: DatabaseSettings) -> AsyncGenerator[
 
 
 async def wait_for_statement(purpose: str, statement: Awaitable[ResultT]) -> ResultT:
-    """Wait for the result of a statement, for at most `STATEMENT_TIMEOUT`. `purpose` starts the
-    error text."""
+    """Wait at most `STATEMENT_TIMEOUT` for a statement, and return its result. The text of a
+    timeout error starts with `purpose`."""
     reason = f"{purpose} took longer than {STATEMENT_TIMEOUT:g} s"
     with anyio.fail_after(STATEMENT_TIMEOUT, reason=reason):
         return await statement

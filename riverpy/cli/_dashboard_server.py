@@ -1,4 +1,4 @@
-"""The server of the dashboard, for the commands that serve it."""
+"""The web server of the dashboard, for `riverpy web` and `riverpy dev`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 DASHBOARD_PORT_DEFAULT = 8080
 STOP_TIMEOUT = 5
-"""Seconds that open requests may take after a signal."""
+"""Seconds for which the server waits for running requests after a stop signal."""
 DASHBOARD_POOL_SIZE = 4
-"""The number of connections of a client that only the dashboard uses."""
+"""The number of connections in the pool of a client that only the dashboard uses."""
 
 
 def expect_web_packages(command: str) -> None:
-    """Raise CommandError if a package of the dashboard is missing."""
+    """Check that the packages which the dashboard needs are installed. Raise CommandError if
+    not."""
     try:
         import uvicorn  # noqa: F401  # pyright: ignore[reportUnusedImport] (a check)
 
@@ -40,7 +41,8 @@ def expect_web_packages(command: str) -> None:
 
 
 def open_listening_socket(address: Address, *, option: str = "--port") -> socket.socket:
-    """Return a socket that listens. Raise CommandError, with the option to use, if it cannot."""
+    """Return a socket that listens on an address. If this fails, raise CommandError with a text
+    that names the `option` for another port."""
     host, port = address
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -69,17 +71,17 @@ class DashboardServer:
     def __init__(self, address: Address, make_app: Callable[[Client], Starlette]) -> None:
         self._address, self._make_app = address, make_app
         self._is_serving = False
-        """Whether uvicorn handles the signals."""
+        """Whether uvicorn runs the server and handles the signals."""
 
     async def serve(
         self,
         open_client: Callable[[AsyncExitStack], Awaitable[Client]],
         print_address: Callable[[Address], None],
     ) -> None:
-        """Open the client, and serve until SIGINT or SIGTERM.
+        """Open the client, and serve the dashboard until SIGINT or SIGTERM.
 
         Args:
-            open_client: opens the client, or a part of it, in the given stack.
+            open_client: opens the client. It registers what must be closed in the exit stack.
             print_address: is called with the address when browsers can connect.
         """
         import uvicorn
@@ -102,7 +104,7 @@ class DashboardServer:
                 await uvicorn.Server(config).serve(sockets=[listener])
 
     def _handle_signal(self, _number: int, _frame: FrameType | None) -> None:
-        """Exit if the server has not started yet. While it serves, uvicorn handles signals, and
-        raises them again at its end."""
+        """Exit if the server has not started yet. While the server runs, uvicorn handles the
+        signals itself; it raises them again when it has stopped."""
         if not self._is_serving:
             raise SystemExit(0)

@@ -1,4 +1,5 @@
-"""Find and start embedded PostgreSQL servers."""
+"""Finds and starts embedded PostgreSQL servers, i.e. servers that riverpy runs from its own data
+directories."""
 
 from __future__ import annotations
 
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def get_embedded_server(name: str) -> EmbeddedPostgres:
-    """Return the embedded server of this name, without starting it."""
+    """Return the embedded server with this name. This does not start it."""
     return _import_embedded_postgres()(name)
 
 
 def start_embedded_server(stack: ExitStack, name: str, command_name: str) -> EmbeddedPostgres:
-    """Start the embedded server of this name, and print a note about it. The server runs until
-    `stack` is closed."""
+    """Start the embedded server with this name, and print a note about it on stderr. The server
+    stops when `stack` is closed."""
     started = time.monotonic()
     server = get_embedded_server(name)
     stack.enter_context(server)
@@ -40,8 +41,9 @@ def start_embedded_server(stack: ExitStack, name: str, command_name: str) -> Emb
 
 
 def find_existing_servers(name: str) -> list[EmbeddedPostgres]:
-    """Return the embedded servers of this name that have data, one for each major version of
-    PostgreSQL, the oldest first."""
+    """Return the embedded servers with this name that have a data directory. There can be one for
+    each major version of PostgreSQL; the oldest version is first. Raise CommandError if there is
+    none."""
     servers = _import_embedded_postgres().existing(name)
     if not servers:
         raise CommandError(
@@ -51,15 +53,15 @@ def find_existing_servers(name: str) -> list[EmbeddedPostgres]:
 
 
 def make_dev_server_name(directory: Path) -> str:
-    """Return the name of the embedded server of `riverpy dev` in a directory."""
+    """Return the name of the embedded server that `riverpy dev` uses in a directory."""
     slug = re.sub("[^a-z0-9]+", "-", directory.name.lower()).strip("-")[:24]
     digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:6]
     return f"dev-{slug}-{digest}" if slug else f"dev-{digest}"
 
 
 def find_running_dev_server() -> EmbeddedPostgres | None:
-    """Return the running embedded server of `riverpy dev` in the current directory. None: there is
-    no such server."""
+    """Return the running embedded server of `riverpy dev` in the current directory, or None if
+    there is none."""
     if sys.platform == "win32":
         return None
     from riverpy._tools.embedded.server import default_base_directory

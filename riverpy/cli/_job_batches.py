@@ -1,4 +1,5 @@
-"""Commands that change all jobs which pass filters: they ask, show progress, print results."""
+"""Commands that retry, cancel or delete all jobs that match filters. They ask for confirmation,
+show the progress and print the result."""
 
 from __future__ import annotations
 
@@ -30,21 +31,22 @@ if TYPE_CHECKING:
 BatchVerb: TypeAlias = Literal["retry", "cancel", "delete"]
 
 PROGRESS_NOTE_INTERVAL = 2.0
-"""Seconds between two notes about the progress if stderr is no terminal."""
+"""The minimum number of seconds between two notes about the progress if stderr is not a
+terminal."""
 _ENDED_STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
 _PAST_PARTICIPLE_BY_VERB = {"retry": "retried", "cancel": "cancelled", "delete": "deleted"}
 
 
 class _StopRequestedError(Exception):
-    """A signal has requested the end of the command."""
+    """A signal has requested that the command stops."""
 
 
 class _StopSignalWatcher:
-    """Records the signal that requested the end of the command."""
+    """Records the signal that requests that the command stops."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
-        """The number of the signal. None: no signal has arrived."""
+        """The number of the signal; None: no signal has arrived."""
 
     def raise_if_stop_requested(self) -> None:
         """Raise _StopRequestedError if a signal has arrived."""
@@ -53,7 +55,8 @@ class _StopSignalWatcher:
 
     @contextmanager
     def watch_signals(self) -> Generator[None]:
-        """Record the first signal during the `with` block. The second signal cancels the task."""
+        """Record the first stop signal that arrives during the `with` block. A second signal
+        cancels the current task."""
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
 
@@ -82,7 +85,7 @@ class _StopSignalWatcher:
 
 
 def _list_stop_signals() -> list[int]:
-    """Return the numbers of the signals that end the command."""
+    """Return the numbers of the signals that stop the command."""
     numbers: list[int] = [signal.SIGINT, signal.SIGTERM]
     if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         numbers.append(signal.SIGHUP)  # not if SIGHUP is ignored, as under `nohup`
@@ -90,7 +93,7 @@ def _list_stop_signals() -> list[int]:
 
 
 class _BatchChange(NamedTuple):
-    """A change of all jobs that pass filters."""
+    """A change of all jobs that match filters, with the options of the command."""
 
     verb: BatchVerb
     filters: JobFilters
@@ -108,12 +111,13 @@ def change_matching_jobs(
     is_confirmed: bool,
     as_json: bool,
 ) -> None:
-    """Count the jobs, ask, change them in batches, and print what was done.
+    """Change all jobs that match the filters. Count them first, ask for confirmation, change them
+    in batches, and print the result.
 
     Raises:
-        UsageError: there is no terminal for the question.
-        Exit: with code 1, if jobs were refused; with 128 and the number of the signal, if a signal
-            has ended the change.
+        UsageError: confirmation is needed, but stdin is not a terminal.
+        Exit: with code 1 if jobs were refused; with 128 plus the number of the signal if a signal
+            stopped the command.
     """
     if not is_confirmed and not sys.stdin.isatty():
         raise click.UsageError(
@@ -127,7 +131,7 @@ def change_matching_jobs(
     if change.filters.get("states") != ():
         matched = run_async(_count_jobs, database, change)
         count = matched if limit is None else min(matched, limit)
-        # Not in an event loop: the loop would handle Ctrl-C only after the answer.
+        # Ask outside of an event loop: it would handle Ctrl-C only after the answer.
         if count and not is_confirmed:
             first = "" if count == matched else f"the first {count:,} of "
             which = " that have not ended" if verb == "cancel" else ""
@@ -140,8 +144,8 @@ def change_matching_jobs(
 
 
 def _exclude_ended_states(filters: JobFilters) -> JobFilters:
-    """Return the filters without the states of ended jobs, which a cancellation does not change.
-    `states` is empty if no state is left."""
+    """Return the filters without the states of ended jobs, because a cancellation does not change
+    ended jobs. If no state is left, `states` is empty, and no job matches."""
     states = filters.get("states", tuple(JobState))
     return {**filters, "states": tuple(one for one in states if one not in _ENDED_STATES)}
 
@@ -199,7 +203,8 @@ async def _run_batches(client: Client, change: _BatchChange, count: int) -> None
 def _get_change_method(
     client: Client, change: _BatchChange
 ) -> Callable[[Callable[[JobChanges], object]], Awaitable[JobChanges]]:
-    """Return the method of the client that changes the jobs."""
+    """Return a function that changes the jobs. Its argument is called with the progress after each
+    batch."""
     if change.verb == "retry":
         return lambda note: client.job_retry_many(
             limit=change.limit, on_progress=note, **change.filters
@@ -215,8 +220,8 @@ def _get_change_method(
 
 @contextmanager
 def _show_progress(verb: BatchVerb, count: int) -> Generator[Callable[[JobChanges], None]]:
-    """Yield a function that shows the progress on stderr: as a bar on a terminal, otherwise as a
-    line from time to time."""
+    """Yield a function that shows the progress on stderr. It shows a progress bar on a terminal,
+    otherwise a line every few seconds."""
     if sys.stderr.isatty():
         with click.progressbar(length=count, label=verb.capitalize(), file=sys.stderr) as bar:
             yield lambda changes: bar.update(min(changes.done, count) - bar.pos)

@@ -1,4 +1,4 @@
-"""Options that choose jobs by filters."""
+"""Command options that select jobs with filters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JOB_ID_TYPE = IntegerType(1, 2**63 - 1)
 
 
 def _parse_json_object(text: str) -> Mapping[str, object]:
-    """Parse a JSON object."""
+    """Parse a text as a JSON object. Raise ValueError if it is not one."""
     try:
         return msgspec.json.decode(text, type=dict[str, object])
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
@@ -65,7 +65,8 @@ job_ids_option = click.option(
 
 
 def job_filter_options(command: Callable[..., ResultT]) -> Callable[..., ResultT]:
-    """Add the options that choose jobs, and pass the values of the given options as `filters`."""
+    """Add the options that select jobs to a command. The command function receives the values that
+    the user gave in its parameter `filters`."""
     names = [one[1] for one in _FILTER_OPTIONS]
 
     @wraps(command)
@@ -92,7 +93,7 @@ def job_filter_options(command: Callable[..., ResultT]) -> Callable[..., ResultT
 
 
 def describe_filters(filters: JobFilters) -> str:
-    """Return the filters as text for a question."""
+    """Return a text about the filters for the confirmation question."""
     names = {one[1]: one[0].replace("-", " ") for one in _FILTER_OPTIONS}
     parts: list[str] = []
     for name, value in filters.items():

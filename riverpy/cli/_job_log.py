@@ -1,4 +1,4 @@
-"""The stored log of a job, as text or as JSON objects."""
+"""Reads and prints the log that is stored with a job."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ class _JobLogEntry(msgspec.Struct):
 
 
 def decode_job_log(job: JobRow) -> list[msgspec.Raw]:
-    """Return the entries of the log of a job, the oldest first."""
+    """Return the entries of the stored log of a job, one for each attempt, as JSON. The oldest
+    entry is first."""
     return [msgspec.Raw(entry) for entry in decode_log_entries(job.columns()[JobColumn.METADATA])]
 
 
 def print_job_log(job_id: int, entries: Sequence[msgspec.Raw]) -> None:
-    """Print the log of each attempt below a headline. An entry in an unexpected form is printed as
-    it is stored."""
+    """Print the log of each attempt below a line with the number of the attempt. An entry that is
+    not in the expected format is printed as it is stored."""
     if not entries:
         print_note(f"job {job_id} has no stored log")
     for number, raw in enumerate(entries):
@@ -45,7 +46,7 @@ def print_job_log(job_id: int, entries: Sequence[msgspec.Raw]) -> None:
 
 
 def shorten_log_in_metadata(metadata: msgspec.Raw) -> msgspec.Raw:
-    """Return the metadata of a job, with a short text in place of a log."""
+    """Return the metadata of a job with a short note instead of the stored log."""
     text = bytes(metadata).decode()
     entries = decode_log_entries(text)
     if not entries:

@@ -1,4 +1,4 @@
-"""The output of jobs, as JSON objects or as text."""
+"""Prints jobs as JSON objects or as text."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 JSON_LINE_LENGTH_MAX = 80
-"""The maximum number of characters of args or metadata that are shown in one line."""
+"""The maximum length of args or metadata that are shown on one line, in characters. Longer JSON is
+indented."""
 
 
 def job_to_json_object(job: JobRow) -> dict[str, object]:
-    """Return a job for `--json` output. The keys are the columns of the table.
+    """Return the object for a job in the `--json` output. Its keys are the columns of the table
+    `river_job`.
 
     `unique_key` is in hexadecimal digits. `unique_states` has one bit for each state, from the
-    left: scheduled, running, retryable, pending, discarded, completed, cancelled, available. A bit
-    is 1 if the key is unique in that state.
+    left: scheduled, running, retryable, pending, discarded, completed, cancelled, available. If a
+    bit is 1, the key is unique among the jobs in that state.
     """
     columns = job.columns()
     mask: int | None = columns[JobColumn.UNIQUE_STATES]
@@ -62,8 +64,8 @@ def job_to_json_object(job: JobRow) -> dict[str, object]:
 
 
 def print_job(job: dict[str, object], now: datetime | None = None) -> None:
-    """Print the columns of a job that are not empty, then its errors, the oldest first. With the
-    server's time `now`, other times are also shown relative to it."""
+    """Print the columns of a job that are not empty, then its errors, the oldest first. If the time
+    of the server is given as `now`, each time is also shown relative to it, such as "5m ago"."""
     cells = {name: _cell_to_lines(value, now) for name, value in job.items() if name != "errors"}
     cells["metadata"] = _cell_to_lines(
         shorten_log_in_metadata(cast("msgspec.Raw", job["metadata"])), now
@@ -96,7 +98,8 @@ def _cell_to_lines(value: object, now: datetime | None) -> list[str]:
 
 
 def _format_relative_time(moment: datetime, now: datetime | None) -> str:
-    """Return how far a time is from now, such as ` (5m ago)` or ` (in 1h5m)`."""
+    """Return the difference between a time and `now` as text, such as ` (5m ago)` or ` (in 1h5m)`.
+    The text is empty if `now` is None."""
     if now is None:
         return ""
     seconds = (moment - now).total_seconds()

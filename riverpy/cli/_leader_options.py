@@ -1,7 +1,6 @@
 """The options of `riverpy worker` for leader election, and the check of all its settings.
 
-All wrong values are reported in one message, so that a deployment is not repaired one value at a
-time.
+All wrong values are reported in one message, so that a user can correct them together.
 """
 
 from __future__ import annotations
@@ -34,11 +33,13 @@ _ValueBySetting = dict[Setting[Any], SettingValue[Any]]
 
 _OPTION_FAULTS_KEY = "riverpy.worker_option_faults"
 _CLIENT_SOURCE = "the client's Config"
-"""What an error names as the source of a value that no flag, variable or file sets."""
+"""The source that an error names for a value that comes from the client and not from a flag, a
+variable or a file."""
 
 
 class _LeaderOption(click.Option):
-    """An option in the group "Leading". A wrong value is reported together with all others."""
+    """An option in the group "Leading" of the help. Its wrong value is collected, so that one error
+    reports all wrong values."""
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         try:
@@ -49,7 +50,7 @@ class _LeaderOption(click.Option):
 
 
 class GroupedOptionsCommand(click.Command):
-    """A command whose help has the options of `leader_options` under a heading of their own."""
+    """A command whose help shows the options of `leader_options` under their own heading."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, is_leading in (("Options", False), ("Leading", True)):
@@ -71,7 +72,7 @@ def _parse_domain_queues(
 
 
 def leader_options(command: CommandT) -> CommandT:
-    """Add the options of the settings of leader election."""
+    """Add an option for each setting of leader election to a command."""
     for setting in reversed(LEADER_SETTINGS):
         attributes: dict[str, Any] = {"cls": _LeaderOption}
         if setting is DOMAIN_QUEUES:
@@ -89,15 +90,15 @@ def find_setting_values(
     known_values: Mapping[Setting[Any], SettingValue[Any]],
     flags: Mapping[str, Any],
 ) -> _ValueBySetting:
-    """Return the value and source of each setting.
+    """Return the value of each setting and the source of the value.
 
     Args:
-        sources: the environment and the file.
-        known_values: the settings whose values are known already.
-        flags: the values of the options, by the names of their parameters.
+        sources: the environment variables and the file.
+        known_values: the settings whose values are already known.
+        flags: the values of the options by the names of their parameters.
 
     Raises:
-        SettingsError: values are wrong. The text has all of them.
+        SettingsError: one or more values are wrong. The text lists all of them.
     """
     context = click.get_current_context(silent=True)
     faults: list[str] = [] if context is None else context.meta.get(_OPTION_FAULTS_KEY, [])
@@ -115,10 +116,11 @@ def find_setting_values(
 
 
 def check_leader_settings(config: Config, values: _ValueBySetting) -> None:
-    """Check that `values` and the settings of the client are valid together.
+    """Check that `values` are valid in combination with the settings of the client.
 
     Raises:
-        SettingsError: a rule is broken. The text has the rule, and the source of each value.
+        SettingsError: the combination is not valid. The text has the rule, and the source of each
+            value.
     """
     _raise_if_faults(_find_faults_of_combinations(msgspec.structs.asdict(config), values))
 
@@ -126,7 +128,8 @@ def check_leader_settings(config: Config, values: _ValueBySetting) -> None:
 def _find_faults_of_combinations(
     client_settings: Mapping[str, Any], values: _ValueBySetting
 ) -> list[str]:
-    """Return the broken rules. A value of `values` replaces the client's value."""
+    """Return a text for each combination of settings that is not valid. If `values` has a setting,
+    its value is used instead of that of the client."""
     given = {
         setting.parameter_name: value
         for setting, value in values.items()

@@ -1,9 +1,9 @@
 """Writes log lines to stderr without blocking the process.
 
-A line is written at once if the write does not block. If the reader of the pipe or terminal is
-slow, the write would block. Then the line is buffered, and a thread writes it. If the buffer is
-full (`LOG_BUFFER_BYTES_MAX`), lines are dropped, and their number is logged when the buffer is
-empty. If the reader ends, all further lines are dropped, and `on_reader_ended` is called.
+A line is written at once if this does not block. If the reader of the pipe or terminal is slow, the
+line is buffered, and a thread writes it. If the buffer is full (`LOG_BUFFER_BYTES_MAX`), lines are
+dropped, and their number is logged when the buffer is empty again. If the reader of the pipe or
+terminal ends, all further lines are dropped, and `on_reader_ended` is called.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LOG_BUFFER_BYTES_MAX = 4 * 2**20
-"""The maximum number of buffered bytes."""
+"""The maximum size of the buffered lines, in bytes."""
 LOG_FLUSH_TIMEOUT = 0.5
-"""The longest time that an ending process waits until buffered lines are written, in seconds."""
+"""Seconds for which the process waits at its end until the buffered lines are written."""
 _STANDARD_DESCRIPTOR_MAX = 2
-"""Descriptors up to this one are those of stdin, stdout and stderr. They are used as they are, so
-that a program can redirect them."""
+"""The highest descriptor of stdin, stdout and stderr. These three are used directly, not
+duplicated, so that a program can redirect them."""
 _READER_ENDED_ERRNOS = {errno.EPIPE, errno.ECONNRESET, errno.EIO}
-"""The errors of a write to a pipe, socket or terminal that no process reads any more."""
+"""The error numbers of a write to a pipe, socket or terminal whose reader has ended."""
 
 
 class LogStream:
-    """A stream for log lines. The methods can be called from any thread, and from a finalizer that
-    runs while a line is written.
+    """A stream for log lines. Any thread may call its methods. A finalizer that runs while a line
+    is written may also call them.
 
     Args:
-        stream: the target. Writes to a target without a file descriptor may block.
+        stream: the text stream to write to. If it has no file descriptor, writes may block.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -56,24 +56,24 @@ class LogStream:
             self._descriptor = os.dup(self._descriptor)
             own_descriptors.callback(os.close, self._descriptor)
         self._write_nonblocking = _make_nonblocking_write(self._descriptor, own_descriptors)
-        weakref.finalize(self, own_descriptors.close).atexit = False  # later lines are written too
+        weakref.finalize(self, own_descriptors.close).atexit = False  # also write lines at exit
         self.on_reader_ended: Callable[[], None] | None = None
-        """Called once, in any thread, when the reader has ended."""
+        """Is called once when the reader has ended. Any thread may call it."""
         self._has_reader_ended = False
         self.reset_after_fork()
         _log_streams.add(self)
 
     def reset_after_fork(self) -> None:
-        """Drop the buffered lines in a forked child, because the parent process writes them."""
+        """Drop the buffered lines in a forked child process. The parent process writes them."""
         self._unwritten_lines: deque[bytes] = deque()
-        """The lines to write. Only code that holds `_write_lock` removes lines."""
+        """The lines that are not written yet. Only code that holds `_write_lock` removes lines."""
         self._unwritten_bytes = self._dropped_line_count = 0
         self._write_lock = threading.Lock()
         self._writer_thread: threading.Thread | None = None
-        """The thread that writes buffered lines. It holds `_write_lock`."""
+        """The thread that writes the buffered lines. It holds `_write_lock`."""
 
     def write(self, text: str) -> None:
-        """Write or buffer a text. If the buffer is full, drop it."""
+        """Write a text or add it to the buffer. If the buffer is full, drop the text."""
         if self._descriptor < 0:
             self._stream.write(text)
             return
@@ -88,17 +88,17 @@ class LogStream:
         self._write_now_or_in_thread()
 
     def flush(self) -> None:
-        """Do nothing, because a thread writes the buffered lines."""
+        """Do nothing, because the writer thread writes the buffered lines."""
 
     def wait_until_written(self, seconds: float) -> None:
-        """Wait until the buffered lines are written, for at most `seconds`."""
+        """Wait at most `seconds` until the buffered lines are written."""
         if (thread := self._writer_thread) is not None:
             thread.join(seconds)
 
     def _write_now_or_in_thread(self) -> None:
-        """Write the lines, or start a thread that writes them. If `_write_lock` is locked, its
-        holder writes the lines. The holder can be another thread, or a write that a finalizer has
-        interrupted."""
+        """Write the unwritten lines, or start a thread that writes them. If `_write_lock` is
+        locked, do nothing, because the holder of the lock writes the lines. The holder is another
+        thread, or code of this thread that a finalizer has interrupted."""
         while self._unwritten_lines and self._write_lock.acquire(blocking=False):
             if self._write_lines(may_block=False):
                 self._write_lock.release()
@@ -115,7 +115,8 @@ class LogStream:
                 self._write_lock.release()
 
     def _run_writer_thread(self) -> None:
-        """Write the buffered lines, and report dropped lines. The thread runs this function."""
+        """Write the buffered lines, then log how many lines were dropped. This is the function of
+        the writer thread."""
         while not self._write_lines(may_block=True):
             pass
         dropped, self._dropped_line_count = self._dropped_line_count, 0
@@ -131,8 +132,8 @@ class LogStream:
             )
 
     def _write_lines(self, *, may_block: bool) -> bool:
-        """Write the lines in order. If `may_block` is true, a write may wait for the reader. Return
-        False if the descriptor did not accept a whole line."""
+        """Write the lines in order. If `may_block` is True, wait for the reader when necessary.
+        Return False if a line could not be written completely."""
         while self._unwritten_lines:
             data = self._unwritten_lines[0]
             try:
@@ -155,7 +156,8 @@ class LogStream:
         return True
 
     def _handle_write_error(self, error: OSError) -> None:
-        """Drop the first line, or all lines if the reader has ended."""
+        """Handle an error of a write. If the reader has ended, drop all lines, otherwise drop the
+        line that failed."""
         if error.errno not in _READER_ENDED_ERRNOS:
             self._dropped_line_count += 1
             self._unwritten_bytes -= len(self._unwritten_lines.popleft())
@@ -175,8 +177,8 @@ _log_streams: weakref.WeakSet[LogStream] = weakref.WeakSet()
 
 
 def wait_until_logs_written() -> None:
-    """Wait until buffered lines are written, for at most `LOG_FLUSH_TIMEOUT`, before the process
-    ends."""
+    """Wait until the buffered lines of all streams are written, for each stream at most
+    `LOG_FLUSH_TIMEOUT`. Call this before the process ends."""
     for stream in _log_streams:
         stream.wait_until_written(LOG_FLUSH_TIMEOUT)
 
@@ -192,7 +194,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _find_file_descriptor(stream: TextIO) -> int:
-    """Return the file descriptor of a stream; -1 if it has none."""
+    """Return the file descriptor of a stream, or -1 if it has none."""
     try:
         return stream.fileno()
     except (OSError, ValueError, AttributeError):
@@ -200,9 +202,8 @@ def _find_file_descriptor(stream: TextIO) -> int:
 
 
 def reopen_nonblocking(descriptor: int) -> int:
-    """Open the pipe or terminal of a descriptor again, and return a non-blocking descriptor.
-
-    Other processes share the given descriptor, so it must not be made non-blocking itself.
+    """Open the pipe or terminal of a descriptor again, and return a new, non-blocking descriptor.
+    The original descriptor must stay blocking, because other processes share it.
 
     Raises:
         OSError: another user owns the terminal, the descriptor is a socket, or there is no /dev/fd.
@@ -213,9 +214,10 @@ def reopen_nonblocking(descriptor: int) -> int:
 
 
 def _make_nonblocking_write(descriptor: int, own_descriptors: ExitStack) -> Callable[[bytes], int]:
-    """Return a function that writes to a descriptor without blocking. It returns the number of
-    written bytes. A write to a file never blocks. Each write to a socket has a flag (MSG_DONTWAIT).
-    `own_descriptors` closes what is opened for it."""
+    """Return a function that writes bytes to a descriptor without blocking, and returns the number
+    of written bytes. For a file it uses the descriptor, for a socket the flag MSG_DONTWAIT, and
+    otherwise a new non-blocking descriptor. Descriptors that it opens are closed by
+    `own_descriptors`."""
     try:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISREG(mode):
@@ -231,7 +233,7 @@ def _make_nonblocking_write(descriptor: int, own_descriptors: ExitStack) -> Call
 
 
 def _redirect_to_devnull(stream: TextIO) -> None:
-    """Redirect stderr to the null device. If stdout is the same pipe, redirect it too."""
+    """Redirect a stream to the null device, and also stdout if it is the same pipe or terminal."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     numbers = {stream.fileno()}
     with suppress(OSError):

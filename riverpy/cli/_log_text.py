@@ -1,4 +1,4 @@
-"""Turns log entries into text: a line with columns for people, or one JSON object."""
+"""Formats log entries as text: either one line with columns, or one JSON object."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _CHARACTERS_THAT_NEED_QUOTES = frozenset(" \t\r\n=\"'")
 
 
 class LogEntryFormatter:
-    """Formats log entries. An entry is a dict with the key `event`.
+    """Formats log entries as text. An entry is a dict with the key `event`.
 
     Args:
-        is_json: whether each entry becomes one JSON object, and not a line with columns.
+        is_json: whether an entry becomes one JSON object; otherwise it becomes a line with columns.
         has_colors: whether lines with columns have colours.
-        process_number: the value of the key `process` of each entry; None: there is no such key.
+        process_number: the value of the key `process` in each entry; None: the key is not added.
     """
 
     def __init__(
@@ -34,8 +34,8 @@ class LogEntryFormatter:
         self._process_number = process_number
 
     def format_entry(self, level: str, entry: dict[str, Any]) -> str:
-        """Return the text of an entry. The key `exc_info` becomes the traceback. Passwords in URLs
-        are masked."""
+        """Return the text of an entry. The value of the key `exc_info` is formatted as a traceback.
+        Passwords in URLs are masked."""
         entry["level"] = level
         entry["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         if self._process_number is not None:
@@ -72,7 +72,7 @@ class LogEntryFormatter:
 
 
 class LogRecordFormatter(logging.Formatter):
-    """Formats records of `logging` like riverpy's own events."""
+    """Formats the records of `logging` in the same way as the events of riverpy."""
 
     def __init__(self, entry_format: LogEntryFormatter) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class LogRecordFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of a record."""
         entry: dict[str, Any] = {"event": record.getMessage()}
-        # Each entry gets the values that the program has bound with structlog's contextvars.
+        # Add the values that the program has bound with `structlog.contextvars`.
         if contextvars := sys.modules.get("structlog.contextvars"):
             entry |= contextvars.get_contextvars()
         entry["logger"] = record.name
@@ -93,8 +93,8 @@ class LogRecordFormatter(logging.Formatter):
 
 
 def _format_traceback(exc_info: object) -> str:
-    """Return the traceback of an exception, of a tuple as from `sys.exc_info()`, or, for another
-    true value, of the exception that is being handled."""
+    """Return the text of a traceback. `exc_info` is an exception or the result of `sys.exc_info()`.
+    For any other value, use the exception that is being handled."""
     if isinstance(exc_info, tuple):
         exc_info = cast("tuple[Any, ...]", exc_info)[1]
     error = exc_info if isinstance(exc_info, BaseException) else sys.exc_info()[1]

@@ -1,5 +1,5 @@
-"""Logging to stderr: of riverpy, of the standard library, of structlog if the user's code imports
-it, and of uncaught errors."""
+"""Configures logging to stderr: for riverpy, for the standard library, for uncaught errors, and for
+structlog if the code of the user imports it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class _LineWriter(LogEventWriter):
-    """Writes events as lines, without a lock. With a lock, a finalizer that logs during a write
-    would wait forever."""
+    """Writes each log event as one line. It uses no lock, because a finalizer that logs during a
+    write would wait for the lock forever."""
 
     def __init__(
         self, entry_format: LogEntryFormatter, lowest_level: int, write: Callable[[str], object]
@@ -34,34 +34,35 @@ class _LineWriter(LogEventWriter):
         self.msg(self._entry_format.format_entry(level, {**keys, "event": event}))
 
     def render_structlog_event(self, _logger: object, method: str, entry: Any) -> str:
-        """Return the text of an event. structlog calls this as its last processor."""
+        """Return the text of a structlog event. structlog calls this as its last processor."""
         return self._entry_format.format_entry("error" if method == "exception" else method, entry)
 
     def make_structlog_logger(self, *_names: object) -> _LineWriter:
-        """Return this object as the logger that structlog wraps."""
+        """Return this object. structlog uses it as the logger that receives the finished lines."""
         return self
 
     def msg(self, line: str) -> None:
-        """Write a line, as a logger that structlog wraps."""
+        """Write a line. structlog calls this method."""
         self._write_text(f"{line}\n")
 
     debug = info = warning = error = critical = msg
 
 
 class _StructlogConfigurer:
-    """Configures structlog when the user's code imports it, so that its lines look like riverpy's.
+    """Configures structlog when the code of the user imports it, so that its lines look like those
+    of riverpy.
 
-    By default structlog writes to stdout, which commands use for data. riverpy does without
-    structlog itself: with rich, which structlog imports, it costs 6 MiB and a third of the start of
-    a command.
+    By default, structlog writes to stdout, which commands use for their data. riverpy itself does
+    not import structlog: together with rich, which it imports, it needs 6 MiB of memory and a third
+    of the start time of a command.
     """
 
     def __init__(self, writer: _LineWriter) -> None:
         self._writer = writer
 
     def install(self) -> None:
-        """Configure structlog now, if it is imported already. A configuration of the user is
-        kept."""
+        """Configure structlog when it is imported, or now if it is imported already. If the user
+        has configured structlog, do not change this."""
         for other in [one for one in sys.meta_path if isinstance(one, _StructlogConfigurer)]:
             sys.meta_path.remove(other)
         structlog: Any = sys.modules.get("structlog")
@@ -76,7 +77,7 @@ class _StructlogConfigurer:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find structlog, and let its import configure it."""
+        """Find the module structlog, and make its loader configure it after the import."""
         if fullname != "structlog":
             return None
         sys.meta_path.remove(self)
@@ -107,7 +108,7 @@ class _StructlogConfigurer:
 
 
 def configure_default_logging() -> None:
-    """Send the log of riverpy and of structlog to stderr, from level info on."""
+    """Write the logs of riverpy and of structlog to stderr, at level info and above."""
     # Read sys.stderr at each line, because other code may replace it.
     _install_line_writer(
         LogEntryFormatter(is_json=False, has_colors=should_use_color(sys.stderr)),
@@ -119,15 +120,15 @@ def configure_default_logging() -> None:
 def configure_logging(
     log_format: str, lowest_level: str, *, process_number: int | None = None
 ) -> LogStream:
-    """Send the log of riverpy, of structlog and of the standard library to stderr.
+    """Write the logs of riverpy, of structlog and of the standard library to stderr.
 
     Args:
-        log_format: `console` for text, `json` for one object per line.
+        log_format: `console` for text, `json` for one object on each line.
         lowest_level: the lowest level that is written: debug, info, warning or error.
-        process_number: the value of the key `process` of each line; None: there is no such key.
+        process_number: the value of the key `process` in each line; None: the key is not added.
 
     Returns:
-        The stream of log lines. The caller can set `on_reader_ended` of the stream.
+        The stream of the log lines. The caller can set its attribute `on_reader_ended`.
     """
     stream = LogStream(sys.stderr)
     number = logging.getLevelNamesMapping()[lowest_level.upper()]
@@ -155,7 +156,7 @@ def _install_line_writer(
 
 
 def _log_unraisable_error(unraisable: sys.UnraisableHookArgs) -> None:
-    """Log an error in `__del__` or in a callback of the garbage collector."""
+    """Log an error that was raised in `__del__` or in a callback of the garbage collector."""
     place = getattr(unraisable.object, "__qualname__", type(unraisable.object).__name__)
     _log_uncaught_error(unraisable, place)
 

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands use."""
 
 from __future__ import annotations
 
@@ -56,18 +56,22 @@ DATABASE_HINT = (
 
 
 class DatabaseSettings(msgspec.Struct, frozen=True):
-    """The database of a command."""
+    """The URL and the schema of the database that a command uses."""
 
     url: str | None
-    """The URL of the database. None: no database is configured."""
+    """The URL of the database; None: no database is configured."""
     schema: str | None
-    """The schema of River's tables. None: the search path of the database decides."""
+    """The schema of River's tables; None: the first schema of the search path."""
     url_source: str = "default"
     schema_source: str = "default"
 
     def require_url(self) -> str:
-        """Return the URL. Default: the database of a running `riverpy dev` in the current
-        directory."""
+        """Return the URL of the database. If none is configured, return the URL of the running
+        `riverpy dev` in the current directory.
+
+        Raises:
+            SettingsError: no database is configured, and no `riverpy dev` runs in the directory.
+        """
         if self.url is not None and self.url_source.startswith("--"):
             return self.url
         server = find_running_dev_server()
@@ -90,7 +94,8 @@ _print_note_once = cache(print_note)
 
 
 def database_options(command: Callable[..., ResultT]) -> Callable[..., ResultT]:
-    """Add `--database-url`, `--schema` and `--debug`, and pass them as `database`."""
+    """Add the options `--database-url`, `--schema` and `--debug` to a command. The command function
+    receives a DatabaseSettings in its parameter `database`."""
 
     @wraps(command)
     def call_with_database(

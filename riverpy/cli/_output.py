@@ -1,4 +1,5 @@
-"""The output of commands: data on stdout as JSON or tables, notes on stderr, without passwords."""
+"""Prints the output of commands: data as JSON or tables on stdout, notes for the user on stderr.
+Passwords in notes are masked."""
 
 from __future__ import annotations
 
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
 
 _STDERR_FD = 2
 _ATOMIC_WRITE_BYTES_MAX = 512
-"""The largest write, in bytes, that does not block on a pipe that is ready for writing."""
+"""The maximum size in bytes of a write that never blocks on a pipe that is ready for writing."""
 
 
 def make_printable(text: str) -> str:
-    """Replace control characters in a text by `?`, because they could control the terminal."""
+    """Replace each control character of a text with `?`, because it could change the state of the
+    terminal."""
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
@@ -45,13 +47,13 @@ def redirect_stdout_to_devnull() -> None:
 
 
 def print_json(value: object) -> None:
-    """Print a value on stdout as one line of JSON. Times are in the format of RFC 3339."""
+    """Print a value on stdout as one line of JSON. Times are in the RFC 3339 format."""
     print_text(msgspec.json.encode(value).decode())
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table with aligned columns on stdout. None is shown as `-`. Numbers are aligned
-    right."""
+    """Print a table on stdout with aligned columns. None is shown as `-`. Columns of numbers are
+    aligned right."""
     table = list(rows)
     cells = [["-" if cell is None else make_printable(str(cell)) for cell in row] for row in table]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
@@ -68,8 +70,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def format_time(value: datetime | None) -> str | None:
-    """Format a time, with milliseconds if it has a fraction of a second. A time in UTC is shown
-    without an offset."""
+    """Return the text of a time, or None for None. The text has milliseconds if the time has a
+    fraction of a second. For a time in UTC, it has no offset."""
     if value is None:
         return None
     spec = "milliseconds" if value.microsecond else "seconds"
@@ -77,27 +79,28 @@ def format_time(value: datetime | None) -> str | None:
 
 
 def print_note(text: str) -> None:
-    """Print one line for the user on stderr."""
+    """Print a note for the user on stderr. Passwords are masked."""
     click.echo(mask_passwords(text), err=True)
 
 
 def print_note_before_exit(text: str) -> None:
-    """Print one line on stderr before the process exits. Drop the line if the write would block."""
+    """Print a note on stderr shortly before the process exits. If the write would block, drop the
+    note."""
     with suppress(OSError, ValueError):
         if select.select([], [_STDERR_FD], [], 0)[1]:
             os.write(_STDERR_FD, f"{mask_passwords(text)}\n".encode()[:_ATOMIC_WRITE_BYTES_MAX])
 
 
 def should_use_color(stream: IO[str]) -> bool:
-    """Whether to print colours: the stream is a terminal, TERM is not `dumb`, and NO_COLOR is not
-    set."""
+    """Return whether to print colours on a stream: it must be a terminal, TERM must not be `dumb`,
+    and NO_COLOR must not be set."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return stream.isatty() and not is_plain
 
 
 def find_riverpy_command() -> str:
-    """Return the shell command that runs this program: its name if the PATH finds it, otherwise its
-    path."""
+    """Return the shell command that starts this program. It is the name of the program if that is
+    found in PATH, otherwise the path."""
     import shutil  # its import takes long, and few commands need it
 
     path = Path(sys.argv[0])

@@ -1,7 +1,9 @@
-"""The script of a worker process: `python _process_start.py PIPE SOCKET NUMBER MODULE ARGUMENT…`.
+"""The script that starts a worker process: `python _process_start.py PIPE SOCKET NUMBER MODULE
+ARGUMENT…`.
 
-The supervisor of `riverpy worker --processes` starts it. The first line in the pipe is the
-`sys.path` of the supervisor, as JSON. MODULE has the function `main` that runs the command.
+The supervisor of `riverpy worker --processes` runs this script. PIPE and SOCKET are descriptors of
+the supervisor's stop pipe and health socket. The first line in the pipe is the `sys.path` of the
+supervisor, as JSON. MODULE is the module whose function `main` runs the command.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from importlib import import_module
 
 
 def main() -> None:
-    """Run the command `riverpy` with these arguments."""
+    """Connect to the supervisor, and run the command `riverpy` with the ARGUMENTs."""
     stop_pipe, health_socket, number = map(int, sys.argv[1:4])
     with os.fdopen(stop_pipe, "rb", buffering=0, closefd=False) as pipe:
         sys.path[:] = json.loads(pipe.readline())

@@ -1,4 +1,4 @@
-"""Run several worker processes under one supervisor: `riverpy worker --processes`."""
+"""Runs several worker processes and their supervisor, for `riverpy worker --processes`."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 
 _START_SCRIPT = Path(__file__).with_name("_process_start.py")
 _SYSTEMD_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
-"""The environment variables with which the supervisor notifies systemd. The workers do not have
-them."""
+"""The environment variables for notifications to systemd. Only the supervisor uses them; they are
+removed from the environment of the workers."""
 
 
 def run_worker_processes(
     count: int, stream: LogStream, *, health: Address | None, should_drain: bool
 ) -> int:
-    """Run `count` workers with the arguments of this command, until all have ended. Return the exit
-    code.
+    """Run `count` worker processes with the arguments of this command until all have ended. Return
+    the exit code.
 
     Args:
-        count: the number of workers.
-        stream: the log of this process. If its reader ends, all workers stop.
-        health: the address of the health server; None: there is none.
-        should_drain: whether a worker ends when the queues are empty.
+        count: the number of worker processes.
+        stream: the log stream of this process. If its reader ends, all workers stop.
+        health: the address of the health server; None: there is no health server.
+        should_drain: whether a worker stops when the queues are empty.
 
     Raises:
-        CommandError: this system has no process groups.
+        CommandError: the operating system is Windows.
     """
     if sys.platform == "win32":
         raise CommandError(

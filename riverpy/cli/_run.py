@@ -1,8 +1,9 @@
-"""Run a command in an event loop, and print its errors.
+"""Runs a command in an event loop, and prints its errors.
 
-An expected failure (of the database, the network, a file) prints one line on stderr, with exit code
-1. A wrong setting, argument or job prints one line, with exit code 2. Any other error is a fault of
-riverpy and shows its traceback. The setting `debug` shows all tracebacks.
+An expected failure, for example of the database, the network or a file, prints one line on stderr,
+and the exit code is 1. A wrong setting, argument or job prints one line, and the exit code is 2.
+Any other error is a bug in riverpy and prints its traceback. With the setting `debug`, all errors
+print their tracebacks.
 """
 
 from __future__ import annotations
@@ -37,22 +38,22 @@ EXIT_UNCLEAN_STOP = 4
 EXIT_WARNING = 5
 EXIT_LIMIT_REACHED = 10
 """The exit code of a worker that has reached one of its limits. The codes 6 and 7 are not used,
-because `systemctl status` shows them as other errors."""
+because `systemctl status` shows them with a different meaning."""
 
 COMMAND_ARGUMENTS_KEY = "riverpy.arguments"
-"""The key of click's `Context.meta` that has the arguments of `riverpy`, as a tuple."""
+"""The key in click's `Context.meta` for the arguments of `riverpy`, as a tuple."""
 MAIN_MODULE_KEY = "riverpy.main_module"
-"""The key of click's `Context.meta` for the name of a module. If it is set, the function `main` of
-this module runs the command, not that of `riverpy.cli`."""
+"""The key in click's `Context.meta` for the name of a module. If it is set, worker processes call
+the function `main` of this module instead of that of `riverpy.cli`."""
 IS_PROCESS_KEPT_KEY = "riverpy.is_process_kept"
-"""The key of click's `Context.meta` that is True if the process continues after the command, as in
-a test that runs a worker."""
+"""The key in click's `Context.meta` whose value is True if the process continues after the command,
+for example in a test that runs a worker."""
 _DEBUG_CONTEXT_KEY = "riverpy.debug"
 _TABLE_MISSING_SQLSTATE = "42P01"
 
 
 class CommandError(click.ClickException):
-    """Ends a command with one line on stderr and an exit code (default 1)."""
+    """Ends a command: prints one line on stderr and exits with a code, by default 1."""
 
     def __init__(self, message: str, *, exit_code: int = EXIT_FAILURE) -> None:
         super().__init__(message)
@@ -63,8 +64,8 @@ class CommandError(click.ClickException):
 
 
 def run_async(function: Callable[[*ArgsT], Coroutine[Any, Any, ResultT]], *args: *ArgsT) -> ResultT:
-    """Run `function(*args)` in a new event loop. If uvloop is installed, it is an event loop of
-    uvloop.
+    """Run `function(*args)` in a new event loop, and return its result. The event loop is uvloop's
+    if uvloop is installed.
 
     Raises:
         CommandError: the function failed with an expected error.
@@ -76,7 +77,7 @@ def run_async(function: Callable[[*ArgsT], Coroutine[Any, Any, ResultT]], *args:
 
 
 def make_asyncio_runner() -> asyncio.Runner:
-    """Return an asyncio runner. It uses uvloop's event loop if uvloop is installed."""
+    """Return an asyncio runner. Its event loop is uvloop's if uvloop is installed."""
     import asyncio
 
     if not _is_uvloop_installed():
@@ -91,15 +92,15 @@ def run_until_complete(
     loop: asyncio.AbstractEventLoop,
     on_loop_start: Callable[[], object],
 ) -> ResultT:
-    """Run a coroutine to its end, in a loop that also runs code of the user.
+    """Run a coroutine until it ends, in an event loop that also runs code of the user.
 
-    A SystemExit or KeyboardInterrupt of any task or callback stops the loop, and so does
-    `loop.stop()`. Then an error is logged, and the loop is started again.
+    Code of the user can stop the event loop with SystemExit, KeyboardInterrupt or `loop.stop()`.
+    Then an error is logged, and the event loop is started again.
 
     Args:
-        coroutine: the main task.
-        loop: the event loop, which stays open.
-        on_loop_start: called in the event loop after each of its starts.
+        coroutine: the coroutine of the main task.
+        loop: the event loop. It is not closed.
+        on_loop_start: is called in the event loop after each of its starts.
     """
     task = loop.create_task(coroutine)
     while True:
@@ -118,7 +119,7 @@ def run_until_complete(
 
 
 def close_asyncio_runner(runner: asyncio.Runner) -> None:
-    """Cancel the tasks that still run. Wait for these tasks and for the threads of the event loop,
+    """Cancel the tasks that are still running, wait for them and for the threads of the event loop,
     and close the event loop."""
     import asyncio
 
@@ -131,8 +132,8 @@ def close_asyncio_runner(runner: asyncio.Runner) -> None:
 
 @contextmanager
 def translate_to_command_errors() -> Generator[None]:
-    """Translate an expected error of the `with` block to a CommandError. An exception group with
-    one error counts as that error."""
+    """Raise a CommandError for an expected error of the `with` block. An exception group with only
+    one error is handled like that error."""
     try:
         yield
     except Exception as error:
@@ -154,7 +155,7 @@ def translate_to_command_errors() -> Generator[None]:
 
 
 def print_click_error(error: click.ClickException) -> int:
-    """Print the error that ended a command as one line on stderr. Return the exit code."""
+    """Print an error that ended a command as one line on stderr, and return its exit code."""
     CommandError(_format_with_usage_hint(error)).show()
     return error.exit_code
 
@@ -173,7 +174,7 @@ def _format_with_usage_hint(error: click.ClickException) -> str:
 
 
 def error_to_one_line(error: BaseException) -> str:
-    """Return the text of an error in one line, without passwords."""
+    """Return the text of an error on one line, without passwords."""
     from riverpy._postgres.driver import describe_error
 
     text = text_to_one_line(describe_error(error))
@@ -183,12 +184,12 @@ def error_to_one_line(error: BaseException) -> str:
 
 
 def text_to_one_line(text: str) -> str:
-    """Return the text in one line, without control characters."""
+    """Return a text on one line, without control characters."""
     return make_printable(" ".join(text.split()))
 
 
 def print_traceback_if_debug(error: BaseException) -> None:
-    """Print the traceback to stderr if the setting `debug` is on."""
+    """Print the traceback of an error on stderr if the setting `debug` is on."""
     if _is_debug_enabled():
         sys.stderr.write(mask_passwords("".join(traceback.format_exception(error))))
 
@@ -202,7 +203,7 @@ def _is_debug_enabled() -> bool:
 
 
 def get_debug_flag() -> bool | None:
-    """Return True for `--debug`, False for `--no-debug`, None if neither is given."""
+    """Return True for the option `--debug`, False for `--no-debug`, and None without either."""
     context = click.get_current_context(silent=True)
     return None if context is None else context.find_root().meta.get(_DEBUG_CONTEXT_KEY)
 
@@ -213,7 +214,7 @@ def _store_debug_flag(ctx: click.Context, _param: click.Parameter, value: bool |
 
 
 debug_option = DEBUG.click_option(expose_value=False, callback=_store_debug_flag)
-"""The decorator that adds `--debug/--no-debug` to a command."""
+"""The decorator that adds the option `--debug/--no-debug` to a command."""
 
 
 def _is_uvloop_installed() -> bool:
