@@ -1,14 +1,16 @@
 """The settings of commands, and the sources of their values.
 
-The value comes from the first of these sources that has one:
+The first of these sources that has a value is used:
 
 - the option of the command
 - the program that runs the command, such as Django's `manage.py`
 - the environment variable RIVERPY_<NAME>; for the database also DATABASE_URL and PG*
-- the nearest riverpy.toml or pyproject.toml (`[tool.riverpy]`), searched upwards from the directory
+- riverpy.toml or pyproject.toml (`[tool.riverpy]`) in the current directory or the nearest parent
+  directory that has one
 - the default
 
-An unknown variable RIVERPY_* or key of the file is an error, because it may be misspelled.
+An unknown environment variable RIVERPY_* or an unknown key in the file is an error, because it may
+be a misspelled setting.
 """
 
 from __future__ import annotations
@@ -63,38 +65,40 @@ WORKER_PROCESS_COUNT_MAX = 128
 WEB_PASSWORD_VARIABLE = "RIVERPY_WEB_PASSWORD"  # noqa: S105 (the name of a variable)
 """The environment variable with the password of `riverpy web`."""
 NON_OPTION_VARIABLES = ("RIVERPY_EMBEDDED_DIR", "RIVERPY_PG_BIN", WEB_PASSWORD_VARIABLE)
-"""The environment variables of riverpy that set no option of a command."""
+"""The environment variables of riverpy that do not set an option of a command."""
 TEST_VARIABLE_PREFIX = "RIVERPY_TEST_"
-"""The prefix of the environment variables of riverpy's own tests."""
+"""The prefix of the environment variables for riverpy's own tests."""
 PROGRAM_SETTINGS_KEY = "riverpy.program_settings"
-"""A key of click's `Context.meta`. Its value has the settings that the calling program sets, such
-as `manage.py`: for the name of each setting, a `SettingValue`. They take precedence over the
-environment and the file."""
+"""The key in click's `Context.meta` for the settings from the program that runs the command, such
+as `manage.py`. The value is a dict from the name of a setting to a `SettingValue`. These settings
+take precedence over the environment variables and the file."""
 KUBERNETES_SERVICE_SUFFIX = "_SERVICE_HOST"
 """The suffix of the environment variables that Kubernetes sets for the Services of a namespace."""
 
 
 class SettingsError(click.UsageError):
-    """A setting is wrong. The text names the source of the wrong value."""
+    """The value of a setting is wrong. The text of the error names the source of the value."""
 
 
 @dataclass(frozen=True, eq=False)
 class Setting(Generic[T]):
-    """A setting, such as option `--soft-stop`, variable RIVERPY_SOFT_STOP and key `soft-stop`."""
+    """A setting of commands. For example, the setting `soft-stop` has the option `--soft-stop`, the
+    environment variable RIVERPY_SOFT_STOP and the key `soft-stop` in the file."""
 
     name: str
     type: click.ParamType[T]
     help: str
     metavar: str | None = None
-    """The name of the option's value in the help. None: click chooses it."""
+    """The placeholder for the value in the help; None: click chooses it."""
     default: str = "-"
-    """The default value, in words."""
+    """A text that describes the default value."""
     format_value: Callable[[T], str] = str
-    """Returns the text that shows a value, without passwords."""
+    """Returns the text of a value for the output, without passwords."""
 
     @property
     def parameter_name(self) -> str:
-        """The name of the setting's option as a parameter of the command's function."""
+        """The name of the parameter that receives the option's value in the function of a
+        command."""
         return self.name.replace("-", "_")
 
     @property
@@ -102,12 +106,12 @@ class Setting(Generic[T]):
         return "RIVERPY_" + self.parameter_name.upper()
 
     def click_option(self, *extra_names: str, **attributes: Any) -> Callable[[CommandT], CommandT]:
-        """Return a decorator that adds the option (`--NAME/--no-NAME` for a boolean). If it is not
-        given, its value is None.
+        """Return a decorator that adds the option to a command. A boolean setting becomes
+        `--NAME/--no-NAME`. If the user does not give the option, its value is None.
 
         Args:
             extra_names: more names of the option.
-            attributes: arguments of `click.option` in place of the usual ones.
+            attributes: arguments of `click.option` that replace the default ones.
         """
         flag, kind = f"--{self.name}", self.type
         if self.type is click.BOOL:
@@ -122,7 +126,8 @@ class Setting(Generic[T]):
 
 
 class SettingValue(msgspec.Struct, Generic[T], frozen=True):
-    """The value of a setting, and the source of the value. UNSET: no source has a value."""
+    """The value of a setting and the source of the value. The value is UNSET if no source has
+    one."""
 
     value: T | msgspec.UnsetType = msgspec.UNSET
     source: str = "default"
@@ -132,7 +137,8 @@ class SettingValue(msgspec.Struct, Generic[T], frozen=True):
 
 
 def _parse_age(text: str) -> timedelta:
-    """Parse the age at which a worker stops. At least 1 s: otherwise workers would only restart."""
+    """Parse the maximum age of a worker process. The minimum is 1 s, so that a worker has time to
+    work."""
     duration = parse_duration(text)
     if duration < timedelta(seconds=1):
         raise ValueError(f"expected a duration of at least 1s, got {text!r}")
@@ -140,7 +146,7 @@ def _parse_age(text: str) -> timedelta:
 
 
 def _parse_lease_duration(text: str) -> timedelta:
-    """Parse a duration for leases and heartbeats."""
+    """Parse a duration for leases and heartbeats, and check its limits."""
     duration = parse_duration(text)
     if not LEASE_DURATION_MIN <= duration <= SETTING_DURATION_MAX:
         raise ValueError(
@@ -349,8 +355,8 @@ LEADER_SETTINGS: tuple[Setting[Any], ...] = (
     SPREAD_LEASES,
     DEAD_AFTER,
 )
-"""The settings of leader election, leases and heartbeats. Each one has the name of its field in
-`Config`."""
+"""The settings of leader election, leases and heartbeats. With `_` instead of `-`, the name of each
+setting is also the name of its field in `Config`."""
 
 SETTINGS: tuple[Setting[Any], ...] = (
     DATABASE_URL,
@@ -374,11 +380,12 @@ SETTINGS: tuple[Setting[Any], ...] = (
 
 
 class SettingSources:
-    """The environment and the settings file.
+    """The environment variables and the settings file, which are sources of values.
 
     Args:
         environ: the environment variables. Default: those of the process.
-        directory: the search for the file starts here. Default: the current directory.
+        directory: the directory in which the search for the file starts. The search continues in
+            its parent directories. Default: the current directory.
     """
 
     def __init__(
@@ -389,7 +396,8 @@ class SettingSources:
         self._file_path, self._file_settings = _find_settings_file(directory or Path.cwd())
 
     def find_value(self, setting: Setting[T], option: T | None) -> SettingValue[T]:
-        """Return the value of a setting. `option` is None if the option is not given."""
+        """Return the value of a setting from its first source. `option` is the value of the option
+        of the command; None: the user has not given the option."""
         if option is not None:
             return SettingValue(
                 option, f"--no-{setting.name}" if option is False else f"--{setting.name}"
@@ -428,7 +436,8 @@ def _parse_value(setting: Setting[T], text: str, source: str) -> T:
 
 
 def _toml_value_to_text(setting: Setting[Any], value: object, source: str) -> str:
-    """Convert a value of the settings file to the text that an environment variable would have."""
+    """Convert a value of the settings file to the text that the environment variable would have for
+    the same setting."""
     expected = "text in quotes"
     if setting.type is click.BOOL:
         if isinstance(value, bool):
@@ -453,8 +462,8 @@ def _toml_value_to_text(setting: Setting[Any], value: object, source: str) -> st
 
 
 def _reject_unknown_variables(environ: Mapping[str, str]) -> None:
-    """Raise SettingsError for an unknown variable RIVERPY_*. Variables that Kubernetes sets for a
-    Service with a name like `riverpy` are allowed."""
+    """Raise SettingsError if there is an unknown environment variable RIVERPY_*. Variables that
+    Kubernetes sets for a Service with a name like `riverpy` are allowed."""
     known = [*(setting.environment_variable for setting in SETTINGS), *NON_OPTION_VARIABLES]
     services = [
         name.removesuffix(KUBERNETES_SERVICE_SUFFIX)
@@ -476,7 +485,8 @@ def _reject_unknown_variables(environ: Mapping[str, str]) -> None:
 
 
 def _find_settings_file(directory: Path) -> tuple[Path | None, dict[str, object]]:
-    """Return the path of the nearest settings file, and its settings."""
+    """Return the path and the settings of the nearest settings file. Without a file, return None
+    and no settings."""
     for parent in (directory, *directory.parents):
         path = parent / "riverpy.toml"
         if path.is_file():

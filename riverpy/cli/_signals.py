@@ -1,16 +1,17 @@
-"""Stop a worker process on signals, even if its event loop is blocked.
+"""Stops a worker process on signals, even if its event loop is blocked.
 
-The first SIGTERM, SIGINT, SIGQUIT or SIGHUP starts a soft stop, the second a hard stop, and the
-third ends the process at once. A SIGHUP never starts the hard stop, because a terminal that closes
-can send SIGHUP twice.
+The first SIGTERM, SIGINT, SIGQUIT or SIGHUP starts a soft stop, the second one starts a hard stop,
+and the third one ends the process at once. A SIGHUP never starts the hard stop, because a terminal
+that closes can send SIGHUP twice.
 
-Python runs a signal handler only when the main thread returns to Python code. A job that blocks the
-event loop can prevent this. So a thread reads the byte that the interpreter writes for each signal.
-The thread also ends the process when a stop exceeds its time limit. C code that holds the GIL
-blocks this thread too. For that case a timer of faulthandler, which needs no GIL, ends the
-process.
+Python runs a signal handler only when the main thread executes Python code. A job that blocks the
+event loop can prevent this. So the interpreter also writes a byte to a socket for each signal, and
+a separate thread reads these bytes. The thread ends the process when a stop exceeds its time limit.
+C code that holds the GIL blocks this thread too. Then a timer of faulthandler, which does not need
+the GIL, ends the process.
 
-A forked child is not a worker, so the earlier signal handlers are restored in it.
+A forked child process is not a worker, so it gets back the signal handlers from before the worker
+started.
 """
 
 from __future__ import annotations
@@ -46,32 +47,32 @@ STOP_SIGNALS = tuple(
     if hasattr(signal, name)
 )
 HANDLED_SIGNALS_MAX = 2
-"""The number of signals that a stop handles. The next one ends the process at once."""
+"""The number of signals that start a step of the stop. The next signal ends the process at once."""
 FORCED_EXIT_DELAY = 1.0
-"""Seconds from the end of a stop's time limits to the call of `StopPlan.force_exit`."""
+"""Seconds from the end of the time limits of a stop until `StopPlan.force_exit` is called."""
 FORCED_EXIT_TIMEOUT = 2.5
-"""The timeout of `StopPlan.force_exit`, in seconds. When it expires, the process ends at once."""
+"""Seconds that `StopPlan.force_exit` may take. After that, the process ends at once."""
 OUTPUT_FLUSH_TIMEOUT = 0.3
-"""The timeout for writing buffered output at the end of the process, in seconds."""
+"""Seconds that the process waits at its end until buffered output is written."""
 _STDERR_FD = 2
 _WAKE_THREAD_BYTE = 0
 """The byte that makes the thread check the deadline. No signal has this number."""
 _STOP_REQUEST_BYTE = 255
 """The byte that requests a stop. No signal has this number."""
 _UNCOUNTED_STOP_REQUEST_BYTE = 254
-"""The byte that requests a stop and does not count as a signal. No signal has this number."""
+"""The byte that requests a stop but does not count as a signal. No signal has this number."""
 _HARD_STOP_REQUEST_BYTE = 253
-"""The byte that requests a hard stop and does not count as a signal. No signal has this number."""
+"""The byte that requests a hard stop but does not count as a signal. No signal has this number."""
 _STOP_REQUEST_BYTES = (_STOP_REQUEST_BYTE, _UNCOUNTED_STOP_REQUEST_BYTE)
 _SIGHUP = getattr(signal, "SIGHUP", None)
 _SELECTOR_TIMEOUT_MAX = 3600.0
 
 _replaced_handlers: dict[signal.Signals, Any] = {}
-"""The signal handlers that this module has replaced."""
+"""The signal handlers that this module has replaced, by signal. They are restored later."""
 
 
 class StoppedBeforeStartError(BaseException):
-    """A signal to stop arrived before the worker had started."""
+    """A stop signal arrived before the worker had started."""
 
 
 def _raise_stopped_before_start(_number: int, _frame: types.FrameType | None) -> NoReturn:
@@ -80,7 +81,8 @@ def _raise_stopped_before_start(_number: int, _frame: types.FrameType | None) ->
 
 @contextmanager
 def raise_on_stop_signals() -> Generator[None]:
-    """Make signals raise StoppedBeforeStartError until `StopSignalHandler` handles them."""
+    """Make stop signals raise StoppedBeforeStartError during the `with` block, until a
+    `StopSignalHandler` handles them."""
     for number in filter(_should_stop_worker, STOP_SIGNALS):
         # None means a handler of C code, which Python cannot restore.
         _replaced_handlers[number] = (
@@ -96,11 +98,12 @@ def raise_on_stop_signals() -> Generator[None]:
 
 
 def _should_stop_worker(signal_number: int, *own_handlers: Callable[..., object]) -> bool:
-    """Whether this signal stops the worker.
+    """Return whether this signal stops the worker.
 
-    SIGHUP and SIGQUIT do not stop the worker if the user's code handles them. SIGHUP does not stop
-    it if the process ignores SIGHUP, as under `nohup`. A shell makes background processes ignore
-    SIGINT and SIGQUIT, but these signals still stop the worker.
+    SIGHUP and SIGQUIT do not stop the worker if the code of the user handles them. SIGHUP also does
+    not stop it if the process ignores SIGHUP, for example under `nohup`. SIGINT and SIGQUIT stop
+    the worker even if the process ignores them, because a shell makes its background processes
+    ignore them.
     """
     if signal_number in {signal.SIGTERM, signal.SIGINT}:
         return True
@@ -111,27 +114,30 @@ def _should_stop_worker(signal_number: int, *own_handlers: Callable[..., object]
 
 
 def _can_start_hard_stop(signal_number: int) -> bool:
-    """Whether this signal starts the hard stop if the soft stop has started."""
+    """Return whether this signal starts the hard stop if a soft stop has already started."""
     return signal_number not in {*_STOP_REQUEST_BYTES, _SIGHUP}
 
 
 class StopPlan(NamedTuple):
-    """The steps of a stop, and their time limits."""
+    """What to call at each step of a stop, and the time limits of the steps."""
 
     soft_stop: Callable[[], object]
-    """Starts the soft stop. It is called in the event loop at the first signal."""
+    """Starts the soft stop. The event loop calls it after the first signal."""
     hard_stop: Callable[[], object]
-    """Starts the hard stop. It is called in the event loop at the second signal."""
+    """Starts the hard stop. The event loop calls it after the second signal."""
     soft_stop_timeout: timedelta | None
-    """The time until the hard stop starts by itself. None: it does not start by itself."""
+    """The time after which the client starts the hard stop without a second signal; None: it never
+    does."""
     hard_stop_timeout: timedelta
-    """The maximum time of the hard stop."""
+    """The maximum duration of the hard stop."""
     force_exit: Callable[[], object]
-    """Ends the process. It is called in a separate thread `FORCED_EXIT_DELAY` after the time
-    limits. After `FORCED_EXIT_TIMEOUT` the process ends with exit code `EXIT_UNCLEAN_STOP`."""
+    """Ends the process. A separate thread calls it when `FORCED_EXIT_DELAY` has passed after the
+    time limits. If it takes longer than `FORCED_EXIT_TIMEOUT`, the process ends with the exit code
+    `EXIT_UNCLEAN_STOP`."""
 
     def seconds_to_forced_exit(self, signal_count: int) -> float:
-        """Return the seconds from a signal to `force_exit`. `signal_count` includes this signal."""
+        """Return how many seconds after a signal `force_exit` is called. `signal_count` is the
+        number of signals so far, including this one."""
         limit = self.hard_stop_timeout.total_seconds() + FORCED_EXIT_DELAY
         if signal_count > 1:
             return limit
@@ -140,11 +146,11 @@ class StopPlan(NamedTuple):
 
 
 class StopSignalHandler:
-    """Handles the signals of the process, from `start` to the end of the process.
+    """Handles the signals of the process, from the call of `start` until the process ends.
 
     Args:
-        plan: the steps of a stop.
-        loop: the event loop that calls the steps.
+        plan: what to call at each step of a stop.
+        loop: the event loop in which the soft and the hard stop are started.
     """
 
     def __init__(self, plan: StopPlan, loop: asyncio.AbstractEventLoop) -> None:
@@ -153,11 +159,12 @@ class StopSignalHandler:
         # next() is atomic, so a signal handler cannot interrupt it.
         self._stop_request_counter = itertools.count(1)
         self._stop_step_counter = itertools.count(1)
-        """Counts the signals and requests that start a soft or a hard stop."""
+        """Counts the signals and requests that can start a step of the stop."""
         self._handler_calls = itertools.count(1)
         self._exit_deadline = math.inf
         self._exit_code: int | None = None
-        """The exit code at the deadline. None: `force_exit` runs at the deadline."""
+        """The exit code if the process is still running at the deadline; None: call `force_exit` at
+        the deadline."""
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -165,13 +172,13 @@ class StopSignalHandler:
         self._is_closed = False
 
     def start(self) -> None:
-        """Handle signals from now on, and print a traceback if C code crashes. Called in the main
+        """Start to handle signals, and print a traceback if C code crashes. Call this in the main
         thread."""
         try:
             is_socket = stat.S_ISSOCK(os.fstat(_STDERR_FD).st_mode)
         except OSError:  # stderr is closed
             is_socket = False
-        # Use a socket, such as systemd's, directly: its buffer has room for the report of a crash.
+        # Use a socket, such as that of systemd, directly: its buffer can hold a crash report.
         faulthandler.enable(_STDERR_FD if is_socket else _open_nonblocking_stderr())
         for number in filter(_should_stop_worker, STOP_SIGNALS):
             signal.signal(number, self._handle_signal)
@@ -179,41 +186,43 @@ class StopSignalHandler:
         threading.Thread(target=self._run_thread, name="riverpy signals", daemon=True).start()
 
     def install_wakeup_fd(self) -> None:
-        """Make the interpreter send a byte to the thread for each signal. A starting event loop
-        installs its own descriptor, so call this after each start, in the main thread."""
+        """Make the interpreter send a byte to the thread for each signal. An event loop replaces
+        this setting when it starts, so call this after each start of the event loop, in the main
+        thread."""
         ours = self._writer.fileno()
         before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
         if before != ours:
             self._previous_wakeup_fd = before
 
     def set_stop_plan(self, plan: StopPlan) -> None:
-        """Replace the `StopPlan`. Call this in the event loop."""
+        """Replace the stop plan. Call this in the event loop."""
         self._stop_plan = plan
 
     def request_soft_stop(self) -> None:
-        """Start a soft stop, unless a stop has started. Can be called in any thread."""
+        """Start a soft stop if no stop has started yet. Any thread may call this."""
         self._send_byte(_STOP_REQUEST_BYTE)
 
     def request_uncounted_soft_stop(self) -> None:
-        """Start a soft stop, unless a stop has started. The request does not count as a signal, so
-        only the second signal after it starts the hard stop. Can be called in any thread."""
+        """Start a soft stop if no stop has started yet. The request does not count as a signal: the
+        first signal after it changes nothing, and the second one starts the hard stop. Any thread
+        may call this."""
         self._send_byte(_UNCOUNTED_STOP_REQUEST_BYTE)
 
     def request_hard_stop(self) -> None:
-        """Start a hard stop, unless a hard stop has started. The request does not count as a
-        signal. Can be called in any thread."""
+        """Start a hard stop if no hard stop has started yet. The request does not count as a
+        signal. Any thread may call this."""
         self._send_byte(_HARD_STOP_REQUEST_BYTE)
 
     def exit_within(self, exit_code: int, timeout: float) -> None:
-        """End the process with this exit code in `timeout` seconds, if it has not ended by then.
-        Called in the main thread."""
+        """End the process with this exit code if it is still running after `timeout` seconds. Call
+        this in the main thread."""
         self._exit_code = exit_code
         self._set_exit_deadline(time.monotonic() + timeout)
         self._send_byte(_WAKE_THREAD_BYTE)
 
     def close(self) -> None:
-        """Restore the signal handlers and end the thread, in a process that continues after the
-        worker. Called in the main thread, after the event loop is closed."""
+        """Restore the signal handlers, and end the thread. Only a process that continues after the
+        worker needs this. Call it in the main thread, after the event loop is closed."""
         for number in STOP_SIGNALS:
             if signal.getsignal(number) == self._handle_signal:
                 signal.signal(number, _replaced_handlers.pop(number, signal.SIG_DFL))
@@ -222,16 +231,16 @@ class StopSignalHandler:
         self._send_byte(_WAKE_THREAD_BYTE)
 
     def _handle_signal(self, signal_number: int, _frame: types.FrameType | None) -> None:
-        # Usually the interpreter has already sent the byte to the thread. It has not sent the byte
-        # if other code has installed its own descriptor. asyncio does so when a signal handler is
-        # added to the event loop.
+        # Usually the interpreter has already sent the byte to the thread. But other code may have
+        # replaced our descriptor: asyncio does this when the user adds a signal handler to the
+        # event loop. Then send the byte here.
         ours = self._writer.fileno()
         current = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
         if current != ours:
             signal.set_wakeup_fd(current)
             self._send_byte(signal_number)
-        # Some C code, such as `re`, runs signal handlers but lets no other thread run. Then only
-        # this handler can count the signals and end the process.
+        # Some C code, such as `re`, runs signal handlers but keeps the GIL, so the thread cannot
+        # run. Then only this handler can count the signals and end the process.
         self._handle_received_bytes()
         if _can_start_hard_stop(signal_number) and next(self._handler_calls) > HANDLED_SIGNALS_MAX:
             os._exit(128 + signal_number)
@@ -255,7 +264,8 @@ class StopSignalHandler:
         self._writer.close()
 
     def _handle_received_bytes(self) -> None:
-        """Handle all received signals and requests. The thread and the signal handler call this."""
+        """Handle all received signals and requests. Both the thread and the signal handler call
+        this."""
         while True:
             try:
                 number = self._reader.recv(1)[0]
@@ -308,15 +318,15 @@ class StopSignalHandler:
 
 
 def _describe_running_threads() -> str:
-    """Return a text that names the threads for which the process waits at its end."""
+    """Return a text with the names of the threads that prevent the end of the process."""
     held = [one.name for one in threading.enumerate() if not one.daemon and one.is_alive()]
     names = ", ".join(name for name in held if name != threading.main_thread().name)
     return f"threads still run: {names}" if names else "something did not end"
 
 
 def exit_process(exit_code: int, note: str) -> NoReturn:
-    """Print a note and end the process at once. Can be called in any thread. Buffered output is
-    written first, for at most `OUTPUT_FLUSH_TIMEOUT`, because its reader may be slow."""
+    """Write the buffered output, print a note, and end the process at once. The output is written
+    for at most `OUTPUT_FLUSH_TIMEOUT`, because its reader may be slow. Any thread may call this."""
     with suppress(RuntimeError):  # the system allows no more threads
         flush = threading.Thread(target=_flush_output, daemon=True)
         flush.start()
@@ -335,7 +345,7 @@ def _flush_output() -> None:
 
 @cache
 def _open_nonblocking_stderr() -> int:
-    """Return a non-blocking descriptor of stderr, or of the null device."""
+    """Return a non-blocking descriptor of stderr or, if that fails, of the null device."""
     try:
         return reopen_nonblocking(_STDERR_FD)
     except OSError:
@@ -346,12 +356,12 @@ def _open_nonblocking_stderr() -> int:
 
 
 _signal_mask_before_fork = threading.local()
-"""Its attribute `mask` has the signals that the forking thread had blocked before the fork."""
+"""Its attribute `mask` is the signal mask of the thread that forks, from before the fork."""
 
 
 def _block_signals_before_fork() -> None:
-    """Block signals until the child has restored the earlier handlers. Otherwise a signal to the
-    child could count as a signal to this process."""
+    """Block the stop signals before a fork until the child has restored the earlier handlers.
+    Otherwise a signal to the child could count as a signal to this process."""
     if _replaced_handlers:
         _signal_mask_before_fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 

@@ -1,10 +1,12 @@
 """SupervisorConnection: connects a worker process with the supervisor that started it.
 
-The supervisor writes its requests to stop into a pipe. A thread reads the pipe, because a job may
-block the event loop. When the supervisor ends, also after `kill -9`, the pipe is closed, and the
-worker stops softly. A request has no effect if a stop of its kind has started: so a worker that
-also receives signals, for example because systemd signals all processes of a unit, does not count
-a stop twice.
+The supervisor writes its stop requests into a pipe. A thread of the worker reads the pipe, because
+a job may block the event loop. When the supervisor ends, for example after `kill -9`, the pipe is
+closed, and the worker starts a soft stop.
+
+A request for a soft stop has no effect if a stop has already started. A request for a hard stop has
+no effect if a hard stop has already started. So a stop is not counted twice if systemd also sends
+the signal to all processes of the unit.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ class SupervisorConnection:
     """The connection of this process to its supervisor.
 
     Args:
-        stop_pipe: the descriptor of the pipe with requests to stop.
-        health_socket: the descriptor of the socket for private connections to the health server.
-        number: the number of this process, from 1.
+        stop_pipe: the descriptor of the pipe for stop requests.
+        health_socket: the descriptor of the socket over which the supervisor passes connections to
+            the health server.
+        number: the number of this process. The first one is 1.
     """
 
     def __init__(self, stop_pipe: int, health_socket: int, number: int) -> None:
@@ -40,9 +43,9 @@ class SupervisorConnection:
         self.number = number
         self.health_listener = PrivateConnectionListener(socket.socket(fileno=health_socket))
         self.soft_stop: Callable[[], object] = _terminate_this_process
-        """Called in a thread. It starts a soft stop, unless a stop has started."""
+        """Starts a soft stop if no stop has started yet. A thread calls it."""
         self.hard_stop: Callable[[], object] = _terminate_this_process
-        """Called in a thread. It starts a hard stop, unless a hard stop has started."""
+        """Starts a hard stop if no hard stop has started yet. A thread calls it."""
         threading.Thread(
             target=self._read_stop_requests,
             args=(stop_pipe, HARD_STOP_MESSAGE),
@@ -60,17 +63,18 @@ class SupervisorConnection:
 
 
 def connect_to_supervisor(stop_pipe: int, health_socket: int, number: int) -> None:
-    """Let the supervisor stop this process from now on. See SupervisorConnection for the
-    arguments."""
+    """Create the SupervisorConnection of this process, which has the same arguments. From now on,
+    the supervisor can stop this process."""
     global _supervisor_connection
     _supervisor_connection = SupervisorConnection(stop_pipe, health_socket, number)
 
 
 def get_supervisor_connection() -> SupervisorConnection | None:
-    """Return the connection to the supervisor. None: this process has no supervisor."""
+    """Return the connection to the supervisor, or None if this process has no supervisor."""
     return _supervisor_connection
 
 
 def _terminate_this_process() -> None:
-    """End this process at once, by a signal, because it does not handle stop requests yet."""
+    """End this process with SIGTERM. It is used for stop requests until the worker can handle
+    them."""
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Load the client that MODULE:ATTR names on the command line."""
+"""Loads the client that the argument MODULE:ATTR of a command names."""
 
 from __future__ import annotations
 
@@ -30,24 +30,25 @@ if TYPE_CHECKING:
 
 _PACKAGE_DIRECTORY = Path(__file__).resolve().parent.parent
 CLIENT_NAMES_DEFAULT = ("client", "app", "riverpy")
-"""The names that are tried in MODULE if no :ATTR is given."""
+"""The attributes of MODULE that are tried, in this order, if the argument has no :ATTR."""
 
 
 class TargetError(click.UsageError):
-    """MODULE:ATTR does not name a client. The text lists what the module has."""
+    """MODULE:ATTR does not name a client. The text of the error lists what the module has."""
 
 
 class ClientTarget(NamedTuple):
-    """An imported object: a client, a function that returns one, or a context manager that yields
-    one."""
+    """An object that was imported as MODULE:ATTR. It is a client, a function that returns a client,
+    or an async context manager that yields one."""
 
     import_path: str
-    """The text MODULE:ATTR of the command line, for messages."""
+    """The argument MODULE:ATTR, for messages."""
     imported_object: object
 
 
 def load_client_target(import_path: str) -> ClientTarget:
-    """Import MODULE, with the current directory first on Python's path, and return its ATTR."""
+    """Import MODULE, and return its attribute ATTR. The current directory is added to the front of
+    Python's path."""
     module_name, _, attribute = import_path.partition(":")
     if not module_name or import_path.endswith(":"):
         raise TargetError(f"{import_path!r} is not MODULE:ATTR, such as jobs:client")
@@ -72,8 +73,9 @@ def load_client_target(import_path: str) -> ClientTarget:
 
 @asynccontextmanager
 async def open_client(target: ClientTarget) -> AsyncGenerator[Client]:
-    """Yield the client of a target. The target is the client, a function that returns it, or a
-    context manager that yields it. A context manager is closed at the end."""
+    """Yield the client of a target: the client itself, or the client that the function of the
+    target returns, or the client that its async context manager yields. Such a context manager is
+    exited at the end."""
     spec, value = target
     verb = "returns"
     if not isinstance(value, Client | AbstractAsyncContextManager):
@@ -111,7 +113,8 @@ async def _call_client_factory(import_path: str, imported_object: object) -> obj
 
 
 def _can_call_without_arguments(value: object) -> TypeGuard[Callable[[], object]]:
-    """Whether a value can be called without arguments. An ASGI application needs arguments."""
+    """Return whether a value can be called without arguments. An ASGI application, for example,
+    needs arguments."""
     if not callable(value):
         return False
     try:
@@ -124,7 +127,8 @@ def _can_call_without_arguments(value: object) -> TypeGuard[Callable[[], object]
 
 
 def _make_client_hint(import_path: str) -> str:
-    """Return a hint that names a client in the module."""
+    """Return a text that suggests a client of the module. The text is empty if the module has no
+    client."""
     name = import_path.partition(":")[0]
     clients = _find_client_names(sys.modules[name]) if name in sys.modules else []
     if not clients:
@@ -176,8 +180,8 @@ def _get_attribute(module: ModuleType, attribute_path: str) -> object:
 
 
 def _raise_user_code_error(failed_action: str, error: BaseException) -> NoReturn:
-    """Raise a CommandError that names the failed line of the user's code. With `--debug`, print the
-    traceback."""
+    """Raise a CommandError with the line of the user's code that failed. With `--debug`, also print
+    the traceback."""
     print_traceback_if_debug(error)
     place, reason = "", error_to_one_line(error)
     frames = [

@@ -1,4 +1,4 @@
-"""Types of command-line values: durations, times, numbers, names and queues."""
+"""Types of command-line values, such as durations, times, numbers, names and queues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def parse_timestamp(text: str) -> datetime:
-    """Parse a date and time with its zone, in the format of ISO 8601. Return it in UTC."""
+    """Parse a date and time with a time zone in ISO 8601 format, and return it in UTC."""
     try:
         time = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -37,7 +37,7 @@ def parse_timestamp(text: str) -> datetime:
 
 
 def parse_queues(text: str) -> dict[str, int]:
-    """Parse queues and their numbers of slots from a text like `default:50,mail:5`."""
+    """Parse names of queues and their numbers of slots from a text such as `default:50,mail:5`."""
     queues: dict[str, int] = {}
     for part in text.split(","):
         name, colon, slots = part.strip().partition(":")
@@ -53,12 +53,12 @@ def parse_queues(text: str) -> dict[str, int]:
 
 
 def format_queues(queues: Mapping[str, object]) -> str:
-    """Return a text that `parse_queues` accepts."""
+    """Return the text from which `parse_queues` parses these queues."""
     return ",".join(f"{name}:{slots}" for name, slots in queues.items())
 
 
 def parse_queue_names(text: str) -> tuple[str, ...]:
-    """Parse names of queues from a text like `mail,reports`."""
+    """Parse names of queues from a text such as `mail,reports`."""
     names = tuple(part.strip() for part in text.split(","))
     for name in names:
         validate_queue_name(name)
@@ -74,8 +74,9 @@ _BYTES_BY_UNIT = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
 
 def parse_size(text: str) -> int:
-    """Parse a size in memory from a text like `512MiB`, `2G` or `1.5GB`. Return bytes, rounded to
-    1,024. A unit is a power of 1,024, as for systemd and PostgreSQL, also without its `i`."""
+    """Parse a memory size from a text such as `512MiB`, `2G` or `1.5GB`. Return the size in bytes,
+    rounded to a multiple of 1,024. All units are powers of 1,024, with or without the `i`, as in
+    systemd and PostgreSQL."""
     match = _SIZE_PATTERN.fullmatch(text.strip())
     if match is None:
         raise ValueError(
@@ -90,7 +91,8 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size: int) -> str:
-    """Return the text that `parse_size` parses, for a size in bytes that 1,024 divides."""
+    """Return the text from which `parse_size` parses this size. The size is in bytes and a multiple
+    of 1,024."""
     for unit in ("T", "G", "M"):
         if size and size % _BYTES_BY_UNIT[unit] == 0:
             return f"{size // _BYTES_BY_UNIT[unit]}{unit}iB"
@@ -98,19 +100,19 @@ def format_size(size: int) -> str:
 
 
 class NumberType(click.FloatRange):
-    """A number within limits. NaN is refused."""
+    """A number between a minimum and a maximum. NaN is an error."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         number: float = super().convert(value, param, ctx)
-        if math.isnan(number):  # comparisons with NaN are false, so no limit refuses it
+        if math.isnan(number):  # comparisons with NaN are false, so the limits accept it
             self.fail(f"{value!r} is not a number", param, ctx)
         return number
 
 
 class IntegerType(click.IntRange):
-    """A whole number within limits."""
+    """A whole number from a minimum to a maximum."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
@@ -121,8 +123,8 @@ class IntegerType(click.IntRange):
 
 
 class ParsedType(click.ParamType[T]):
-    """A value that a function parses from a text. The function raises ValueError for a wrong
-    text."""
+    """A value that a function parses from a text. The function raises ValueError if the text is
+    wrong."""
 
     def __init__(self, name: str, parse: Callable[[str], T]) -> None:
         self.name = name
@@ -138,7 +140,7 @@ class ParsedType(click.ParamType[T]):
 
 
 def make_validated_type(name: str, validate: Callable[[str], object]) -> ParsedType[str]:
-    """Return a type that accepts a text if `validate` raises no ValueError for it."""
+    """Return a type for texts. It accepts a text if `validate` does not raise ValueError for it."""
 
     def parse(text: str) -> str:
         validate(text)
@@ -148,8 +150,8 @@ def make_validated_type(name: str, validate: Callable[[str], object]) -> ParsedT
 
 
 def _validate_utf8_text(text: str) -> None:
-    """Raise ValueError for a text that the database cannot store. Python reads invalid UTF-8 of the
-    command line as surrogates."""
+    """Raise ValueError for a text that the database cannot store. Python represents invalid UTF-8
+    of the command line as surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

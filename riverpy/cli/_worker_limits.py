@@ -1,6 +1,6 @@
-"""WorkerLimits: stops a worker after a number of attempts, after a time, or above a memory size.
+"""WorkerLimits: stops a worker after a number of attempts, at an age, or above a memory size.
 
-A worker that reaches a limit stops as at SIGTERM. The service manager then starts a new process.
+A worker that reaches a limit stops as after SIGTERM. The service manager then starts a new process.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from riverpy.stats import ClientStats
 
 JITTER_FRACTION = 0.1
-"""Each process chooses each of its limits at random, at most this fraction below or above the
-setting."""
+"""Each process chooses a random value for each of its limits. The value differs from the setting by
+at most this fraction."""
 LIMIT_CHECK_INTERVAL = 0.5
 """Seconds between two checks of the limits."""
 MEMORY_FILE = Path("/proc/self/statm")
-"""Linux writes the memory use of this process into this file, in pages. The second number is the
+"""A file in which Linux reports the memory use of this process, in pages. The second number is the
 resident memory."""
 _SIZE_ROUNDING_BYTES = 1024**2
-"""Sizes in the log are rounded to this step."""
+"""Memory sizes in the log are rounded to multiples of this number of bytes."""
 
 
 class _Limit(NamedTuple):
@@ -47,22 +47,23 @@ class _Limit(NamedTuple):
     name: str
     """The name of the setting."""
     maximum: float
-    """The chosen maximum, as a number of attempts, in seconds or in bytes."""
+    """The value at which the worker stops: a number of attempts, seconds or bytes."""
     read_value: Callable[[ClientStats], float]
-    """Returns the current value, in the unit of `maximum`."""
+    """Returns the current value, in the same unit as `maximum`."""
     format_value: Callable[[float], str]
 
 
 class WorkerLimits:
-    """The limits of this process. Its age counts from the creation of this object.
+    """Stops the worker when this process reaches one of its limits. The age of the process counts
+    from the creation of this object.
 
     Args:
-        max_jobs: the number of ended attempts.
-        max_age: the age of the process.
-        max_rss: the resident memory in bytes.
+        max_jobs: the maximum number of ended attempts.
+        max_age: the maximum age of the process.
+        max_rss: the maximum resident memory in bytes.
 
     Raises:
-        SettingsError: `max_rss` has a value, but the memory cannot be read on this system.
+        SettingsError: `max_rss` has a value, but this system has no file with the memory use.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class WorkerLimits:
         self._max_rss = max_rss
         self._limits: list[_Limit] = []
         self.is_reached = False
-        """Whether a limit has stopped the worker."""
+        """Whether the worker stops because it has reached a limit."""
         if (jobs := max_jobs.or_none()) is not None:
             maximum = max(round(add_jitter(jobs)), 1)
             self._limits.append(_Limit("max-jobs", maximum, _count_ended_attempts, _format_count))
@@ -92,8 +93,12 @@ class WorkerLimits:
             self._limits.append(_Limit("max-rss", maximum, _read_memory_bytes, _format_bytes))
 
     def check_memory_before_start(self) -> None:
-        """Raise SettingsError if the process already uses the memory at which it may stop.
-        Otherwise each new process would stop before it works on a job."""
+        """Check that the process uses less memory than the limit before it works on jobs. Otherwise
+        each new process would stop before it works on a job.
+
+        Raises:
+            SettingsError: the limit is too low.
+        """
         limit = self._max_rss.or_none()
         if limit is None:
             return
@@ -106,8 +111,8 @@ class WorkerLimits:
 
     @asynccontextmanager
     async def watch(self, client: Client, stop: Callable[[], object]) -> AsyncGenerator[None]:
-        """Check the limits in a task during the `async with` block. Call `stop` once, when the
-        working client reaches its first limit."""
+        """Check the limits in a task during the `async with` block. When a limit is reached while
+        the client works, call `stop` once."""
         if not self._limits:
             yield
             return
@@ -128,8 +133,8 @@ class WorkerLimits:
                 return
 
     def _check_limits(self, stats: ClientStats) -> bool:
-        """Return whether a limit is reached, and log that limit. A client that stops for another
-        reason reaches no limit."""
+        """Return whether a limit is reached, and log that limit. If the client is not working, for
+        example because it already stops, return False."""
         if stats.state != "working":
             return False
         for limit in self._limits:
@@ -150,14 +155,14 @@ class WorkerLimits:
 
 
 def add_jitter(maximum: float) -> float:
-    """Return a random number near `maximum`, so that workers that start together do not stop
-    together."""
-    # Not the shared generator: code that is loaded may give it the same seed in each process.
+    """Return a random number near `maximum`, so that workers that started at the same time do not
+    stop at the same time."""
+    # Do not use the shared generator: user code may give it the same seed in each process.
     return maximum * random.SystemRandom().uniform(1 - JITTER_FRACTION, 1 + JITTER_FRACTION)
 
 
 def _count_ended_attempts(stats: ClientStats) -> float:
-    """Return the number of ended attempts whose results are stored."""
+    """Return the number of attempts that have ended and whose results are stored."""
     return sum(
         kind.completed + kind.failed + kind.snoozed + kind.cancelled + kind.interrupted
         for kind in stats.kinds.values()
@@ -165,7 +170,7 @@ def _count_ended_attempts(stats: ClientStats) -> float:
 
 
 def _read_memory_bytes(_stats: ClientStats | None = None) -> int:
-    """Return the resident memory of this process. It does not depend on the stats."""
+    """Return the resident memory of this process in bytes. The argument is not used."""
     return int(MEMORY_FILE.read_bytes().split()[1]) * mmap.PAGESIZE
 
 

@@ -21,7 +21,7 @@ from riverpy.config import MAX_WORKERS_MAX
 from riverpy.migrate import migrate_all
 
 EMBEDDED_SERVER_NAME = "bench"
-"""The name of the embedded server, which is only used for measurements."""
+"""The name of the embedded server for `--embedded`. It is only used for measurements."""
 
 _EPILOG = f"""\b
 Measurements, in this order:

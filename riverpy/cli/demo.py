@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from riverpy.events import Event
 
 EMBEDDED_SERVER_NAME = "demo"
-"""The name of the embedded server."""
+"""The name of the embedded server that runs the demo if no database is given."""
 PRINTED_PROBLEMS_MAX = 10
 _WORD_BY_EVENT_KIND = {
     EventKind.JOB_COMPLETED: "completed",
@@ -153,13 +153,14 @@ async def _run_demo(url: str, schema: str | None, files: FileScan, limit: int | 
 
 
 def _should_serve_dashboard() -> bool:
-    """Return whether the command runs on a terminal, with the packages of the dashboard."""
+    """Return whether to serve the dashboard by default: the command runs on a terminal, not in CI,
+    and the packages of the dashboard are installed."""
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty() and not os.environ.get("CI")
     return is_terminal and all(find_spec(name) for name in ("jinja2", "starlette", "uvicorn"))
 
 
 def _serve_dashboard(url: str, schema: str) -> None:
-    """Serve the dashboard of the demo's jobs until a signal arrives."""
+    """Serve the dashboard with the jobs of the demo until a signal arrives."""
     from riverpy.web import dashboard
 
     async def open_client(stack: AsyncExitStack) -> Client:
@@ -176,7 +177,8 @@ def _serve_dashboard(url: str, schema: str) -> None:
 
 
 class _ProgressPrinter:
-    """Shows the numbers of events on stderr. On a terminal, it updates one line."""
+    """Prints the number of events of each kind on stderr. On a terminal, it always updates the same
+    line."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -190,7 +192,7 @@ class _ProgressPrinter:
             self._print_counts()
 
     def print_final_counts(self) -> None:
-        """Print the final numbers, if there are any."""
+        """Print the final numbers, if any events were counted."""
         if self._counts:
             self._print_counts()
         if self._counts and self._is_terminal:
