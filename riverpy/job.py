@@ -120,7 +120,8 @@ class JobRow:
         self._row = row
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} {self.kind} {self.state} attempt {self.attempt}>"
+        state = get_stored_state(self)
+        return f"<{type(self).__name__} {self.id} {self.kind} {state} attempt {self.attempt}>"
 
     def columns(self) -> Sequence[Any]:
         """The row's values, in the order of `JobColumn`."""
@@ -221,7 +222,12 @@ class JobRow:
 
     @property
     def state(self) -> JobState:
-        """The state when the row was read."""
+        """The state when the row was read.
+
+        Raises:
+            ValueError: a newer version of River has stored a state that this version of riverpy
+                does not know.
+        """
         return JobState(self._row[JobColumn.STATE])
 
     @property
@@ -246,6 +252,12 @@ class JobRow:
         if mask is None:
             return None
         return [state for bit, state in enumerate(UNIQUE_STATE_BY_BIT) if mask >> bit & 1]
+
+
+def get_stored_state(job: JobRow) -> str:
+    """Return the state of a job as the table has it. A newer version of River may have stored a
+    state that is not in `JobState`."""
+    return job.columns()[JobColumn.STATE]
 
 
 class CancelFlag:

@@ -191,15 +191,28 @@ def _make_cross_origin_error() -> PageError:
     return PageError(
         403,
         "Another site sent this request, so nothing was changed.",
-        "Open the dashboard itself, and use its buttons.",
+        "Open the dashboard itself, and use its buttons. A proxy before the dashboard has to pass "
+        "the header Host on.",
     )
 
 
 def _is_same_origin(headers: Headers) -> bool:
-    """Whether a page with the address of this dashboard sent a request. Browsers that do not send
-    `Sec-Fetch-Site` send `Origin`."""
+    """Whether a page with the address of this dashboard sent a request.
+
+    Without TLS, browsers do not send `Sec-Fetch-Site`, but `Origin`. A proxy may replace `Host`,
+    and keep the browser's value in `X-Forwarded-Host`. Pages of other sites cannot send this header
+    without asking before.
+    """
     fetch_site = headers.get("sec-fetch-site")
     if fetch_site is not None:
         return fetch_site == "same-origin"
     origin = headers.get("origin", "")
-    return bool(origin) and urlsplit(origin).netloc == headers.get("host")
+    scheme, _, sent_from = origin.partition("://")
+    forwarded = headers.get("x-forwarded-host", "").partition(",")[0].strip()
+    hosts = {headers.get("host", ""), forwarded} - {""}
+    return sent_from in {_remove_default_port(host, scheme) for host in hosts}
+
+
+def _remove_default_port(host: str, scheme: str) -> str:
+    """Return a value of `Host` as browsers write it in `Origin`."""
+    return host.removesuffix({"http": ":80", "https": ":443"}.get(scheme, ""))

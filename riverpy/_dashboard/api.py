@@ -63,6 +63,7 @@ class _Api:
         routes.append(Route(_OPENAPI_PATH, self._send_openapi_document))
         handlers: dict[Any, Any] = {HTTPException: self._send_http_error}
         handlers |= dict.fromkeys((RiverError, *DATABASE_ERRORS), self._send_service_unavailable)
+        handlers[Exception] = self._send_internal_error
         return Starlette(routes=routes, exception_handlers=handlers)
 
     async def _authorize_call(self, request: Request) -> ApiCall:
@@ -110,6 +111,10 @@ class _Api:
         text = describe_error(error)
         self._log.warning(DASHBOARD_REQUEST_FAILED, path=request.url.path, error=text)
         return _make_response(ErrorAnswer(f"The request failed: {text}"), 503)
+
+    async def _send_internal_error(self, _request: Request, _error: Exception) -> Response:
+        message = "The dashboard failed. The log of the web server has the error."
+        return _make_response(ErrorAnswer(message), 500)
 
 
 def _make_response(answer: object, status: int = 200) -> Response:

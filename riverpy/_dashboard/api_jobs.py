@@ -22,7 +22,7 @@ from riverpy._dashboard.job_page import read_job_and_time
 from riverpy._dashboard.job_search import JobSearch, find_job_ids, read_jobs
 from riverpy._dsn import mask_passwords
 from riverpy._tools.text import format_count
-from riverpy.job import JobColumn, JobState
+from riverpy.job import JobColumn, JobState, get_stored_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -213,7 +213,7 @@ def _make_summary_fields(site: Site, job: JobRow, args_length_max: int | None) -
         "priority": job.priority,
         "queue": job.queue,
         "scheduled_at": job.scheduled_at,
-        "state": job.state.value,
+        "state": get_stored_state(job),
         "tags": list(job.tags),
     }
 

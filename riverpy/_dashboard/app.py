@@ -16,6 +16,7 @@ from starlette.background import BackgroundTask
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Match, Mount, Route
 
@@ -49,10 +50,10 @@ from riverpy._dashboard.access import (
 from riverpy._dashboard.api import make_api
 from riverpy._dashboard.change import CONFIRMED_FIELD
 from riverpy._dashboard.errors import PageError
-from riverpy._dashboard.headers import SecurityHeadersMiddleware
-from riverpy._dashboard.litestar_paths import LitestarPathMiddleware
+from riverpy._dashboard.headers import SECURITY_HEADERS, SecurityHeadersMiddleware
 from riverpy._dashboard.live import RegionKey
 from riverpy._dashboard.messages import delete_flash_message, read_flash_message, set_flash_message
+from riverpy._dashboard.mount_paths import MountPathMiddleware, correct_mount_path
 from riverpy._dashboard.page import (
     RESPONSE_STATUS_KEY,
     PageFrame,
@@ -67,8 +68,6 @@ from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
 from riverpy.errors import ClientStateError, RiverError
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-
     from riverpy._dashboard.change import ChangeRoute
     from riverpy._dashboard.page import Page
     from riverpy.client import Client
@@ -138,7 +137,8 @@ class _DashboardApp:
         ]
         handlers: dict[Any, Any] = {HTTPException: self._send_http_error}
         handlers |= dict.fromkeys((RiverError, *DATABASE_ERRORS), self._send_service_unavailable)
-        middleware = [Middleware(LitestarPathMiddleware), Middleware(SecurityHeadersMiddleware)]
+        handlers[Exception] = self._send_internal_error
+        middleware = [Middleware(MountPathMiddleware), Middleware(SecurityHeadersMiddleware)]
         return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
 
     async def _make_view(self, request: Request) -> PageView:
@@ -282,6 +282,18 @@ class _DashboardApp:
         return self._render_error_page(
             request, 503, f"The database could not be read: {text}", advice
         )
+
+    async def _send_internal_error(self, request: Request, _error: Exception) -> Response:
+        """Answer a request that failed because of an error in the dashboard or in `authorize`. The
+        web server logs the error. Starlette calls this handler outside of all middleware."""
+        response = self._render_error_page(
+            Request(correct_mount_path(request.scope)),
+            500,
+            "The dashboard failed.",
+            "The log of the web server has the error. Load the page again, or open Home.",
+        )
+        response.headers.update(SECURITY_HEADERS)
+        return response
 
     def _render_error_page(
         self, request: Request, status: int, problem: str, advice: str

@@ -14,7 +14,7 @@ from riverpy._dashboard.sentence import Sentence
 from riverpy._postgres.dashboard_reads import client_list_stuck_jobs
 from riverpy._postgres.transactions import read_server_time
 from riverpy.errors import ConfigError, JobDamagedError, NotFoundError
-from riverpy.job import JobColumn, JobState
+from riverpy.job import JobColumn, JobState, get_stored_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +64,7 @@ def describe_ignored_cancellation(job_id: int, kind: str, client_id: str, since:
 
 def as_cancelling_job(job: JobRow, now: datetime) -> CancellingJob | None:
     """Return a CancellingJob if the job runs and its cancellation was requested, otherwise None."""
-    if job.state is not JobState.RUNNING:
+    if get_stored_state(job) != JobState.RUNNING:
         return None
     try:
         mark = msgspec.json.decode(job.columns()[JobColumn.METADATA], type=_CancelMetadata)

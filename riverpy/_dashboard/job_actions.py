@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 JobAction: TypeAlias = Literal["retry", "cancel", "delete"]
 
 REASONS_SHOWN_MAX = 3
+_KNOWN_STATES = frozenset(JobState)
 PAST_PARTICIPLE_BY_ACTION: dict[JobAction, str] = {
     "retry": "retried",
     "cancel": "cancelled",
@@ -30,11 +31,14 @@ EFFECT_BY_ACTION: dict[JobAction, str] = {
 }
 
 
-def list_possible_actions(state: JobState) -> list[JobAction]:
-    """Return the changes that are possible for a job in this state."""
-    if state is JobState.RUNNING:
+def list_possible_actions(state: str) -> list[JobAction]:
+    """Return the changes that are possible for a job in this state. None are possible in a state of
+    a newer version of River."""
+    if state not in _KNOWN_STATES:
+        return []
+    if state == JobState.RUNNING:
         return ["cancel"]
-    actions: list[JobAction] = [] if state is JobState.AVAILABLE else ["retry"]
+    actions: list[JobAction] = [] if state == JobState.AVAILABLE else ["retry"]
     return [*actions, *([] if state in FINAL_STATES else ["cancel"]), "delete"]
 
 

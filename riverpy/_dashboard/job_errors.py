@@ -9,7 +9,7 @@ from riverpy._attempt_errors import iterate_error_entries, parse_error_entry
 from riverpy._dsn import mask_passwords
 from riverpy._postgres.job_search import job_count_last_errors
 from riverpy._tools.text import shorten_line
-from riverpy.job import JobColumn, JobState
+from riverpy.job import JobColumn, JobState, get_stored_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +61,7 @@ class ErrorGroups(NamedTuple):
 def get_last_error_line(job: JobRow) -> str:
     """Return the first line of a job's last error, cut and without passwords. Empty: the job has no
     error, or lists of its state show none."""
-    if job.state not in STATES_WITH_ERRORS:
+    if get_stored_state(job) not in STATES_WITH_ERRORS:
         return ""
     entries = list(iterate_error_entries(job.columns()[JobColumn.ERRORS]))
     if not entries:

@@ -27,7 +27,7 @@ from riverpy._postgres.driver import DATABASE_ERRORS
 from riverpy._postgres.transactions import read_server_time
 from riverpy._tools.text import shorten_line
 from riverpy.errors import RiverError
-from riverpy.job import JobState
+from riverpy.job import JobState, get_stored_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -58,6 +58,7 @@ class ListedJob(NamedTuple):
     """The start of the args, or why they are not shown."""
     error: str
     """The first line of the last error. Empty: none is shown."""
+    state: str
 
 
 async def load_job_list_page(view: PageView) -> Mapping[str, object]:
@@ -134,7 +135,7 @@ def _make_listed_jobs(site: Site, jobs: Sequence[JobRow]) -> Iterator[ListedJob]
             text = "args hidden (mask failed)"
         else:
             text = shorten_line(shown, ARGS_LENGTH_SHOWN_MAX)
-        yield ListedJob(job, text, get_last_error_line(job))
+        yield ListedJob(job, text, get_last_error_line(job), get_stored_state(job))
 
 
 def _describe_bulk_target(search: JobSearch, found: FoundJobs, status: FleetStatus | None) -> str:

@@ -12,7 +12,7 @@ from riverpy._postgres.damaged_jobs import read_jobs_despite_damage
 from riverpy._postgres.dashboard_reads import NeighborJobs, job_list_neighbors
 from riverpy._postgres.transactions import read_server_time
 from riverpy.errors import ConfigError, NotFoundError
-from riverpy.job import JobState
+from riverpy.job import JobState, get_stored_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,7 +70,7 @@ async def load_job_neighbors_page(view: PageView) -> Mapping[str, object]:
         "place": place,
         "found": found,
         "searched_max": SEARCHED_JOBS_MAX,
-        "is_running": job.state is JobState.RUNNING,
+        "is_running": get_stored_state(job) == JobState.RUNNING,
     }
 
 
@@ -85,7 +85,7 @@ def find_last_attempt(job: JobRow, now: datetime) -> LastAttempt | None:
     if not job.attempted_by or job.attempted_at is None:
         return None
     until = job.finalized_at
-    if job.state is JobState.RUNNING:
+    if get_stored_state(job) == JobState.RUNNING:
         until = now
     elif until is None:
         last = job.errors[-1] if job.errors else None

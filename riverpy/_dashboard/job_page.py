@@ -22,7 +22,7 @@ from riverpy._work.steps import (
     STEP_METADATA_KEY,
 )
 from riverpy.errors import ConfigError, JobDamagedError, NotFoundError
-from riverpy.job import OUTPUT_METADATA_KEY, JobColumn, JobState
+from riverpy.job import OUTPUT_METADATA_KEY, JobColumn, JobState, get_stored_state
 from riverpy.joblog import LOG_METADATA_KEY, decode_log_entries
 from riverpy.progress import PROGRESS_METADATA_KEY
 
@@ -110,6 +110,7 @@ def _make_job_values(job: JobRow) -> dict[str, object]:
     }
     return {
         "job": job,
+        "state": get_stored_state(job),
         "timeline": list(_make_timeline(job)),
         "errors": [_make_error_entry(job, error) for error in reversed(job.errors)],
         "errors_left_out": job.error_count - len(job.errors),
@@ -118,7 +119,7 @@ def _make_job_values(job: JobRow) -> dict[str, object]:
         "steps": _describe_steps(metadata),
         "log": list(_decode_log(job)),
         "unique_key": job.unique_key.hex() if job.unique_key else None,
-        "actions": list_possible_actions(job.state),
+        "actions": list_possible_actions(get_stored_state(job)),
     }
 
 
@@ -131,15 +132,16 @@ def _make_timeline(job: JobRow) -> Iterator[TimelineEntry]:
         where = f" in {client_id}" if client_id else ""
         at = None if error.at == GO_ZERO_TIME else error.at
         yield TimelineEntry(f"{name} failed{where}", at, first_line[:200])
-    match job.state:
+    state = get_stored_state(job)
+    match state:
         case JobState.RUNNING:
             name = f"Attempt {job.attempt} of {job.max_attempts} runs in {_get_last_client(job)}"
             yield TimelineEntry(name, job.attempted_at)
         case JobState.COMPLETED | JobState.CANCELLED | JobState.DISCARDED:
-            if job.state is JobState.COMPLETED:
+            if state == JobState.COMPLETED:
                 name = f"Attempt {job.attempt} started in {_get_last_client(job)}"
                 yield TimelineEntry(name, job.attempted_at)
-            yield TimelineEntry(job.state.value.capitalize(), job.finalized_at)
+            yield TimelineEntry(state.capitalize(), job.finalized_at)
         case JobState.RETRYABLE:
             yield TimelineEntry(f"Attempt {job.attempt + 1} is due", job.scheduled_at)
         case _:

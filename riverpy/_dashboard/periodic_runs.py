@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from riverpy._dashboard.rendering import format_utc, format_value
 from riverpy._dashboard.sentence import Sentence
 from riverpy._postgres.periodic import decode_periodic_run, find_periodic_run
-from riverpy.job import JobColumn, JobState
+from riverpy.job import JobColumn, JobState, get_stored_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +61,7 @@ def make_run_of_inserted_job(job: InsertedPeriodicJob) -> ListedRun:
 def make_run_of_job(job: JobRow) -> ListedRun:
     """Return the run of a job."""
     run = find_periodic_run(job.columns()[JobColumn.METADATA])
-    return _make_run(job.id, job.kind, job.queue, job.state, run)
+    return _make_run(job.id, job.kind, job.queue, get_stored_state(job), run)
 
 
 def find_run_by_schedule(runs: Sequence[ListedRun]) -> ListedRun | None:

@@ -68,6 +68,7 @@ class ClientRow(NamedTuple):
     stuck_job_ids: list[int]
     """The ids of the jobs that still run after their cancellation."""
     skipped_rows: SkippedRowsReport | None
+    """None: the client skips no rows, or reports them in a form that this version cannot read."""
 
     @property
     def is_alive(self) -> bool:
@@ -98,12 +99,21 @@ async def read_clients(
             *row[:-3],
             queue_slots=msgspec.json.decode(row["slots"] or "null", type=list[int] | None),
             stuck_job_ids=msgspec.json.decode(row["stuck"] or "[]", type=list[int]),
-            skipped_rows=msgspec.json.decode(
-                row["set_aside"] or "null", type=SkippedRowsReport | None
-            ),
+            skipped_rows=_decode_skipped_rows(row["set_aside"]),
         )
         for row in rows
     ]
+
+
+def _decode_skipped_rows(text: str | None) -> SkippedRowsReport | None:
+    """Return the skipped rows that a client has reported. None: it skips none, or another version
+    of riverpy wrote the report in a form that this one cannot read."""
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=SkippedRowsReport)
+    except msgspec.DecodeError:
+        return None
 
 
 async def read_default_domain_leader(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from base64 import b64decode
 from functools import partial
 from hmac import compare_digest
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 PASSWORD_LENGTH_MIN = 8
 _HEALTH_CHECKS_PATH = "/api/health-checks/"
+_PATH_PREFIX_PATTERN = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+")
 
 _EPILOG = f"""\b
 Exit codes:
@@ -54,6 +56,15 @@ On an address such as 127.0.0.1, everybody on this machine can use the dashboard
 name is accepted, and is logged with each change. Any other address needs --allow-network and the
 password, and should be behind a proxy with TLS, which hides the password on its way.
 """
+
+
+def _parse_path_prefix(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+    prefix = text.rstrip("/")
+    if prefix and not _PATH_PREFIX_PATTERN.fullmatch(prefix):
+        raise click.BadParameter(
+            "write a path such as /ops/jobs, of letters, digits and the signs - _ . ~"
+        )
+    return prefix
 
 
 @click.command(epilog=_EPILOG)
@@ -75,6 +86,13 @@ password, and should be behind a proxy with TLS, which hides the password on its
 @click.option(
     "--allow-network", is_flag=True, help="Allow a --host that other machines can connect to."
 )
+@click.option(
+    "--path-prefix",
+    default="",
+    callback=_parse_path_prefix,
+    metavar="/PATH",
+    help="Serve the dashboard below this path, for a proxy that passes only this path on.",
+)
 @click.option("--read-only", is_flag=True, help="Allow no changes.")
 @click.option("--hide-args", is_flag=True, help="Hide the args of jobs.")
 @database_options
@@ -84,6 +102,7 @@ def web(
     host: str,
     port: int,
     allow_network: bool,
+    path_prefix: str,
     read_only: bool,
     hide_args: bool,
     database: DatabaseSettings,
@@ -104,15 +123,33 @@ def web(
     def make_app(client: Client) -> Starlette:
         from riverpy.web import dashboard
 
-        authorize = None if password is None else _PasswordCheck(password).authorize
-        return dashboard(client, authorize=authorize, read_only=read_only, hide_args=hide_args)
+        authorize = None if password is None else _PasswordCheck(password, path_prefix).authorize
+        app = dashboard(client, authorize=authorize, read_only=read_only, hide_args=hide_args)
+        return _mount(app, path_prefix) if path_prefix else app
 
     server = DashboardServer(Address(host, port), make_app)
-    run_async(server.serve, partial(_open_client, target=loaded, database=database), _print_address)
+
+    def print_address(address: Address) -> None:
+        print_note(f"riverpy web: http://{address}{path_prefix}/ (Ctrl-C stops it)")
+
+    run_async(server.serve, partial(_open_client, target=loaded, database=database), print_address)
 
 
-def _print_address(address: Address) -> None:
-    print_note(f"riverpy web: http://{address}/ (Ctrl-C stops it)")
+def _mount(app: Starlette, path_prefix: str) -> Starlette:
+    """Return an application that serves another one below a path."""
+    from starlette.applications import Starlette
+    from starlette.responses import PlainTextResponse, RedirectResponse
+    from starlette.routing import Mount, Route
+
+    async def redirect(_request: Request) -> RedirectResponse:
+        return RedirectResponse(f"{path_prefix}/")
+
+    async def explain(_request: Request) -> PlainTextResponse:
+        text = f"The dashboard is at {path_prefix}/. A proxy must not remove this prefix.\n"
+        return PlainTextResponse(text, 404)
+
+    routes = [Route(path_prefix, redirect), Mount(path_prefix, app)]
+    return Starlette(routes=[*routes, Route("/{path:path}", explain)])
 
 
 def _check_address_and_password(
@@ -139,8 +176,9 @@ def _check_address_and_password(
 class _PasswordCheck:
     """Checks the password of each request (HTTP basic authentication)."""
 
-    def __init__(self, password: str) -> None:
+    def __init__(self, password: str, path_prefix: str) -> None:
         self._password = password.encode()
+        self._health_checks_path = f"{path_prefix}{_HEALTH_CHECKS_PATH}"
 
     def authorize(self, request: Request) -> Access:
         """Return the access of a user. Without the password, ask the browser for it. Health checks
@@ -149,7 +187,8 @@ class _PasswordCheck:
 
         from riverpy.web import Access
 
-        if request.method == "GET" and request.scope["path"].startswith(_HEALTH_CHECKS_PATH):
+        path = request.scope["path"]
+        if request.method in {"GET", "HEAD"} and path.startswith(self._health_checks_path):
             return Access("read")
         scheme, _, encoded = request.headers.get("authorization", "").partition(" ")
         try:

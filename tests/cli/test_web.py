@@ -94,9 +94,33 @@ async def test_serve(schema: Schema, tmp_path: Path) -> None:
             assert answer.headers["www-authenticate"].startswith("Basic ")
         assert (await http.get("/api/states")).status_code == 401
         assert (await http.get("/api/health-checks/complete")).json() == {"status": "ok"}
+        assert (await http.head("/api/health-checks/complete")).status_code == 200
         page = (await http.get("/jobs", auth=("ann", PASSWORD))).text
         assert "ann · can change jobs" in re.sub("<[^>]*>", "", page)
         assert await stop(process, signal.SIGINT) == 0
+
+
+async def test_path_prefix(schema: Schema) -> None:
+    """With a path prefix, all pages and health checks are below it. The path itself leads to Home,
+    and other paths say where the dashboard is."""
+    database = ("--database-url", schema.url, "--schema", schema.name)
+    async with (
+        serving(*database, "--path-prefix", "/ops/jobs/", RIVERPY_WEB_PASSWORD=PASSWORD) as (
+            _,
+            url,
+        ),
+        httpx.AsyncClient(base_url=url.removesuffix("/ops/jobs")) as http,
+    ):
+        assert url.endswith("/ops/jobs")
+        assert (await http.get("/ops/jobs")).headers["location"] == "/ops/jobs/"
+        assert (await http.get("/ops/jobs/")).status_code == 401
+        page = (await http.get("/ops/jobs/jobs", auth=("ann", PASSWORD))).text
+        paths = re.findall(r'(?:href|src|action)="(/[^"]*)"', page)
+        assert paths
+        assert all(path.startswith("/ops/jobs/") for path in paths)
+        assert (await http.get("/ops/jobs/api/health-checks/minimal")).status_code == 200
+        answer = await http.get("/jobs", auth=("ann", PASSWORD))
+        assert (answer.status_code, "/ops/jobs/" in answer.text) == (404, True)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +131,8 @@ async def test_serve(schema: Schema, tmp_path: Path) -> None:
         ([], {"RIVERPY_WEB_PASSWORD": "short"}, "8 characters"),
         (["no_such_module:client"], {}, "no module"),
         (["--port", "99999"], {}, "whole number"),
+        (["--path-prefix", "ops"], {}, "such as /ops/jobs"),
+        (["--path-prefix", "//evil.org"], {}, "such as /ops/jobs"),
     ],
 )
 def test_refusals(args: list[str], environ: dict[str, str], message: str) -> None:

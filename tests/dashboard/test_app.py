@@ -8,6 +8,7 @@ from html import unescape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,7 +16,10 @@ from starlette.exceptions import HTTPException
 from riverpy import Client, Config, ConfigError
 from riverpy._dashboard import job_errors, job_list_page, job_search, status_cache
 from riverpy._log_events import DASHBOARD_CHANGED_JOBS, DASHBOARD_MASK_FAILED
+from riverpy.cli._job_output import job_to_json_object
+from riverpy.migrate import migrate_all
 from riverpy.web import Access, dashboard
+from tests._database import connected
 from tests.dashboard.site_kit import LOCAL, SAME_SITE, Browser, insert_client, insert_job
 from tests.kit.damaged_rows import damage
 
@@ -343,6 +347,9 @@ async def test_access(schema: Schema, client: Client) -> None:
             ({"Sec-Fetch-Site": "same-site", "Origin": "https://x.org"}, {"token": cookie}),
             ({"Origin": "https://evil.org"}, {"token": cookie}),
             ({"Origin": "null"}, {"token": cookie}),
+            ({"Origin": "https://x.org", "Host": "127.0.0.1:8080"}, {"token": cookie}),
+            ({"Origin": "https://evil.org", "X-Forwarded-Host": "x.org"}, {"token": cookie}),
+            ({"Origin": "https://x.org", "Host": "x.org:80"}, {"token": cookie}),
             ({}, {"token": cookie}),
             (SAME_SITE, {"token": cookie[:-1] + "é"}),
             (SAME_SITE, {}),
@@ -361,6 +368,13 @@ async def test_access(schema: Schema, client: Client) -> None:
         headers = {"Origin": "https://x.org"}
         assert (await browser.post("/jobs/change", data=data, headers=headers)).status_code == 303
         assert await schema.fetchval("SELECT state FROM river_job") == "available"
+        for proxied in (
+            {"Host": "x.org:443"},
+            {"Host": "127.0.0.1:8080", "X-Forwarded-Host": "x.org"},
+            {"Host": "127.0.0.1:8080", "X-Forwarded-Host": "x.org:443, inner"},
+        ):
+            answer = await browser.post("/jobs/change", data=data, headers=headers | proxied)
+            assert answer.status_code == 303, proxied
         answer = await browser.post("/jobs/change", content=b"x" * 300_000, headers=headers)
         assert answer.status_code == 413
     async with Browser(dashboard(client, authorize=choose, read_only=True)) as browser:
@@ -434,6 +448,54 @@ async def test_damaged_job(schema: Schema, client: Client) -> None:
         assert set(
             re.findall(r"/jobs/(\d+)\">\d+</a></th>\s*<td role=\"cell\" colspan", listed)
         ) >= {str(other_id)}
+
+
+async def test_state_of_newer_river(fresh_database_url: str) -> None:
+    """A job in a state that only a newer version of River knows breaks no page, not the API, and
+    not the command `riverpy job`. It is shown as it is, without buttons."""
+    async with connected(fresh_database_url) as connection:
+        await migrate_all(connection)
+        await connection.execute("ALTER TYPE river_job_state ADD VALUE 'hibernating'")
+        job_id = await connection.fetchval(
+            "INSERT INTO river_job (kind, args, max_attempts, state)"
+            " VALUES ('k', '{}', 1, 'hibernating') RETURNING id"
+        )
+    async with (
+        Client(fresh_database_url, config=Config(pool_size=2)) as client,
+        Browser(dashboard(client)) as browser,
+    ):
+        for path in ("/jobs", "/jobs?kind=k", f"/jobs/{job_id}"):
+            assert ">hibernating<" in await browser.see(path)
+        assert "does not know this state" in (page := await browser.see(f"/jobs/{job_id}"))
+        assert 'value="delete"' not in page
+        for path in ("/", f"/jobs/{job_id}/neighbors", "/queues"):
+            await browser.see(path)
+        assert (await browser.get(f"/api/jobs/{job_id}")).json()["state"] == "hibernating"
+        job = await client.job_get(job_id)
+        assert "hibernating" in repr(job)
+        assert job_to_json_object(job)["state"] == "hibernating"
+
+
+async def test_internal_error(schema: Schema, client: Client) -> None:
+    """If the dashboard or `authorize` fails, a page with the usual headers says so, and the server
+    gets the error. The API answers with JSON."""
+
+    def fail(request: Request) -> Any:
+        raise ZeroDivisionError
+
+    app = Starlette()
+    app.mount("/admin/jobs", dashboard(client, authorize=fail))
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url=LOCAL) as browser:
+        page = await browser.get("/admin/jobs/")
+        assert (page.status_code, "The dashboard failed." in page.text) == (500, True)
+        assert 'href="/admin/jobs/"' in page.text
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        answer = await browser.get("/admin/jobs/api/states")
+        assert (answer.status_code, list(answer.json())) == (500, ["message"])
+    async with Browser(app) as raising:
+        with pytest.raises(ZeroDivisionError):
+            await raising.get("/admin/jobs/")
 
 
 async def test_mounted(schema: Schema, client: Client) -> None:

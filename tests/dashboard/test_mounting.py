@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from starlette.requests import Request
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from tests._database import Schema
 
@@ -101,6 +101,28 @@ async def test_mounted(schema: Schema, mount: object) -> None:
         assert document["servers"] == [{"url": f"{root}/api"}]
         assert (await client.job_get(job_id)).state == "cancelled"
         await browser.see(f"{root}/live?path=/none", status=404)
+
+
+async def test_prefix_of_proxy(schema: Schema) -> None:
+    """A proxy removes a prefix, and the server adds it to `root_path`. Some servers also add it to
+    the path (uvicorn), and others do not (hypercorn). Links lead below the prefix in both."""
+    job_id = await insert_job(schema)
+    client = Client(schema.url, config=Config(schema=schema.name, pool_size=2))
+    outer = mount_in_fastapi(dashboard(client, authorize=authorize))
+    for added in ("", "/ops"):
+
+        async def server(scope: Scope, receive: Receive, send: Send, *, added: str = added) -> None:
+            path = f"{added}{scope['path']}"
+            await outer({**scope, "root_path": "/ops", "path": path}, receive, send)
+
+        async with client, Browser(server) as browser:
+            page = await browser.see(f"/admin/jobs/jobs/{job_id}")
+            paths = re.findall(r'(?:href|src|action)="(/[^"]*)"', page)
+            assert paths
+            assert all(path.startswith("/ops/admin/jobs/") for path in paths)
+            assert f'name="back" value="/jobs/{job_id}"' in page
+            for path in ("", "jobs", "api/jobs", f"jobs/{job_id}/args"):
+                await browser.see(f"/admin/jobs/{path}")
 
 
 @asynccontextmanager

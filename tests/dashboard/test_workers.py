@@ -100,6 +100,16 @@ async def test_workers(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
             assert "The page Workers lists all" in await browser.see(path, status=404)
 
 
+async def test_report_of_newer_riverpy(schema: Schema) -> None:
+    """A client of another version of riverpy, which reports in a form that this version cannot
+    read, breaks no page."""
+    await insert_client(schema, "newer", set_aside="'{\"form\": 2}'", version="'99'")
+    async with open_site(schema) as browser:
+        for path in ("/", "/queues", "/leader", "/worker?id=newer"):
+            await browser.see(path)
+        assert "newer" in await browser.see("/workers")
+
+
 async def test_tables_missing(schema: Schema) -> None:
     """If only River's tables exist, the pages of workers and queues show what these tables know,
     and name the command that adds the others."""
