@@ -1,4 +1,4 @@
-"""`riverpy dev`: a worker for development, with a database and restarts on change."""
+"""`riverpy dev`: run a worker for development, with a database and a restart after each change."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from riverpy.cli._options import DatabaseSettings
 
 SOFT_STOP_TIMEOUT_DEFAULT = timedelta(seconds=5)
-"""The default soft stop timeout, shorter than a worker's, because a developer waits for each
-restart."""
+"""The default soft stop timeout. It is shorter than that of `riverpy worker`, because a developer
+has to wait at each restart."""
 WORKER_KILL_DELAY = HARD_STOP_TIMEOUT_DEFAULT.total_seconds() + 5.0
-"""A worker that still runs this many seconds after the soft stop timeout is killed."""
+"""If the worker is still running this many seconds after the soft stop timeout, it is killed."""
 
 _EPILOG = """\b
 Exit codes: those of `riverpy worker`; 128 + n if the worker was killed by signal n.
@@ -152,7 +152,8 @@ def _check_options(worker_options: tuple[str, ...], *, reload: bool) -> None:
 
 
 def _choose_dashboard_port(port: int | None) -> int:
-    """Return the port of the dashboard. Raise CommandError if another process uses it."""
+    """Return the port for the dashboard, by default DASHBOARD_PORT_DEFAULT. Raise CommandError if
+    another process uses this port."""
     expect_web_packages("riverpy dev --web")
     port = DASHBOARD_PORT_DEFAULT if port is None else port
     open_listening_socket(Address("127.0.0.1", port), option="--web-port").close()

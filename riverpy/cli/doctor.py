@@ -140,7 +140,8 @@ def _print_finding(finding: Finding) -> None:
 
 
 def _wrap_text(label: str, text: str) -> str:
-    """Wrap and indent a text if stdout is a terminal. Otherwise keep it in one line for `grep`."""
+    """Return the label and the text. On a terminal, the text is wrapped and indented; otherwise it
+    stays on one line, so that `grep` can find it."""
     if not sys.stdout.isatty():
         return label + text
     width = shutil.get_terminal_size().columns - _INDENT - len(label)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from riverpy.cli._options import DatabaseSettings
 
 SHOWN_STANDBYS_MAX = 2
-"""The maximum number of standbys of a domain that the table names."""
+"""The maximum number of standbys for each domain that the table shows by name."""
 
 
 @click.group
@@ -176,8 +176,8 @@ def claim(database: DatabaseSettings, *, queue: str, to: str, force: bool, as_js
 
 
 async def _read_domain_map(database: DatabaseSettings) -> tuple[DomainMap, LeaseMap | None]:
-    """Return the domains, and the clients' reports about leases. Instead of the reports, return
-    None if the table has no column for them."""
+    """Return the domains, and the reports of the clients about leases. If the database has no
+    column for these reports, the second value is None."""
     async with open_command_connection(database) as found:
         found.expect_riverpy_migration(DOMAINS_MIGRATION, "tables of domains")
         lease_map = None
@@ -189,8 +189,8 @@ async def _read_domain_map(database: DatabaseSettings) -> tuple[DomainMap, Lease
 def _find_standbys(
     domain_map: DomainMap, lease_map: LeaseMap | None, domain_name: str
 ) -> list[str] | None:
-    """Return the ids of the clients that would become leader now if there was none; None: not
-    known."""
+    """Return the ids of the clients that would become leader of a domain now if it had no leader.
+    None: not known."""
     if lease_map is None:
         return None
     leader = domain_map.current_leader(domain_name)
@@ -199,7 +199,8 @@ def _find_standbys(
 
 
 def _format_standbys(domain_map: DomainMap, lease_map: LeaseMap | None, domain_name: str) -> str:
-    """Return the first standbys. `?`: a candidate does not report whether it stands by."""
+    """Return the ids of the first standbys as text. The text has a `?` if a candidate does not
+    report whether it is a standby."""
     standbys = _find_standbys(domain_map, lease_map, domain_name)
     if standbys is None or lease_map is None:
         return "?"
@@ -235,8 +236,8 @@ def _assign_queue_and_print(
 async def assign_queue_to_domain(
     database: DatabaseSettings, queue: str, to: str, check_owner: Callable[[QueueMovePreview], None]
 ) -> tuple[str, str | None]:
-    """Assign a queue to a domain. Return its old domain, and the leader of the new domain (None: it
-    has no leader)."""
+    """Assign a queue to a domain. Return the previous domain of the queue, and the leader of the
+    new domain (None: it has no leader). `check_owner` raises if the queue must not be moved."""
     async with open_command_connection(database) as found:
         found.expect_riverpy_migration(DOMAINS_MIGRATION, "tables of domains")
         before: str | None = None
@@ -255,8 +256,8 @@ async def _try_to_assign_queue(
     to: str,
     check_owner: Callable[[QueueMovePreview], None],
 ) -> str | None:
-    """Assign the queue, and return its old domain. If another session moves the queue at the same
-    time, change nothing and return None."""
+    """Assign a queue to a domain, and return the previous domain. If another session has moved the
+    queue in the meantime, change nothing and return None."""
     connection, schema = database.connection, database.schema
     owner = await domain_preview_queue_move(connection, schema, queue=queue, new_domain=to)
     before = owner.owner_domain or DEFAULT_DOMAIN
@@ -278,10 +279,13 @@ async def _try_to_assign_queue(
 def _domain_to_json_object(
     domain_map: DomainMap, lease_map: LeaseMap | None, domain_name: str
 ) -> dict[str, object]:
-    """Return a domain for `--json` output. `queues` is None for domain `default`, which has all
-    queues that no other domain has. A queue is orphaned if its domain has sent no heartbeat for 10
-    minutes. Then the leader of `default` maintains it. `last_seen_at` is None if the domain never
-    had a client."""
+    """Return the object for a domain in the `--json` output.
+
+    `queues` is None for the domain `default`, because it has all queues that no other domain has.
+    `orphaned` is True if no client of the domain has sent a heartbeat for 10 minutes: then the
+    leader of `default` maintains the queue. `last_seen_at` is None if the domain never had a
+    client.
+    """
     members = domain_map.live_clients(domain_name)
     is_default = domain_name == DEFAULT_DOMAIN
     owners = domain_map.owned_queues(domain_name)
@@ -308,8 +312,8 @@ def _domain_to_json_object(
 
 
 def _leader_to_json_object(leader: DomainLeader | None) -> dict[str, object] | None:
-    """Return a leader for `--json` output; None: the domain has no leader now. `held_for` and
-    `expires_in` are in seconds."""
+    """Return the object for a leader in the `--json` output. Return None if the domain has no
+    leader now. `held_for` and `expires_in` are in seconds."""
     if (
         leader is None
         or leader.has_lease_ended

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 ALL_EVENT_KINDS = (*EventKind, *LeaseEventKind, *FleetEventKind)
 FLEET_EVENTS_BUFFERED_MAX = 10_000
-"""The maximum number of events that wait to be printed. Further events are dropped."""
+"""The maximum number of events that can wait until they are printed. Further events are dropped."""
 EVENT_LINE_TIMEOUT = 3 * KEEPALIVE_INTERVAL
-"""If the worker sends no line for this many seconds, the connection counts as lost."""
+"""Seconds. If the worker sends no line for this time, the command connects again."""
 RECONNECT_DELAY_MIN, RECONNECT_DELAY_MAX = timedelta(milliseconds=200), timedelta(seconds=5)
 _CONNECTION_END_ERRORS = (anyio.IncompleteRead, anyio.BrokenResourceError)
 
@@ -142,8 +142,9 @@ def events(
 def _choose_event_kinds(
     events: tuple[str, ...], filters: Mapping[str, tuple[object, ...]]
 ) -> list[EventKind | LeaseEventKind | FleetEventKind]:
-    """Return the kinds of events that can match the options. The filters have the names of the
-    options, in the plural."""
+    """Return the kinds of events that can match the options. `filters` has the values of each
+    filter option; its keys are the names of the options with an "s", such as `queues`. Raise
+    UsageError if no event can match."""
     kinds = [kind for kind in ALL_EVENT_KINDS if not events or kind.value in events]
     for name, values in filters.items():
         matching = [kind for kind in kinds if name in _get_filters_of_event(kind)]
@@ -156,7 +157,7 @@ def _choose_event_kinds(
 
 
 def _get_filters_of_event(kind: EventKind | LeaseEventKind | FleetEventKind) -> Collection[str]:
-    """Return the filters that events of a kind can match."""
+    """Return the names of the filters that an event of this kind can match."""
     if isinstance(kind, LeaseEventKind):
         return {"leases"}
     if kind in {EventKind.QUEUE_PAUSED, EventKind.QUEUE_RESUMED}:
@@ -167,7 +168,7 @@ def _get_filters_of_event(kind: EventKind | LeaseEventKind | FleetEventKind) -> 
 def _refuse_fleet_options(
     database: DatabaseSettings, events: tuple[str, ...], job_ids: tuple[int, ...]
 ) -> None:
-    """Refuse the options that need --fleet."""
+    """Raise UsageError if an option is given that needs --fleet."""
     needing = [f"--event {kind}" for kind in events if kind in list(FleetEventKind)]
     if job_ids:
         needing.append("--job")
@@ -178,7 +179,8 @@ def _refuse_fleet_options(
 
 
 def _iterate_filter_values(filters: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, str]]:
-    """Yield the name and one value of each filter. The options have the names in the plural."""
+    """Yield a pair for each value of each filter: the name of the filter in the singular, and the
+    value."""
     for name, values in filters.items():
         for value in values:
             yield name.removesuffix("s"), value
@@ -191,7 +193,7 @@ async def _follow_fleet_events(
     filters: Mapping[str, tuple[str, ...]],
     print_line: Callable[[bytes], Any],
 ) -> None:
-    """Print the events of all workers until interrupted."""
+    """Print the events of all workers of the database until the command is interrupted."""
     async with open_command_connection(database) as checked:
         url, schema = checked.database_url, checked.schema
     client = Client(url, config=Config(schema=schema, pool_size=1))

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 JOB_READ_TIMEOUT = 30.0
-"""The timeout for reading jobs, in seconds."""
+"""The timeout in seconds for reading jobs."""
 
 _ids_argument = click.argument("job_ids", metavar="ID...", type=JOB_ID_TYPE, nargs=-1)
 _change_limit_option = click.option(
@@ -53,21 +53,24 @@ _yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmat
 
 
 class _ChosenJobs(NamedTuple):
-    """The jobs that a command changes, and how it does this. There are either ids or filters."""
+    """The jobs that a command changes: either jobs with these ids, or jobs that match these
+    filters."""
 
     ids: Sequence[int]
     filters: JobFilters
     limit: int | None
-    """The maximum number of jobs with these filters."""
+    """The maximum number of jobs that are changed, if the jobs are chosen by filters. None: no
+    limit."""
     yes: bool
-    """Whether to change the jobs without a question."""
+    """Whether to change the jobs without asking for confirmation."""
     as_json: bool
 
 
 def _job_change_options(
     command: Callable[[DatabaseSettings, _ChosenJobs], None],
 ) -> Callable[..., None]:
-    """Add the ids of jobs, and the options that choose jobs to change. Pass them as one value."""
+    """Add the argument for the ids of jobs and the options that choose jobs to a command. The
+    command function receives them as one `_ChosenJobs`."""
 
     @_ids_argument
     @job_filter_options
@@ -268,7 +271,8 @@ def _change_jobs(
     verb: BatchVerb,
     change_job: Callable[[Client, int, Transaction], Awaitable[ItemChangeResult]],
 ) -> None:
-    """Change the jobs: those with the ids one by one, or those with the filters in batches."""
+    """Change the chosen jobs. Jobs with ids are changed one by one, jobs that match filters in
+    batches."""
     if chosen.ids:
         change_items(database, "job", "id", chosen.ids, change_job, as_json=chosen.as_json)
     else:
@@ -317,7 +321,7 @@ async def _delete_job(client: Client, job_id: int, tx: Transaction) -> ItemChang
 async def _read_in_transaction(
     database: DatabaseSettings, read: Callable[[Client, Transaction], Awaitable[ResultT]]
 ) -> ResultT:
-    """Connect to the database, and return the result of `read`, which reads in one transaction."""
+    """Call `read` with a client and a transaction that only reads, and return its result."""
     async with open_command_connection(database) as found:
         client = Client(config=Config(schema=found.schema))
         reason = f"reading jobs took longer than {JOB_READ_TIMEOUT:g} s"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 NEXT_LEADER_WAIT_DEFAULT = timedelta(seconds=10)
 LEADER_READ_INTERVAL = 0.1
-"""Seconds between two reads of the leader's row after the request to resign."""
+"""Seconds between two reads of the row of the leader, after the leader was requested to resign."""
 
 _domain_option = click.option(
     "--domain",
@@ -47,21 +47,21 @@ _domain_option = click.option(
 
 
 class LeaderOutput(msgspec.Struct, frozen=True):
-    """A leader in `--json` output."""
+    """The leader of a domain, as an object in the `--json` output."""
 
     leader_id: str
     elected_at: datetime
     expires_at: datetime
     expires_in: float
-    """The time until the lease expires, in seconds by the server's clock. Negative after the
-    expiry."""
+    """Seconds until the lease expires, by the server's clock. The value is negative after the lease
+    has expired."""
     expired: bool
     epoch: int | None = None
-    """The number of this term (time as leader). None for domain `default`, whose terms have no
-    number."""
+    """The number of this term, i.e. of this period as leader. None for the domain `default`, whose
+    terms have no number."""
 
     def is_same_term(self, other: LeaderOutput | None) -> bool:
-        """Whether `other` shows the same term of the same leader."""
+        """Return whether `other` is the same leader in the same term."""
         if other is None:
             return False
         return (self.leader_id, self.elected_at) == (other.leader_id, other.elected_at)
@@ -89,8 +89,8 @@ def show(database: DatabaseSettings, *, domain: str, as_json: bool) -> None:
         leader_lease_name(domain), holder=leader_id
     )
     if as_json:
-        # `candidates` is None if the database has no table of clients. `standbys` is None if this
-        # table has no column for standbys.
+        # `candidates` is None if the database has no table of clients. `standbys` is None if that
+        # table has no column for reports about leases.
         objects = None if candidates is None else [one._asdict() for one in candidates]
         print_json({"leader": found, "candidates": objects, "standbys": standbys})
         return
@@ -173,8 +173,8 @@ async def _read_leader_and_candidates(
 async def _request_resign_and_wait(
     database: DatabaseSettings, domain: str, wait: float
 ) -> tuple[LeaderOutput | None, LeaderOutput | None]:
-    """Request that the leader resigns, and wait for the next leader. Return the leader before the
-    request and the leader at the end."""
+    """Request that the leader resigns, and wait at most `wait` seconds for the next leader. Return
+    the leader before the request, and the leader at the end of the wait."""
     async with open_command_connection(database) as found:
         await _check_domain_exists(found, domain)
         before = after = await _read_leader(found, domain)
@@ -184,7 +184,7 @@ async def _request_resign_and_wait(
         with anyio.move_on_after(wait):
             while after is None or before.is_same_term(after):
                 await anyio.sleep(LEADER_READ_INTERVAL)
-                with anyio.CancelScope(shield=True):  # a read has a timeout: do not interrupt it
+                with anyio.CancelScope(shield=True):  # do not interrupt a read, which has a timeout
                     after = await _read_leader(found, domain)
         return before, after
 

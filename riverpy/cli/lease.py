@@ -50,38 +50,43 @@ LeaseState = Literal["held", "expired", "released"]
 
 RELEASE_WAIT_DEFAULT = timedelta(seconds=10)
 NEXT_HOLDER_WAIT = 2.0
-"""The longest wait for the next holder after the release, in seconds."""
+"""The maximum number of seconds that the command waits for the next holder after the release."""
 LEASE_READ_INTERVAL = 0.1
-"""Seconds between two reads of the lease's row after the request to release it."""
+"""Seconds between two reads of the row of the lease, after the holder was requested to release
+it."""
 
 _name_argument = click.argument("name", metavar="NAME", type=LEASE_NAME_TYPE)
 
 
 class LeaseOutput(msgspec.Struct, frozen=True):
-    """A lease in `--json` output."""
+    """A lease, as an object in the `--json` output."""
 
     name: str
     scope: LeaseScope
-    """`user`: a lease or singleton of user code. `domain`: the lease of a domain's leader.
-    `schema`: the lease for the maintenance of the whole schema. `other`: riverpy does not know the
+    """`user`: a lease or singleton of user code. `domain`: the lease of the leader of a domain.
+    `schema`: the lease for the maintenance of the whole schema. `other`: riverpy does not know this
     name."""
     state: LeaseState
-    """`held`: the lease has a holder. `expired`, `released`: any process may acquire the lease."""
+    """`held`: the lease has a holder. `expired` or `released`: any process may acquire the
+    lease."""
     holder: str
-    """The holder. If the state is not `held`: the last holder."""
+    """The holder of the lease. If the state is not `held`, the last holder."""
     epoch: int
-    """The number of the term, which is the time from acquiring the lease to its end."""
+    """The number of the term. A term lasts from acquiring the lease until it expires or is
+    released."""
     acquired_at: datetime
     expires_at: datetime | None
-    """When the lease expires, unless its holder renews it. None: it was released."""
+    """The time at which the lease expires if the holder does not renew it; None: the lease was
+    released."""
     expires_in: float | None
-    """The time until the lease expires, in seconds by the server's clock. Negative after the
-    expiry. None: it was released."""
+    """Seconds until the lease expires, by the server's clock. The value is negative after the lease
+    has expired. None: the lease was released."""
     standbys: list[str] | None = None
-    """The ids of the running clients that would acquire the lease if it was free; None: not known,
-    because the table has no column for these reports."""
+    """The ids of the running clients that would acquire the lease if it was free. None: not known,
+    because the database has no column for these reports."""
     lag: LeaseLag | None = None
-    """How far the holder is behind, as it last reported; None: it reported nothing."""
+    """How many items the holder has not handled yet, and their age, by its last report; None: it
+    has not reported this."""
 
     @property
     def is_held(self) -> bool:
@@ -89,7 +94,7 @@ class LeaseOutput(msgspec.Struct, frozen=True):
         return self.state == "held"
 
     def is_same_held_term(self, other: LeaseOutput | None) -> bool:
-        """Whether `other` shows the same term, and the term has not ended."""
+        """Return whether `other` is the same term, and this term has not ended."""
         return other is not None and other.is_held and other.epoch == self.epoch
 
 
@@ -229,8 +234,8 @@ async def _list_leases(
 async def _require_lease(
     database: DatabaseSettings, name: str
 ) -> tuple[LeaseOutput, LeaseMap | None]:
-    """Return the lease with this name. Raise NotFoundError if no process has acquired the lease
-    yet."""
+    """Return the lease with this name, and the reports of the clients about leases. Raise
+    NotFoundError if no process has acquired a lease with this name yet."""
     async with open_command_connection(database) as found:
         _expect_lease_table(found)
         lease_map = await _read_lease_map(found)
@@ -241,7 +246,8 @@ async def _require_lease(
 
 
 async def _read_lease_map(database: CommandConnection) -> LeaseMap | None:
-    """Return the clients' reports about leases. None: the table has no column for them."""
+    """Return the reports of the clients about leases, or None if the database has no column for
+    them."""
     if not database.has_riverpy_migration(LEASE_REPORTS_MIGRATION):
         return None
     return await database.run_read_statement(read_lease_map)
@@ -250,9 +256,9 @@ async def _read_lease_map(database: CommandConnection) -> LeaseMap | None:
 async def _request_release_and_wait(
     database: DatabaseSettings, lease: LeaseOutput, wait: float
 ) -> LeaseOutput | None:
-    """Request that the holder of this term releases the lease, and wait for the end of the term.
-    Then wait a short time for the next holder. Return the lease at the end, or None if its row was
-    deleted."""
+    """Request that the holder releases the lease, and wait at most `wait` seconds for the end of
+    this term. After a release, also wait up to NEXT_HOLDER_WAIT for the next holder. Return the
+    lease after the wait, or None if its row was deleted."""
     async with open_command_connection(database) as found:
         request = lease_request_resign(
             found.connection,
@@ -269,7 +275,7 @@ async def _request_release_and_wait(
             with anyio.move_on_after(seconds):
                 while holds():
                     await anyio.sleep(LEASE_READ_INTERVAL)
-                    with anyio.CancelScope(shield=True):  # a read has a timeout of its own
+                    with anyio.CancelScope(shield=True):  # a read has its own timeout
                         after = await _read_lease(found, lease.name, lease_map)
 
         await read_again_while(lambda: lease.is_same_held_term(after), wait)
@@ -291,8 +297,8 @@ async def _read_lease(
 
 
 async def _raise_lease_not_found(database: CommandConnection, name: str) -> NoReturn:
-    """Raise NotFoundError. Its text lists similar names, or the command for the lease of a
-    domain."""
+    """Raise NotFoundError for this name. The text lists similar names. If a domain has this name,
+    the text has the command for the lease of the domain instead."""
     if await database.run_read_statement(lease_get, name=domain_lease_name(name)):
         raise NotFoundError(
             f"{name!r} is the lease of a domain, not of your code: use `riverpy leader show "
@@ -328,7 +334,8 @@ def _make_lease_output(row: LeaseRow, lease_map: LeaseMap | None) -> LeaseOutput
 
 
 def _split_lease_name(name: str) -> tuple[str, LeaseScope]:
-    """Split the stored name of a lease into the name that users know and the scope."""
+    """Return the name of a lease that users know, and its scope. `name` is the name in the
+    database."""
     if name.startswith(USER_LEASE_NAME_PREFIX):
         return name.removeprefix(USER_LEASE_NAME_PREFIX), "user"
     if name.startswith(DOMAIN_LEASE_NAME_PREFIX):
@@ -374,8 +381,8 @@ def _print_standbys(lease: LeaseOutput, lease_map: LeaseMap | None) -> None:
 
 
 def _list_clients_without_report(lease_map: LeaseMap | None) -> list[str] | None:
-    """Return the ids of running clients that do not report whether they are standbys. None: not
-    known."""
+    """Return the ids of the running clients that do not report whether they are standbys. None: not
+    known, because the database has no column for these reports."""
     return None if lease_map is None else sorted(lease_map.client_ids_without_report)
 
 

@@ -30,7 +30,7 @@ _migration_line_option = click.option(
 
 
 def _add_migration_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that `up` and `down` share."""
+    """Add the options that the commands `up` and `down` have in common."""
     for option in (
         database_options,
         json_option,
@@ -65,16 +65,17 @@ def migrate() -> None:
 
 
 def _choose_migration_lines(line_name: str | None, *, is_single_line: bool) -> Sequence[str]:
-    """Return the migration lines (`main`, `riverpy`) to use. Without `--line` these are both lines,
-    or only `main` if `is_single_line` is true."""
+    """Return the names of the migration lines to use, which are `main` and `riverpy`. With the
+    option `--line`, return only that line. Without it, return both lines, or only `main` if
+    `is_single_line` is True."""
     if line_name is not None:
         return (line_name,)
     return (MAIN_MIGRATION_LINE,) if is_single_line else list_migration_lines()
 
 
 def _print_lines_as_json(line_objects: Sequence[dict[str, object]]) -> None:
-    """Print the JSON object of one migration line, or one object that has several migration
-    lines."""
+    """Print the JSON objects of the migration lines. One line is printed as its object, several
+    lines as one object with the key `lines`."""
     print_json(line_objects[0] if len(line_objects) == 1 else {"lines": line_objects})
 
 
