@@ -1,9 +1,11 @@
-"""DomainQueueReader: reads which queues a leader maintains, if there is more than one domain.
+"""DomainQueueReader: reads which queues a leader maintains, if there is more than one domain. A
+domain is a group of clients that elect one leader.
 
-The leader of another domain maintains orphaned queues. A queue is orphaned if no leader of its
-domain has written a heartbeat for `DOMAIN_ORPHANED_AFTER_SECONDS`. This process measures the time
-with its own clock. If the heartbeat is also that old by the server's clock, this process measures
-only `dead_after`. The server's clock alone does not decide, because it may be set to another time.
+A queue is orphaned if no client of its domain has written a heartbeat for
+`DOMAIN_ORPHANED_AFTER_SECONDS`. The leader of `default` maintains orphaned queues, or the holder of
+the schema lease if `default` has no riverpy leader. This process measures the age of a heartbeat
+with its own clock, because the server's clock may be set to another time. If the heartbeat is too
+old by the server's clock, this process waits only for `dead_after`, not for the whole time.
 """
 
 from __future__ import annotations
@@ -36,12 +38,12 @@ if TYPE_CHECKING:
     from riverpy._postgres.domains import OwnedQueue
 
 OWNED_QUEUES_READ_INTERVAL = 1.0
-"""Seconds for which the owners of queues are cached, because the services of a term often need them
-at the same time."""
+"""The owners of queues are cached for this number of seconds, because the services of a term often
+need them at the same time."""
 READ_INTERVAL_WITHOUT_OWNED_QUEUES = 300.0
-"""Seconds between two reads if no domain owns a queue and this client receives notifications. A
-client that claims the first queue for a domain sends a notification. This interval is also used if
-the table of owners is missing."""
+"""Seconds between two reads if no domain owns a queue and this client receives notifications: a
+client that claims the first queue for a domain sends one. This interval is also used if the table
+of owners is missing."""
 OWNED_QUEUES_READ_TIMEOUT = 5.0
 
 
@@ -62,11 +64,11 @@ class DomainQueueReader:
         """Create the reader. It sends no statement.
 
         Args:
-            domain: the domain of the leader; or the name of the schema lease, whose holder
-                maintains only orphaned queues.
+            domain: the domain of the leader, or the name of the schema lease. The holder of the
+                schema lease maintains only orphaned queues.
             has_notifications: whether `forget_queue_owners` is called when owners change.
-            contact_duration: returns how long this process has had contact with the server
-                without a break.
+            contact_duration: returns how long this process has had contact with the server without
+                a break.
         """
         self._connection, self._schema, self._timer = connection, schema, timer
         self._domain = domain
@@ -104,7 +106,8 @@ class DomainQueueReader:
             return self._queue_scope
 
     def forget_queue_owners(self) -> None:
-        """Forget the cached owners of queues, so that the next call reads them again."""
+        """Forget the cached owners of queues, so that the next call of `read_queue_scope` reads
+        them again."""
         self._next_read_at = 0.0
         self._forget_count += 1
 

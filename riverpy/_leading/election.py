@@ -1,4 +1,4 @@
-"""Election: one client's part in one leader election.
+"""Election: one client's attempts to become the leader, and its work as the leader.
 
 A term is the client's time as leader. It always ends in this order: the client publishes that it is
 not the leader any more, its services stop, and the lease is released. So the services of two
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
 
 ELECTION_PAUSE_MAX = 60.0
-"""The longest time for which a client takes no part in the election after its maintenance failed,
-in seconds."""
+"""If the maintenance of a leader fails, the client takes no part in the election for at most this
+number of seconds."""
 
 
 class Election:
-    """Acquires the lease of a leader, runs the work of the term (the time as leader), and
-    repeats."""
+    """Acquires the lease of a leader, and runs the leader's work until the term (the time as
+    leader) ends. Then it takes part in the election again."""
 
     name = "leader election"
 
@@ -54,9 +54,9 @@ class Election:
         domain: str = DEFAULT_DOMAIN,
         on_leadership_change: Callable[[LeadershipChange], None] | None = None,
     ) -> None:
-        """Create the election of the leader that holds the lease `lease_name`. `run_term` runs the
-        work of a term until its `StopScope` is stopped. `on_leadership_change` is called at once
-        when a term begins or ends."""
+        """Create the election. The client that holds the lease `lease_name` is the leader.
+        `run_term` runs the leader's work until its `StopScope` is stopped. `on_leadership_change`
+        is called at once when a term begins or ends."""
         self._engine, self._lease_name, self._run_term = engine, lease_name, run_term
         self._domain, self._on_leadership_change = domain, on_leadership_change
         self._lease: Lease | None = None
@@ -157,9 +157,9 @@ class Election:
         self._failed_term_count = 0
 
     def resign_after_failure(self, lease: Lease, error: BaseException) -> bool:
-        """Resign because of an error, so that another client can become leader. This client then
-        takes no part in the election for a time, which doubles with each consecutive failure.
-        Returns False if the term had ended before."""
+        """End the term because of an error, so that another client can become leader. Then this
+        client takes no part in the election for a while. This pause doubles with each consecutive
+        failure. Return False if the term had ended before."""
         interval = self._engine.timing.attempt_interval
         pause_max = max(ELECTION_PAUSE_MAX, interval)
         pause = min(interval * 2.0 ** min(self._failed_term_count, 30), pause_max)
@@ -173,7 +173,8 @@ class Election:
 
 
 def handle_leadership_notification(engine: LeaseEngine, payload: str) -> None:
-    """Handle a notification on River's topic `river_leadership`, about the leader of `default`."""
+    """Handle a notification on River's topic `river_leadership`. It is about the leader of
+    `default`."""
     message = decode_notification(payload)
     if message is None:
         return

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 
 class LeaderRowStore(LeaseStore):
-    """River's table `river_leader`. The one row of the table is the lease of the leader of
-    `default`.
+    """Keeps the lease of the leader of `default` in the only row of River's table `river_leader`.
 
     The table has no column for an epoch, the number of a term (a client's time as leader).
     `elected_at` in microseconds serves as the epoch, because River identifies a term by the
@@ -43,7 +42,8 @@ class LeaderRowStore(LeaseStore):
         leader_id: str,
         ttl: timedelta,
     ) -> None:
-        """Create the store of one client. A renewal extends its term by `ttl`."""
+        """Create the store of one client. `leader_id` is the client's id in the row. Each renewal
+        lets the lease expire `ttl` later."""
         self._connection, self._schema = connection, schema
         self._leader_id, self._ttl = leader_id, ttl
         self.outage_tracker = connection.outage_tracker
@@ -94,8 +94,8 @@ class LeaderRowStore(LeaseStore):
 
 
 class DomainLeaseStore(LeaseTable):
-    """The leases in the table `riverpy_lease`. Statements use the connection that a client reserves
-    for leader leases."""
+    """Keeps the leases of domain leaders in the table `riverpy_lease`. All statements use the
+    connection that a client reserves for leader leases."""
 
     should_log_terms = False
 
@@ -105,10 +105,12 @@ class DomainLeaseStore(LeaseTable):
 
 
 class SchemaLeaseStore(DomainLeaseStore):
-    """The lease `@schema`: the holder maintains the schema while no riverpy client is the leader of
-    `default`. A riverpy leader of `default` does the same work, so no client acquires this lease
-    while there is such a leader. A leader of `default` that runs River in Go does only a part of
-    the work."""
+    """Keeps the schema lease `@schema` in the table `riverpy_lease`. Its holder does the
+    maintenance of the whole schema while no riverpy client is the leader of `default`.
+
+    A riverpy leader of `default` does this work itself, so no client acquires the lease while there
+    is such a leader. A leader that runs River in Go does only a part of the work.
+    """
 
     has_non_riverpy_leader = False
     """Whether another program's client was the leader of `default` at the last attempt to acquire

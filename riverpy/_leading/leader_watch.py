@@ -1,8 +1,9 @@
-"""LeaderWatch: checks which client is the leader, and warns if that is a problem.
+"""LeaderWatch: checks which client is the leader, and logs a warning if that is a problem.
 
-LeaderWatch warns if no client can become leader of the client's domain. It also warns if the leader
-of `default` is not a riverpy client, for example River in Go. Such a leader does less maintenance
-than riverpy, and does not support domains. Older versions of riverpy do not support domains either.
+It is a problem if no client can become leader of this client's domain. It is also a problem if the
+leader of `default` is not a riverpy client, for example River in Go: such a leader does less
+maintenance than riverpy, and does not support domains. A client of a domain also warns of a leader
+with an older riverpy version that does not support domains.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from riverpy.periodic import PeriodicJobs
 
 LEADER_CHECKS_WITHIN_DEAD_AFTER = 3
-"""The number of checks of the leader within `dead_after`."""
+"""How many times the leader is checked within the time `Config.dead_after`."""
 CHECK_TIMEOUT = 2.0
 NO_CANDIDATE_WARNING_INTERVAL = 3600.0
 """Seconds until the warning that no client can become leader is logged again."""
@@ -60,7 +61,8 @@ NON_RIVERPY_LEADER_EFFECT_ON_DEFAULT = (
 
 
 class LeaderWatch:
-    """Checks the leader at an interval while a client runs. This needs the table of clients."""
+    """Checks the leader at an interval while a client runs. The database must have riverpy's table
+    of clients."""
 
     name = "leader watch"
 
@@ -75,9 +77,9 @@ class LeaderWatch:
         is_leader: Callable[[], bool],
         timer: Timer,
     ) -> None:
-        """Create the leader watch. The session of `connection` should have a short lock timeout.
-        Otherwise a check of a locked table would close the connection. `is_leader` returns whether
-        this client is the leader of its domain now."""
+        """Create the leader watch. `is_leader` returns whether this client is the leader of its
+        domain now. The session of `connection` should have a short lock timeout. Otherwise the
+        client's timeout closes the connection if a table is locked."""
         self._connection, self._config, self._timer = connection, config, timer
         self._kinds, self._queues, self._periodic_jobs = kinds, queues, periodic_jobs
         self._is_leader = is_leader
@@ -121,7 +123,8 @@ class LeaderWatch:
         )
 
     def _warn_of_unsuitable_leader(self, status: ElectionStatus) -> None:
-        """Log a warning if the leader is a problem, once for each term (its time as leader)."""
+        """Log a warning if the leader of `default` is a problem, once for each term (the time of
+        one client as leader)."""
         is_suitable = status.is_leader_riverpy and (
             self._domain is None or status.leader_supports_domains
         )
@@ -156,8 +159,8 @@ class LeaderWatch:
             )
 
     def _warn_if_no_candidate(self, status: ElectionStatus) -> None:
-        """Log that no client can become leader, and repeat the log line each hour. Only clients
-        with `candidate=False` do this, because any other client could become leader itself."""
+        """Log a warning if no client can become leader, and repeat it each hour. Only clients with
+        `candidate=False` call this, because any other client could become leader itself."""
         now = self._timer.seconds_since_boot()
         if status.has_riverpy_candidate or (self._domain is None and status.leader_id is not None):
             self._no_candidate_since, self._no_candidate_logged_at = None, -math.inf

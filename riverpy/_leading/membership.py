@@ -1,10 +1,13 @@
-"""DomainMembership: one client's part in its leader domain, whose clients elect one leader.
+"""DomainMembership: makes a client a member of its leader domain. The clients of a domain elect one
+leader.
 
 The client claims queues for the domain before it works jobs, and writes heartbeats of the domain
-while it runs. Claiming a queue decides which leader maintains it. Any client may work any queue.
+while it runs. The leader of the domain maintains the queues that were claimed for it. Any client
+may work the jobs of any queue.
 
-A queue is taken from another domain only if no client of that domain is alive. A client with an old
-heartbeat is observed for `dead_after` first, because the server's clock may be set to another time.
+A client takes a queue from another domain only if no client of that domain is alive. First it waits
+for `dead_after` whether a client with an old heartbeat writes a new one, because the server's clock
+may be set to another time.
 """
 
 from __future__ import annotations
@@ -60,8 +63,8 @@ if TYPE_CHECKING:
     from riverpy.periodic import PeriodicJobs
 
 JOIN_TIMEOUT = 10.0
-"""The timeout for joining a domain, in seconds. Clients that join at the same time wait for each
-other."""
+"""The timeout of one attempt to join a domain, in seconds. Clients that join at the same time wait
+for each other."""
 HEARTBEAT_WRITE_TIMEOUT = 2.0
 
 
@@ -91,7 +94,8 @@ class DomainMembership:
         self._heartbeat_interval = config.dead_after / HEARTBEATS_WITHIN_DEAD_AFTER
         self._claimed_queues: Sequence[str] = ()
         self._owner_by_moved_queue: dict[str, str] = {}
-        """For each queue that was moved to another domain, the domain that was logged last."""
+        """For each queue that was moved to another domain, the owner that the last log line
+        names."""
         self._log = get_logger(domain=config.domain)
         self._last_heartbeat_at = self._timer.seconds_since_boot()
         """The time of the last heartbeat of the domain, by `Timer.seconds_since_boot`."""
@@ -99,7 +103,7 @@ class DomainMembership:
         self.heartbeat_written = TestSignal("DomainMembership.heartbeat_written")
 
     async def join_domain(self) -> None:
-        """Claim the queues of the client. The client must be registered.
+        """Claim the queues of the client for its domain. The client must be registered.
 
         Raises:
             DomainConflictError: another domain owns one of the queues, and `on_domain_conflict`
@@ -109,8 +113,8 @@ class DomainMembership:
         await self._join_domain_with_queues(self._config.domain_queues or self._registration.queues)
 
     async def claim_added_queue(self, queue: str) -> None:
-        """Claim a queue that was added to the running client. If the configuration has
-        `domain_queues`, the client claims only these, so this does nothing.
+        """Claim a queue that was added to the running client. If `Config.domain_queues` is set, do
+        nothing, because the client claims only those queues.
 
         Raises:
             DomainConflictError, Exception: as `join_domain`.
@@ -126,7 +130,8 @@ class DomainMembership:
             self._owner_by_moved_queue.pop(queue, None)
 
     async def _join_domain_with_queues(self, queues: Iterable[str]) -> None:
-        """Claim these queues. First wait until the live clients of their owners are known."""
+        """Claim these queues. First wait until it is known whether clients of the other domains
+        that own them are alive."""
         wanted = sorted(set(queues))
         observer = HeartbeatObserver(self._timer)
         dead_after = self._config.dead_after.total_seconds()
@@ -151,8 +156,9 @@ class DomainMembership:
     async def _try_to_join_domain(
         self, wanted_queues: Sequence[str], dead_clients: Mapping[str, bytes]
     ) -> set[str] | None:
-        """Claim `wanted_queues`, and return None. If clients with an old heartbeat may still be
-        alive in the domain of an owner, claim nothing and return the ids of these clients."""
+        """Claim `wanted_queues`, and return None. If another domain owns one of them and has
+        clients with an old heartbeat that may still be alive, claim nothing and return the ids of
+        these clients."""
         schema = self._config.schema
         async with (
             self._reserved.acquire("joining the leader domain", JOIN_TIMEOUT) as connection,
@@ -227,7 +233,7 @@ class DomainMembership:
             self._log.info(QUEUES_CLAIMED_FOR_DOMAIN, queues=claimed)
 
     def _can_take_queue(self, conflict: QueueOwnershipConflict) -> bool:
-        """Whether the domain of this client may take a queue from the domain that owns it."""
+        """Return whether this client's domain may take a queue from the domain that owns it."""
         policy = self._config.on_domain_conflict
         if policy == "warn":
             self._log.warning(
@@ -259,8 +265,8 @@ class DomainMembership:
         )
 
     def _log_moved_queues(self, owner_by_queue: Mapping[str, str]) -> None:
-        """Log each move of a queue to another domain once. An operator has moved the queue, so the
-        client does not claim it back."""
+        """Log each queue that an operator has moved to another domain, once. The client does not
+        claim such a queue again."""
         domain = self._config.domain
         moved = {
             queue: owner

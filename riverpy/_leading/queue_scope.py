@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 QUEUES_PER_FILTER_MAX = 100
-"""The largest number of queues in one statement, which scans an index once for each queue."""
+"""The maximum number of queues in one statement. The statement scans an index once for each
+queue."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,13 @@ class QueueScope:
         return QueueScope(change(queues), self.is_allow_list)
 
     def make_single_filter(self) -> QueueFilter:
-        """Return one filter for the whole scope."""
+        """Return one filter, for a statement, that selects all queues of the scope."""
         return QueueFilter(tuple(sorted(self.queues)), self.is_allow_list)
 
     def make_statement_filters(self) -> Sequence[QueueFilter | None]:
-        """Return the filters of the statements that together handle the whole scope. A scope of
-        only some queues has one filter for each `QUEUES_PER_FILTER_MAX` queues. A filter `None`
-        selects all queues."""
+        """Return filters that together select all queues of the scope, for one statement each. If
+        the scope is a list of queues, each filter has at most `QUEUES_PER_FILTER_MAX` of them. A
+        filter `None` selects all queues."""
         if not self.is_allow_list:
             return [self.make_single_filter() if self.queues else None]
         names = sorted(self.queues)
@@ -52,7 +53,7 @@ NO_QUEUES = QueueScope(is_allow_list=True)
 
 
 def only_queues(queues: Iterable[str]) -> QueueScope:
-    """Return the scope of these queues. Without queues it is empty."""
+    """Return the scope that has only these queues."""
     return QueueScope(frozenset(queues), is_allow_list=True)
 
 

@@ -1,5 +1,5 @@
-"""LeadershipPublisher: publishes to subscribers in this process when the client becomes leader, and
-when its term (its time as leader) ends."""
+"""LeadershipPublisher: informs subscribers in this process when the client becomes leader, and when
+its term (its time as leader) ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 UNREAD_LEADERSHIP_CHANGES_MAX = 10_000
-"""The largest number of changes that wait for a subscriber."""
+"""The maximum number of changes that a subscriber has not read yet."""
 
 
 class LeadershipSubscription(Stream[LeadershipChange]):
@@ -42,18 +42,19 @@ class LeadershipSubscription(Stream[LeadershipChange]):
 
 
 class LeadershipPublisher(StreamGroup[LeadershipSubscription]):
-    """The state of one client's leadership, and the subscribers to its changes."""
+    """Keeps the leadership state of one client, and sends each change to the subscribers."""
 
     def __init__(self, leader_id: Callable[[], str], domain: Callable[[], str]) -> None:
-        """Create the publisher of a client that is not the leader. The arguments return its leader
-        id and its domain."""
+        """Create the publisher of a client that is not the leader yet. `leader_id` and `domain`
+        return the client's leader id and domain."""
         super().__init__()
         self._leader_id, self._domain = leader_id, domain
         self._last_change: LeadershipChange | None = None
 
     @property
     def latest_change(self) -> LeadershipChange:
-        """The last change of the leadership, or its initial state."""
+        """The last change of the leadership. Before the first change: a change that says that the
+        client is not the leader."""
         return self._last_change or LeadershipChange(
             is_leader=False, leader_id=self._leader_id(), domain=self._domain()
         )

@@ -1,4 +1,5 @@
-"""TermContext: the objects that the services of one term share."""
+"""TermContext: the objects that the maintenance services of one term share. A term is the time of
+one client as leader."""
 
 from __future__ import annotations
 
@@ -20,24 +21,25 @@ if TYPE_CHECKING:
 
 
 class EndedJobPublisher(Protocol):
-    """Sends the events of jobs that a leader has ended to the clients that follow."""
+    """Sends the events of jobs that a leader has ended to other clients that follow these
+    events."""
 
     @property
     def is_followed(self) -> bool:
-        """Whether a client follows."""
+        """Whether any client follows the events."""
         ...
 
     def publish_ended_jobs(self, jobs: Iterable[EndedJob], state_by_id: Mapping[int, str]) -> None:
-        """Send the events of jobs. `state_by_id` has the states that the leader has stored."""
+        """Send the events of these jobs. `state_by_id` has the new state of each job."""
 
     def count_dropped_events(self, count: int) -> None:
-        """Count events that are not sent, because there are too many."""
+        """Add `count` to the number of events that are not sent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TermContext:
-    """The objects that the services of one term (a client's time as leader) share. `fence` lets
-    writes commit only during the term."""
+    """The objects that the maintenance services of one term (a client's time as leader) share. The
+    transactions of `fence` commit only during the term."""
 
     fence: TermFence
     config: Config
@@ -50,8 +52,8 @@ class TermContext:
     open_direct_connection: Callable[[], Awaitable[Connection]] | None
     """Opens a connection that bypasses a pooler in transaction mode. None: that is not possible."""
     read_queue_scope: Callable[[], Awaitable[QueueScope]]
-    """Returns the queues to maintain. Each run of a service calls this function, because the queues
-    may have changed.
+    """Returns the queues to maintain. Each run of a service calls this function, because queues may
+    get another owner.
 
     Raises:
         Exception: one of DATABASE_ERRORS; the service soon repeats the run.

@@ -1,6 +1,6 @@
 """LeaderTerm and TermFence: one term (the time of a client as leader), and transactions that commit
-only while the term lasts. The user's functions get a LeaderTerm, and the maintenance services a
-TermFence."""
+only during the term. The user's leader functions receive a LeaderTerm. The maintenance services use
+a TermFence."""
 
 from __future__ import annotations
 
@@ -32,26 +32,27 @@ if TYPE_CHECKING:
     from riverpy._postgres.sessions.protocols import BlockingTransaction, CallerTransaction
 
 FENCED_TRANSACTION_TIMEOUT = timedelta(seconds=5)
-"""The timeout of one fenced transaction, which commits only during its term. The open transaction
-of a dead leader delays the next leader by at most this time."""
+"""The timeout of a fenced transaction, i.e. of one that commits only during its term. The open
+transaction of a dead leader delays the next leader by at most this time."""
 WRITE_REFUSED_REASON = "the database refused a write of its term"
 LOCK_WAIT_SHARE_OF_TIMEOUT = 1 / 5
-"""A statement may wait for a locked row for this fraction of its transaction's timeout."""
+"""A statement may wait for a locked row for at most this fraction of its transaction's timeout."""
 ROLLBACK_TIMEOUT = 0.5
 """The timeout for the rollback of a stopped or failed transaction, in seconds. When it expires, the
 connection is closed."""
 
 
 class FenceTimeoutError(TimeoutError):
-    """A transaction did not begin, because another session has locked the leader's row, or the
-    database does not answer. The rows to write are not the cause."""
+    """A fenced transaction did not begin, because another session has locked the row of the
+    leader's lease, or because the database does not answer. The rows that the transaction would
+    write are not the cause."""
 
 
 class LeaderTerm:
     """One term in which this client is the leader of its domain."""
 
     def __init__(self, lease: Lease) -> None:
-        """Only the client calls this."""
+        """Create the term of a held lease. Only the client does this."""
         self.lease = lease
         self.transaction_timeout = min(FENCED_TRANSACTION_TIMEOUT, lease.ttl)
 
@@ -113,7 +114,7 @@ class LeaderTerm:
             await expect_no_savepoint(transaction)
 
     async def _try_to_fence_transaction(self, connection: Transaction) -> bool:
-        """Bind a transaction to the term. Returns False if the term has ended, or if the connection
+        """Bind a transaction to the term. Return False if the term has ended, or if the connection
         leads to another database."""
         return await self.lease.try_fence(
             connection,
@@ -132,7 +133,8 @@ def _make_fenced_out_error() -> FencedOutError:
 
 
 class TermFence(LeaderTerm):
-    """The term of a leader, for the maintenance services. They write in its `transaction`."""
+    """The term of a leader, for the maintenance services. They write only in transactions of the
+    method `transaction`."""
 
     @asynccontextmanager
     async def transaction(
@@ -170,12 +172,13 @@ class TermFence(LeaderTerm):
 
 @asynccontextmanager
 async def _read_committed_transaction(connection: Connection) -> AsyncGenerator[None]:
-    """Open a transaction for an `async with` block. After the block, it has ended on the server
-    too. If the connection was only closed, a statement could keep running, and its locks would
-    delay the next term.
+    """Open a transaction for an `async with` block. After an error in the block, roll the
+    transaction back, so that it ends on the server too. If the connection was only closed, a
+    statement could keep running, and its locks would delay the next term.
 
     The isolation level is always read committed. At a higher level, the fence would fail if the
-    lease was renewed during the transaction."""
+    lease is renewed during the transaction.
+    """
     transaction = connection.transaction(isolation="read_committed")
     await transaction.start()
     try:

@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import Service, StopScope
 
 CONSECUTIVE_FAILURES_MAX = 3
-"""The number of consecutive failures of maintenance after which the leader resigns."""
+"""After this number of consecutive failures of maintenance, the leader resigns."""
 SERVICE_RESTART_DELAY_MIN = timedelta(seconds=1)
 SERVICE_RESTART_DELAY_MAX = timedelta(seconds=2)
 FAILURE_COUNT_RESET_AFTER = 60.0
-"""If the services ran for this number of seconds, the next failure counts as the first one."""
+"""If the services ran for this number of seconds without a failure, the count of failures starts
+again."""
 
 
 class TermServicesRunner:
@@ -53,7 +54,7 @@ class TermServicesRunner:
         """Create the runner of one term.
 
         Args:
-            make_services: creates the services, and the context that the services share.
+            make_services: creates the context of the term, and the services that share it.
             on_services_started: called each time that all services have started.
             resign: called once with the last error, when the services have failed too often.
                 Returns False if the term had ended before.
@@ -66,7 +67,7 @@ class TermServicesRunner:
         self._log = get_logger(leader_id=lease.holder, elected_at=lease.acquired_at.isoformat())
 
     async def run(self, scope: StopScope) -> None:
-        """Run the services until the scope is stopped, or until they have failed too often."""
+        """Run the services until `scope` is stopped, or until they have failed too often."""
         while scope.cause is None and self._failure_count < CONSECUTIVE_FAILURES_MAX:
             self._services_started_at = None
             try:
@@ -89,7 +90,8 @@ class TermServicesRunner:
             await close_connections([context.connection, context.long_statement_connection])
 
     async def _handle_failure(self, scope: StopScope, error: BaseException) -> None:
-        """Log a failure of maintenance. Then wait before the services start again, or resign."""
+        """Log a failure of maintenance. Then wait until the services can start again. After too
+        many failures, resign."""
         if scope.cause is not None:
             self._log.error(MAINTENANCE_FAILED_WHILE_STOPPING, **error_log_keys(error))
             return
@@ -116,8 +118,8 @@ class TermServicesRunner:
             self._choose_log_method(error)(MAINTENANCE_FAILED_TOO_OFTEN, effect=effect, **keys)
 
     def _choose_log_method(self, error: BaseException) -> Callable[..., None]:
-        """Return the log method: error for a fault in riverpy, warning for an outage, info for a
-        lost term."""
+        """Return the log method for an error: `error` for a fault in riverpy, `warning` for an
+        outage of the database, `info` for a lost term."""
         if isinstance(error, FencedOutError):
             return self._log.info
         return self._log.warning if isinstance(error, DATABASE_ERRORS) else self._log.error
