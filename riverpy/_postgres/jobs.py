@@ -28,7 +28,7 @@ class ClaimKey(NamedTuple):
 
 
 class AttemptResult(NamedTuple):
-    """The result of one attempt at a job, of any outcome."""
+    """The values to store when an attempt at a job has ended, with any outcome."""
 
     id: int
     attempt: int
@@ -119,8 +119,8 @@ async def job_claim_queues(
     kinds: list[str] | None,
     client_id: str,
 ) -> list[Record]:
-    """Claim due jobs of several queues, up to the limit of each queue, as `job_claim` does for one
-    queue. The jobs are returned in no particular order."""
+    """Claim due jobs of several queues. `limits` has the maximum number of jobs for each queue.
+    `job_claim` explains the other arguments. The jobs are returned in no particular order."""
     return await _fetch_rows(
         connection,
         "job_claim_queues",
@@ -135,8 +135,8 @@ async def job_claim_queues(
 async def job_claim_one(
     connection: Transaction, schema: str | None, job_id: int, *, client_id: str
 ) -> Record | None:
-    """Claim one job that is available, retryable or scheduled, also before it is due. Return None
-    if there is no such job."""
+    """Claim the job with this id if it is available, retryable or scheduled. The job need not be
+    due. Return None if there is no such job."""
     rows = await _fetch_rows(
         connection, "job_claim_one", schema, id=str(job_id), client_id=client_id
     )
@@ -151,9 +151,9 @@ async def job_find_next(
     kinds: list[str] | None,
     at_any_time: bool,
 ) -> int | None:
-    """Return the id of the due job that comes next in the order of claims; None: no job is due.
-    With `at_any_time`, jobs that are not due yet follow, in the order of their times. None means
-    all queues or kinds."""
+    """Return the id of the due job that comes first in the order of claims. If no job is due,
+    return None, or with `at_any_time` the job that becomes due first. `queues` and `kinds` limit
+    the search. None means all of them."""
     rows = await _fetch_rows(
         connection,
         "job_find_next",
@@ -179,8 +179,9 @@ async def job_lock_next(
     kinds: list[str] | None,
     skipped_ids: list[int],
 ) -> tuple[int, int, int] | None:
-    """Find and lock the job that a claim of one job would return, until the end of the transaction.
-    Return its priority, its time in microseconds since 2000, and its id."""
+    """Find the job that a claim of one job would return, and lock it until the transaction ends.
+    Return its priority, its time in microseconds since 2000, and its id. Return None if no job can
+    be claimed."""
     rows = await _fetch_rows(
         connection, "job_next", schema, queue=queue, kinds=kinds, skipped=skipped_ids
     )
@@ -190,8 +191,8 @@ async def job_lock_next(
 async def job_get_claim_position(
     connection: Transaction, schema: str | None, job_id: int, *, queue: str
 ) -> tuple[int, int, int] | None:
-    """Return priority, time in microseconds since 2000, and id of this job. Return None if the job
-    cannot be claimed from this queue."""
+    """Lock this job, and return its priority, its time in microseconds since 2000, and its id.
+    Return None if the job cannot be claimed from this queue."""
     rows = await _fetch_rows(connection, "job_position", schema, id=job_id, queue=queue)
     return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
 
@@ -205,7 +206,7 @@ async def job_complete(
     attempted_ats: list[int],
     seconds_since_end: list[float],
 ) -> set[int]:
-    """Store completed attempts at jobs. Return the ids of the jobs whose attempt was stored."""
+    """Store completed attempts. Return the ids of the jobs whose attempt was stored."""
     values = {
         "id": ids,
         "attempt": attempts,
@@ -218,8 +219,8 @@ async def job_complete(
 async def job_store_results(
     connection: Transaction, schema: str | None, results: Sequence[AttemptResult]
 ) -> dict[int, str]:
-    """Store attempts at jobs, of any outcome. Return the new state of each job whose attempt was
-    stored."""
+    """Store ended attempts, with any outcome. Return by job id the new state of each job whose
+    attempt was stored."""
     rows = await _fetch_rows(connection, "job_store_results", schema, **lists_by_field(results))
     return {row[0]: row[1] for row in rows}
 
@@ -232,7 +233,8 @@ async def job_merge_ended_metadata(
     metadata_updates: list[str | None],
 ) -> list[Record]:
     """Merge metadata into the rows of jobs that another session has cancelled or ended during these
-    attempts. Each update is a JSON object as text. Return the rows. Locked rows are left out."""
+    attempts. Each update is a JSON object as text. Locked rows are left out. Return the changed
+    rows."""
     return await _fetch_rows(
         connection,
         "job_merge_metadata",
@@ -250,9 +252,9 @@ async def job_merge_running_metadata(
     updates: str,
     lock_timeout: str | None,
 ) -> bool:
-    """Merge an object, given as JSON text, into the metadata of a running job. Return whether the
-    job still runs with this claim key. `lock_timeout` is set for the transaction as PostgreSQL's
-    setting; None: it is not changed."""
+    """Merge `updates`, a JSON object as text, into the metadata of a running job. Return whether
+    the job still runs with this claim key. `lock_timeout` sets PostgreSQL's setting for the
+    transaction. None: the setting does not change."""
     return bool(
         await _fetch_rows(
             connection,
@@ -272,8 +274,9 @@ async def job_store_progress(
     claim_keys: Sequence[ClaimKey],
     progress_texts: list[str],
 ) -> set[int]:
-    """Store the progress of running jobs, each as JSON text. Return the ids of the jobs that still
-    run with their claim keys, and that no other session has locked."""
+    """Store the progress of running jobs, each as JSON text. Return the ids of the jobs whose
+    progress was stored. Jobs that no longer run with their claim keys, and jobs that another
+    session has locked, are left out."""
     rows = await _fetch_rows(
         connection,
         "job_store_progress",
@@ -287,8 +290,8 @@ async def job_store_progress(
 async def job_complete_with_metadata(
     connection: Transaction, schema: str | None, claim_key: ClaimKey, *, updates: str | None
 ) -> Record | None:
-    """Complete a running job, and merge an object, given as JSON text, into its metadata. Return
-    None if the job no longer runs with this claim key."""
+    """Complete a running job, and merge `updates`, a JSON object as text, into its metadata. Return
+    its row, or None if the job no longer runs with this claim key."""
     return _get_first_row(
         await _fetch_rows(
             connection,
@@ -301,8 +304,8 @@ async def job_complete_with_metadata(
 
 
 def _format_claim_key(claim_key: ClaimKey) -> dict[str, str]:
-    """Return the values of a claim key as texts, because a connection of the caller may have its
-    own codecs."""
+    """Return the values of a claim key as texts. Integers could fail, because a connection of the
+    caller may have its own codecs."""
     return {name: str(value) for name, value in claim_key._asdict().items()}
 
 
@@ -312,15 +315,16 @@ async def job_notify_queues(connection: Transaction, schema: str | None, queues:
 
 
 async def job_lock_running(connection: Transaction, schema: str | None, ids: list[int]) -> set[int]:
-    """Lock the given jobs that are running until the end of the open transaction. Skip jobs that
-    another session has locked. Return the ids of the locked jobs."""
+    """Lock the running jobs with these ids until the transaction ends. Jobs that another session
+    has locked are left out. Return the ids of the locked jobs."""
     return {row[0] for row in await _fetch_rows(connection, "job_lock_attempts", schema, id=ids)}
 
 
 async def job_get_stored_outcomes(
     connection: Transaction, schema: str | None, ids: list[int]
 ) -> dict[int, StoredOutcome]:
-    """Return the stored state of the given jobs that exist."""
+    """Return the stored state of each job with these ids, by id. Jobs that do not exist are left
+    out."""
     rows = await _fetch_rows(connection, "job_stored_outcomes", schema, id=ids)
     return {row[0]: StoredOutcome(ClaimKey(row[0], row[1], row[2]), row[3], row[4]) for row in rows}
 
@@ -334,8 +338,8 @@ async def job_list_claimed_by_client(
     claimed_longer_than: float,
     skipped_ids: list[int],
 ) -> list[ClaimKey]:
-    """Return the running jobs whose last claim is from this client and older than
-    `claimed_longer_than` seconds. Jobs in `skipped_ids` are left out."""
+    """Return the running jobs that this client claimed last, more than `claimed_longer_than`
+    seconds ago. Jobs in `skipped_ids` are left out."""
     rows = await _fetch_rows(
         connection,
         "job_claimed_by",
@@ -352,7 +356,8 @@ async def job_release(
     connection: Transaction, schema: str | None, claim_keys: Sequence[ClaimKey]
 ) -> set[int]:
     """Make the jobs of these attempts available again, and notify the clients of their queues. The
-    attempts do not count. Return the ids of the released jobs."""
+    attempts do not count. A job whose cancellation was requested is cancelled instead. Return the
+    ids of the changed jobs."""
     rows = await _fetch_rows(connection, "job_release", schema, **lists_by_field(claim_keys))
     return {row[0] for row in rows}
 
@@ -360,7 +365,7 @@ async def job_release(
 async def job_find_cancel_requested(
     connection: Transaction, schema: str | None, ids: list[int]
 ) -> list[int]:
-    """Return the ids of the given running jobs for which `job_cancel` was called."""
+    """Return the ids of those running jobs for which `job_cancel` was called."""
     return [row[0] for row in await _fetch_rows(connection, "job_cancel_marks", schema, id=ids)]
 
 
@@ -372,8 +377,8 @@ async def job_is_any_available(
     kinds: list[str] | None,
     skipped_ids: list[int],
 ) -> bool:
-    """Whether one of the queues has an available job that is due, of one of these kinds (None: any
-    kind). Jobs in `skipped_ids` are left out."""
+    """Whether one of the queues has an available job that is due and of one of these kinds. `kinds`
+    None means all kinds. Jobs in `skipped_ids` are left out."""
     ((found,),) = await _fetch_rows(
         connection, "job_any_available", schema, queue=queues, kinds=kinds, skipped=skipped_ids
     )
@@ -381,14 +386,15 @@ async def job_is_any_available(
 
 
 async def job_get(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
-    """Return the row of one job. None: there is no job with this id."""
+    """Return the row of one job, or None if there is no job with this id."""
     return _get_first_row(await job_get_many(connection, schema, [job_id]))
 
 
 async def job_get_many(
     connection: Transaction, schema: str | None, ids: Sequence[int]
 ) -> list[Record]:
-    """Return the rows of the given jobs, newest first. Jobs that do not exist are left out."""
+    """Return the rows of the jobs with these ids, newest first. Jobs that do not exist are left
+    out."""
     return await _fetch_rows(connection, "job_get", schema, id=list(ids))
 
 
@@ -401,7 +407,8 @@ async def job_list_ids(
     queues: Sequence[str] | None,
     limit: int,
 ) -> list[int]:
-    """Return the ids of the newest jobs in these states. None means all kinds or all queues."""
+    """Return the ids of up to `limit` jobs in these states, newest first. `kinds` or `queues` None
+    means all kinds or all queues."""
     rows = await _fetch_rows(
         connection, "job_list", schema, state=states, kind=kinds, queue=queues, limit=limit
     )
@@ -409,19 +416,22 @@ async def job_list_ids(
 
 
 async def job_cancel(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
-    """Cancel a job. A running job is only marked, and the client that runs it is notified."""
+    """Cancel a job. If the job is running, only mark it, and notify the client that runs it. Return
+    its row, or None if there is no job with this id."""
     return _get_first_row(await _fetch_rows(connection, "job_cancel", schema, id=job_id))
 
 
 async def job_retry(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
-    """Make a job available now."""
+    """Make a job available now. A running job, or a job that is due already, does not change.
+    Return its row, or None if there is no job with this id."""
     return _get_first_row(await _fetch_rows(connection, "job_retry", schema, id=job_id))
 
 
 async def job_update_metadata(
     connection: Transaction, schema: str | None, job_id: int, *, metadata_updates: str
 ) -> Record | None:
-    """Merge an object, given as JSON text, into the metadata of a job."""
+    """Merge `metadata_updates`, a JSON object as text, into the metadata of a job. Return its row,
+    or None if there is no job with this id."""
     return _get_first_row(
         await _fetch_rows(connection, "job_update", schema, id=job_id, updates=metadata_updates)
     )

@@ -28,7 +28,8 @@ class LeaderRow(NamedTuple):
 async def leader_elect(
     connection: Transaction, schema: str | None, *, leader_id: str, ttl: timedelta
 ) -> LeaseAcquireResult | None:
-    """Try to become leader. Return None if another session became leader during the statement."""
+    """Try to become leader of domain `default`. Return None if another session became leader during
+    the statement."""
     statement = get_query("river_leader", "leader_elect", schema)
     row = await statement.fetchrow(connection, leader_id=leader_id, ttl=ttl)
     if row is None:
@@ -71,9 +72,10 @@ async def leader_fence_transaction(
     transaction_timeout: timedelta,
     lock_timeout: timedelta,
 ) -> bool:
-    """Let the open transaction commit only during a term: no other term can begin before the
-    transaction ends. The server ends the transaction after `transaction_timeout`, and each wait for
-    a lock after `lock_timeout`. Return False if the term has ended."""
+    """Let the open transaction commit only during the term that began at `elected_at`: no other
+    term can begin before the transaction ends. The server ends the transaction after
+    `transaction_timeout`, and each wait for a lock after `lock_timeout`. Return False if the term
+    has ended."""
     row = await get_query("river_leader", "leader_fence", schema).fetchrow(
         connection,
         leader_id=leader_id,
@@ -85,11 +87,12 @@ async def leader_fence_transaction(
 
 
 async def leader_get(connection: Transaction, schema: str | None) -> LeaderRow | None:
-    """Return the row of the current or last leader of domain `default`."""
+    """Return the row of the current or last leader of domain `default`, or None if there is no
+    row."""
     row = await get_query("river_leader", "leader_get", schema).fetchrow(connection)
     return None if row is None else LeaderRow(*row)
 
 
 async def leader_request_resign(connection: Transaction, schema: str | None) -> None:
-    """Request that the leader resigns. The leader is notified at the commit."""
+    """Request that the leader resigns. The leader is notified when the transaction commits."""
     await get_query("river_leader", "leader_request_resign", schema).execute(connection)

@@ -1,9 +1,11 @@
-"""Lease reports: what clients write about leases with their heartbeats. A client reports for which
-leases it stands by: it would acquire them if they were free. It also reports how far it is behind
-with the leases that it holds.
+"""Lease reports: what clients write about leases with their heartbeats.
 
-The names of leases are those of the table of leases. The lease of the leader of `default`, which
-River's table has, is reported as `default`.
+A client reports its standby leases, i.e. the leases that it would acquire if they were free. For
+the leases that it holds, it reports the lag, i.e. how much work is still to be done under the
+lease.
+
+A report has the names that the table of leases has. The lease of the leader of domain `default` is
+in River's own table, and is reported as `default`.
 """
 
 from __future__ import annotations
@@ -21,23 +23,24 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 REPORTED_LEASES_MAX = 1_000
-"""The maximum number of standby leases, and of lags, in one report. If there are more, the first by
-name are reported."""
+"""The maximum number of standby leases in one report, and the maximum number of lags. If there are
+more, only the first by name are reported."""
 REPORTING_CLIENTS_MAX = 10_000
-"""The maximum number of clients whose reports are read."""
+"""The maximum number of clients whose reports are read at once."""
 
 
 class ReportedLag(msgspec.Struct, frozen=True):
-    """How far the holder of a lease is behind, by its own report."""
+    """How much work is still to be done under a lease, as the holder of the lease reports it."""
 
     epoch: int
-    """The number of the term. The lag of an earlier term means nothing."""
+    """The epoch of the term in which the holder reported the lag. Readers ignore the lag of an
+    earlier term."""
     count: int | None
-    """The number of items that were not handled; None: not reported."""
+    """The number of items that are still to be handled. None: not reported."""
     age: float | None
-    """The age of the oldest of these items, in seconds; None: not reported."""
+    """The age of the oldest of these items, in seconds. None: not reported."""
     reported_ago: float
-    """Seconds from the report of the lag to the heartbeat."""
+    """Seconds from the report of the lag until the heartbeat that stored it."""
 
 
 class LeaseReport(msgspec.Struct, frozen=True):
@@ -48,12 +51,12 @@ class LeaseReport(msgspec.Struct, frozen=True):
     lags: dict[str, ReportedLag] = {}
     """The lags of leases that the client holds, by the name of the lease."""
     left_out: int = 0
-    """How many standby leases the report leaves out, because there are more than a report may
-    have."""
+    """The number of standby leases that are not in the report, because it has `REPORTED_LEASES_MAX`
+    already."""
 
     @classmethod
     def make(cls, standby: Iterable[str], lags: Mapping[str, ReportedLag]) -> LeaseReport:
-        """Return the report. It has at most `REPORTED_LEASES_MAX` standby leases and lags."""
+        """Make a report with at most `REPORTED_LEASES_MAX` standby leases and as many lags."""
         names = sorted(set(standby))
         return cls(
             names[:REPORTED_LEASES_MAX],
@@ -76,15 +79,15 @@ class ReportingClient(NamedTuple):
     seconds_since_heartbeat: float
     is_stopping: bool
     report: LeaseReport | None
-    """The last report. None: the client has not reported yet, or cannot report. Then its riverpy
-    version is too old, or the table was too old when the client started."""
+    """The last report. None: the client has not reported yet, or it cannot report, because its
+    riverpy version or the table of clients is too old."""
 
 
 async def client_list_lease_reports(
     connection: Transaction, schema: str | None
 ) -> list[ReportingClient]:
-    """Return the clients with a recent heartbeat, in the order of their starts, and their last
-    reports about leases. Migration CLIENTS_MIGRATION must be applied."""
+    """Return the clients with a recent heartbeat and their last reports about leases, in the order
+    in which the clients started. The database must have CLIENTS_MIGRATION."""
     rows = await get_query("riverpy_client", "client_lease_reports", schema).fetch(
         connection, limit=REPORTING_CLIENTS_MAX
     )
@@ -92,8 +95,8 @@ async def client_list_lease_reports(
 
 
 def _decode_report(text: str | None) -> LeaseReport | None:
-    """Return a stored report; None: there is none, or another version of riverpy wrote it in a form
-    that this one cannot read."""
+    """Decode a stored report. Return None if there is no report, or if another version of riverpy
+    wrote it in a form that this version cannot read."""
     if text is None:
         return None
     try:

@@ -101,9 +101,9 @@ async def lease_acquire(
 ) -> LeaseAcquireResult | None:
     """Try to acquire a lease. Return None if another session acquired it during the statement.
 
-    The statement waits for the end of transactions in which `lease_fence_transaction` was called
-    for the last term. The statement fails after `lock_timeout`. If that is None, the session's own
-    limit applies.
+    The statement waits until the transactions end in which `lease_fence_transaction` was called for
+    the last term. It fails if a wait is longer than `lock_timeout`. None: the session's own
+    `lock_timeout` applies.
     """
     row = await get_query(_SQL_FILE, "lease_acquire", schema).fetchrow(
         connection,
@@ -127,9 +127,9 @@ async def lease_renew(
     holder: str,
     names_and_epochs: Iterable[tuple[str, int]],
 ) -> dict[str, bool]:
-    """Extend terms, each given as the name of a lease and an epoch. Return the leases whose term
-    has not ended, by name. A value is False if the term was not extended, because another
-    transaction has locked its row."""
+    """Extend the terms of leases. Return by name whether the term of each lease was extended. The
+    value is False if another transaction has locked the row of the lease. Leases whose term has
+    ended are left out."""
     names, epochs = zip(*names_and_epochs, strict=True)
     statement = get_query(_SQL_FILE, "lease_renew", schema)
     rows = await statement.fetch(connection, name=names, epoch=epochs, holder=holder)
@@ -156,7 +156,7 @@ async def lease_fence_transaction(
     transaction_timeout: timedelta,
     lock_timeout: timedelta,
 ) -> bool:
-    """Let the open transaction commit only during a term: no other term can begin before the
+    """Let the open transaction commit only during this term: no other term can begin before the
     transaction ends. The server ends the transaction after `transaction_timeout`, and each wait for
     a lock after `lock_timeout`. Return False if the term has ended.
 
@@ -178,8 +178,8 @@ def make_lease_fence_sql(
     transaction_timeout: timedelta,
     lock_timeout: timedelta,
 ) -> str:
-    """Return the statement of `lease_fence_transaction` with the values in the text, for any
-    driver."""
+    """Return the SQL text of `lease_fence_transaction` with its values in the text, so that any
+    driver can run it."""
     statement = get_query(_SQL_FILE, "lease_fence", schema)
     values = statement.order_arguments(
         _make_fence_values(name, epoch, transaction_timeout, lock_timeout)
@@ -215,13 +215,13 @@ async def lease_list(
     limit: int | None = None,
     expired_within: timedelta | None = None,
 ) -> list[LeaseRow]:
-    """Return leases, ordered by name.
+    """Return leases, sorted by name.
 
     Args:
-        prefix: return only the leases whose names start with it; None: all leases.
-        limit: the maximum number of leases; None: no limit.
-        expired_within: return only leases that are held, or expired within this time; None: all. A
-            table may have millions of leases that were released.
+        prefix: return only the leases whose names start with this text. None: all leases.
+        limit: the maximum number of leases. None: no limit.
+        expired_within: return only leases that are held, and leases that expired within this time.
+            None: all leases. A table may have millions of leases that were released.
     """
     values = {"prefix": prefix, "limit": limit, "expired_within": expired_within}
     return await _read_leases(connection, schema, values)
@@ -236,7 +236,8 @@ async def lease_get(connection: Transaction, schema: str | None, *, name: str) -
 async def lease_list_terms(
     connection: Transaction, schema: str | None, *, names: Iterable[str]
 ) -> list[HeldTerm]:
-    """Return the current terms of these leases. Leave out leases without a holder."""
+    """Return the current terms of the leases with these names. Leases without a holder are left
+    out."""
     rows = await get_query(_SQL_FILE, "lease_terms", schema).fetch(connection, name=list(names))
     return [HeldTerm(*row) for row in rows]
 
@@ -253,13 +254,13 @@ async def _read_leases(
 async def lease_request_resign(
     connection: Transaction, schema: str | None, *, name: str, epoch: int | None = None
 ) -> bool:
-    """Request that the holder releases the lease. The holder is notified at the commit. Return
-    False if the lease has no holder.
+    """Request that the holder releases the lease. The holder is notified when the transaction
+    commits. Return False if the lease has no holder.
 
     Args:
         name: the name of the lease in the table.
-        epoch: request it only from the holder of this term, and return False if the term has ended;
-            None: from any holder.
+        epoch: the term to end. If it has ended already, request nothing and return False. None: any
+            term.
     """
     values = {"name": name} if epoch is None else {"name": name, "epoch": epoch}
     statement = get_query_with_parts(_SQL_FILE, "lease_request_resign", schema, frozenset(values))

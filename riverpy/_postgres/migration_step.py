@@ -51,8 +51,8 @@ class Direction(StrEnum):
 
 
 class MigrationRunner:
-    """Runs the migrations of one migration line. If several migrators run at once, a lock lets only
-    one of them run a migration."""
+    """Runs the migrations of one migration line. A lock lets only one migrator run a migration at a
+    time."""
 
     def __init__(
         self, migration_line: str, *, lock_timeout: timedelta, statement_timeout: timedelta
@@ -109,7 +109,8 @@ class MigrationRunner:
             )
 
     def _check_version_order(self, version: int, applied: set[int], direction: Direction) -> None:
-        """Check that no other migrator has migrated in the other direction before this step."""
+        """Raise MigrationError if another migrator has migrated in the other direction before this
+        step."""
         up = direction is Direction.UP
         in_order = version == 1 or version - 1 in applied if up else max(applied) == version
         if not in_order:
@@ -145,7 +146,8 @@ def _get_record_statement_name(
 
 
 def make_migration_record_sql(migration_line: str, version: int, direction: Direction) -> str:
-    """Return the statement that records the migration, as text for another migration tool."""
+    """Return the SQL text that records the migration in `river_migration`, for another migration
+    tool. Return "" if the migration drops this table."""
     block = _get_record_statement_name(migration_line, version, direction)
     if block is None:
         return ""
@@ -161,7 +163,7 @@ def make_create_schema_sql(schema: str) -> str:
 def make_idempotent_migration_sql(
     migration_line: str, version: int, direction: Direction, sql: str, schema: str | None
 ) -> str:
-    """Return one statement that runs the SQL of a migration, unless it has run already."""
+    """Return one SQL statement that runs the SQL of a migration if it has not run yet."""
     values = {
         "@line": quote_literal(migration_line),
         "@version": str(version),
@@ -178,7 +180,8 @@ def make_idempotent_migration_sql(
 async def transaction_with_timeouts(
     connection: Transaction, *, isolation: Literal["read_committed"] | None = None
 ) -> AsyncGenerator[None]:
-    """Run the `async with` block in a transaction. Its begin, commit and rollback have timeouts."""
+    """Run the `async with` block in a transaction. BEGIN, COMMIT and ROLLBACK have timeouts, so
+    that a lost connection cannot block them for long."""
     transaction = connection.transaction(isolation=isolation)
     with anyio.fail_after(SCHEMA_READ_TIMEOUT):
         await transaction.start()
@@ -197,7 +200,7 @@ async def transaction_with_timeouts(
 
 @contextmanager
 def _translate_migration_errors(action: str) -> Generator[None]:
-    """Turn errors of the database into a MigrationError that says what to do."""
+    """Replace errors of the database with a MigrationError that says what the user has to do."""
     try:
         yield
     except DATABASE_ERRORS as error:

@@ -1,5 +1,5 @@
-"""The statements of tests that move the times of rows: one typed function per SQL statement in
-`sql/queries/moved_time.sql`."""
+"""Statements for tests that move the times of rows into the past, as if time had passed: one typed
+function per SQL statement in `sql/queries/moved_time.sql`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ async def move_times_of_jobs(
     *,
     distance_by_job_id: Mapping[int, timedelta],
 ) -> None:
-    """Move all times of all jobs into the past: those of jobs in `distance_by_job_id` by their own
-    durations, and all others by `distance`."""
+    """Move all times of all jobs into the past. `distance_by_job_id` has the distance for some
+    jobs. All other jobs move by `distance`."""
     await get_query(_SQL_FILE, "move_times_of_jobs", schema).execute(
         connection,
         by=_format_interval(distance),
@@ -37,7 +37,7 @@ async def move_times_of_jobs(
 async def move_times_of_periodic_jobs(
     connection: Transaction, schema: str | None, distance: timedelta
 ) -> None:
-    """Move all times of all periodic jobs into the past."""
+    """Move all times of all periodic jobs into the past by `distance`."""
     await get_query(_SQL_FILE, "move_times_of_periodic_jobs", schema).execute(
         connection, by=_format_interval(distance)
     )
@@ -46,7 +46,8 @@ async def move_times_of_periodic_jobs(
 async def get_time_until_next_periodic_run(
     connection: Transaction, schema: str | None, ids: Sequence[str]
 ) -> timedelta | None:
-    """Return the time until the next slot of these periodic jobs; None: there is no slot."""
+    """Return the time until the first of these periodic jobs has its next run. Return None if no
+    next run is stored."""
     text = await get_query(_SQL_FILE, "find_next_periodic_run", schema).fetchval(
         connection, ids=list(ids)
     )

@@ -1,9 +1,9 @@
-"""Notifier: the one connection that listens. It passes notifications to subscribers.
+"""Notifier: listens for notifications on one connection, and passes them to subscribers.
 
 The notifier sends probes to itself to check that notifications arrive. A probe is a notification on
 a channel of its own. Another connection sends the first probe, and the listening connection sends
-the next probes. Probes find two faults: a half-open connection raises no error, and a pooler in
-transaction mode accepts LISTEN but delivers nothing.
+the next probes. Probes find two faults that raise no error: a half-open connection, and a pooler in
+transaction mode, which accepts LISTEN but delivers nothing.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ PROBE_TIMEOUT = 2.0
 PROBE_INTERVAL = 10.0
 """Seconds between two probes."""
 FAILED_PROBE_INTERVAL = 60.0
-"""Seconds from a probe that did not arrive to the next probe."""
+"""Seconds until the next probe after a probe that did not arrive."""
 UNSENT_PROBE_RETRY_DELAY = 2.0
-"""Seconds until the retry of a first probe that could not be sent."""
+"""Seconds until the next try after the first probe could not be sent."""
 LISTEN_TIMEOUT = 10.0
 """The timeout for connecting and LISTEN, in seconds."""
 RECONNECT_DELAY_MIN = timedelta(milliseconds=50)
@@ -62,7 +62,7 @@ RECONNECT_DELAY_MAX = timedelta(seconds=2)
 
 
 class ConnectionProvider(Protocol):
-    """Lends a connection, as `DedicatedConnection` does."""
+    """An object that lends a connection, such as a `DedicatedConnection`."""
 
     def acquire(self, purpose: str, timeout: float) -> AbstractAsyncContextManager[Transaction]:
         """Use a connection in the `async with` block for at most `timeout` seconds."""
@@ -70,8 +70,8 @@ class ConnectionProvider(Protocol):
 
 
 class Notifier:
-    """Listens on topics of one schema. Callbacks run in the event loop and must not block. If one
-    callback fails, the other callbacks run too."""
+    """Listens on the notification topics of one schema. Callbacks run in the event loop and must
+    not block. If one callback fails, the other callbacks still run."""
 
     name = "notifier"
 
@@ -103,21 +103,21 @@ class Notifier:
         self._reserved_connection = reserved
         self._outage_tracker = outage
         self.probe_interval = max(PROBE_INTERVAL, probe_interval_min)
-        """Seconds between two probes while they arrive."""
+        """Seconds between two probes as long as probes arrive."""
         self._trace_internal = trace_internal
         self._callbacks_by_topic: dict[str, list[Callable[[str], None]]] = {}
         self._on_listening_by_topic: dict[str, list[Callable[[], None]]] = {}
         """The functions to call after each start of LISTEN on a topic."""
         self._pending_on_listening: list[tuple[str, Callable[[], None]]] = []
-        """The topics of new subscribers, and their functions that were not called yet."""
+        """The topics and `on_listening` functions of new subscribers that were not called yet."""
         self._listened_topics: set[str] = set()
         """The topics on which the current connection listens."""
         self._schemas: tuple[str, str, str] = ("", "", "")
-        """The schemas of River's jobs, of leases, and the first one of the search path."""
+        """The schemas of the jobs and of the leases, and the first schema of the search path."""
         self._woken = asyncio.Event()
-        """An event that is set when the connection is lost, or a topic is added."""
+        """Set when the connection is lost, or the topics have changed."""
         self.on_running_changed: Callable[[], None] | None = None
-        """Called after the start of the notifier, and at its end."""
+        """Called when the notifier has started, and when it ends."""
         self.is_running = False
         self._resync = resync
         self._connection: Connection | None = None
@@ -138,7 +138,7 @@ class Notifier:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the listening connection exists, as far as riverpy knows."""
+        """Whether there is a listening connection that is not known to be lost."""
         return self._connection is not None and not self._connection.is_closed()
 
     def is_listening_on(self, topic: str) -> bool:
@@ -151,9 +151,9 @@ class Notifier:
         callback: Callable[[str], None],
         on_listening: Callable[[], None] | None = None,
     ) -> None:
-        """Call `callback` with the payload of each notification on a topic. `on_listening` is
-        called when LISTEN has started, and after each reconnect: earlier notifications are lost.
-        The notifier may be running already."""
+        """Call `callback` with the payload of each notification on a topic. Call `on_listening`
+        each time LISTEN has started on the topic: now and after each reconnect. Notifications that
+        were sent before are lost. This may be called before or after the start of the notifier."""
         self._callbacks_by_topic.setdefault(topic, []).append(callback)
         if on_listening is not None:
             self._on_listening_by_topic.setdefault(topic, []).append(on_listening)
@@ -163,8 +163,8 @@ class Notifier:
     def unsubscribe(
         self, topic: str, callback: Callable[[str], None], on_listening: Callable[[], None]
     ) -> None:
-        """Undo a call of `subscribe`. The connection still listens on the topic, in case another
-        subscriber follows soon; see `unlisten_unused_topics`."""
+        """Remove a callback and its `on_listening` function. The connection still listens on the
+        topic, because another subscriber may follow soon. `unlisten_unused_topics` ends that."""
         self._callbacks_by_topic[topic].remove(callback)
         self._on_listening_by_topic[topic].remove(on_listening)
         if (start := (topic, on_listening)) in self._pending_on_listening:
@@ -177,7 +177,8 @@ class Notifier:
         self._woken.set()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Listen until stopped. Raise if the first connection fails."""
+        """Listen until the notifier is stopped, and reconnect after each loss of the connection. If
+        the first connection fails, raise its error."""
         try:
             with suppress_tracing(trace_internal=self._trace_internal):
                 await self._connect_and_listen()
@@ -249,7 +250,7 @@ class Notifier:
             self._log.exception(NOTIFICATION_HANDLER_FAILED, topic=topic)
 
     def _call_on_listening(self) -> None:
-        """Call `on_listening` of each subscriber, because LISTEN has started on its topic."""
+        """Call the `on_listening` functions for all topics on which the connection listens."""
         self._pending_on_listening = [
             (topic, _)
             for topic, _ in self._pending_on_listening
@@ -260,8 +261,9 @@ class Notifier:
                 self._call_subscriber(topic, function)
 
     async def _listen_on_changed_topics(self) -> None:
-        """LISTEN on topics that were added since the connection was made, and UNLISTEN topics that
-        no subscriber needs. After a failure, the connection is cut, so that it is made again."""
+        """LISTEN on the topics that were added since the connection was made, and UNLISTEN the
+        topics that no subscriber needs. If that fails, terminate the connection, so that the
+        notifier reconnects."""
         added = [topic for topic in self._callbacks_by_topic if topic not in self._listened_topics]
         removed = self._listened_topics - self._callbacks_by_topic.keys()
         connection = self._connection
@@ -295,8 +297,8 @@ class Notifier:
             event.set()
 
     async def _watch_connection(self, scope: StopScope) -> bool:
-        """Wait until the connection is lost, or a probe does not arrive. Return whether the last
-        earlier probe arrived."""
+        """Send probes until the connection is lost or a probe does not arrive. Return whether the
+        probe before that one arrived."""
         while True:
             was_proven = self.is_delivery_proven
             interval = (
@@ -320,7 +322,7 @@ class Notifier:
                 return was_proven
 
     async def _wait_for_connection_loss(self, seconds: float) -> bool:
-        """Wait until the connection is lost, for at most `seconds`. Return whether it is lost.
+        """Wait for at most `seconds` until the connection is lost, and return whether it is lost.
         During this time, listen on added topics."""
         deadline = anyio.current_time() + seconds
         while not self._connection_lost.is_set():
@@ -333,9 +335,9 @@ class Notifier:
         return True
 
     async def _check_delivery(self, *, is_first: bool) -> bool:
-        """Send a probe, wait for its notification, and return whether it arrived. If `is_first` is
-        True, another connection sends the probe. This finds a listener that is connected to a wrong
-        database or to a pooler."""
+        """Send a probe, and return whether its notification arrived. If `is_first` is True, another
+        connection sends the probe. This finds a listener that is connected to a wrong database or
+        to a pooler."""
         token = secrets.token_hex(8)
         arrived = self._arrival_event_by_probe[token] = asyncio.Event()
         is_sent = False
@@ -381,7 +383,8 @@ class Notifier:
         self._notification_queue_log.log_queue_state(is_full=is_full)
 
     def _log_delivery_failure(self) -> None:
-        """Log that no notifications arrive. Log it only once, until a probe arrives again."""
+        """Log that no notifications arrive. This is logged only once until a probe arrives
+        again."""
         if self._is_delivery_failure_logged:
             return
         self._is_delivery_failure_logged = True
@@ -394,7 +397,7 @@ class Notifier:
         )
 
     async def _reconnect(self, scope: StopScope, *, was_proven: bool) -> None:
-        """Connect again, with as many retries as needed, then call `resync`."""
+        """Connect again, and retry until it succeeds. Then call `resync`."""
         is_loss = self._connection_lost.is_set() and not self._is_delivery_failure_logged
         self.is_delivery_proven = False
         if self._connection is not None:
@@ -435,13 +438,13 @@ class NotificationMessage(msgspec.Struct):
     lease: str = ""
     holder: str = ""
     notify_interval_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] | None = None
-    """For this many milliseconds the sender of a notification of inserted jobs may insert more jobs
-    into the queue without a notification. With 0, it notifies of all of them. None: the sender may
-    be River in Go, whose interval is 100 ms."""
+    """For a notification of inserted jobs: for this many milliseconds, the sender may insert more
+    jobs into the queue without another notification. 0: the sender notifies of each insert. None:
+    the sender may be River in Go, whose interval is 100 ms."""
     epoch: int = 0
     """The epoch of the lease: a number that grows with each new holder."""
     seconds: list[Annotated[float, msgspec.Meta(gt=0, le=60)]] = []
-    """Seconds until jobs become due."""
+    """The times until jobs become due, in seconds."""
 
 
 def decode_notification(payload: str) -> NotificationMessage | None:

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     PasswordFunction: TypeAlias = Callable[[], str | Awaitable[str]]
-    """Returns the password for one new connection."""
+    """The user's function, async or not. It returns the password for one new connection."""
 
 HANGING_CALLS_MAX = 20
-"""How many calls of a function that is not async may run at once. Each call has a thread. If this
-many calls run, the next call fails."""
+"""The maximum number of running calls of a password function that is not async. Each call has a
+thread. While there are so many, the next call fails."""
 
 
 class PasswordError(ConnectionError):
-    """The user's function returned no password. The text never has the password, nor the text of
-    the function's error, which may contain the password."""
+    """The user's function returned no valid password. The text of this error contains neither the
+    password nor the text of the function's error, which may contain the password."""
 
 
 class PasswordSource:
-    """Calls the user's function for each new connection. It stores no password."""
+    """Calls the user's password function for each new connection. It stores no password."""
 
     def __init__(self, function: PasswordFunction) -> None:
         """Store the function.
@@ -59,7 +59,7 @@ class PasswordSource:
 
         Raises:
             PasswordError: the function failed, did not return within `timeout` seconds, or returned
-                something that is no password.
+                no valid password.
         """
         error_type: type[BaseException] | None = None
         password: object = None
@@ -72,7 +72,7 @@ class PasswordSource:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                error_type = type(error)  # no caller cancelled this task: it is a failed call
+                error_type = type(error)  # the function raised it: no caller cancelled this task
             except Exception as error:
                 error_type = type(error)
         if scope.cancelled_caught:
@@ -82,11 +82,11 @@ class PasswordSource:
         return _check_password(password, error_type)
 
     def fetch_password_blocking(self, timeout: float) -> str:
-        """Do the same as `fetch_password`, but block until the function returns. The function runs
-        in a thread, with an event loop of its own if it is async.
+        """Call the function, block until it returns, and return its password. The function runs in
+        a thread, with an event loop of its own if it is async.
 
         Raises:
-            PasswordError: as `fetch_password`.
+            PasswordError: for the same reasons as in `fetch_password`.
         """
         self._count_call()
         results: SimpleQueue[tuple[object, type[BaseException] | None]] = SimpleQueue()
@@ -113,8 +113,8 @@ class PasswordSource:
         return await result if inspect.isawaitable(result) else result
 
     async def _call_in_thread(self) -> object:
-        """Call the function in a daemon thread, which does not keep the process alive if the
-        function hangs."""
+        """Call the function in a daemon thread. Such a thread does not keep the process alive if
+        the function hangs."""
         self._count_call()
         loop, future = asyncio.get_running_loop(), asyncio.Future[object]()
         context = contextvars.copy_context()
@@ -137,7 +137,7 @@ class PasswordSource:
         return await future
 
     def _count_call(self) -> None:
-        """Count a call that starts. Raise PasswordError if too many calls have not returned."""
+        """Count one more running call. Raise PasswordError if too many calls are running."""
         if self._running_calls >= HANGING_CALLS_MAX:
             raise PasswordError(
                 f"{HANGING_CALLS_MAX} calls of the password function have not returned"
@@ -150,7 +150,8 @@ async def _await_result(result: Awaitable[object]) -> object:
 
 
 def _check_password(password: object, error_type: type[BaseException] | None) -> str:
-    """Return the password, or raise PasswordError."""
+    """Return the password if it is valid and `error_type` is None. Otherwise raise
+    PasswordError."""
     if error_type is not None:
         raise PasswordError(f"the password function raised {error_type.__qualname__}")
     if not isinstance(password, str):
@@ -164,7 +165,8 @@ def _check_password(password: object, error_type: type[BaseException] | None) ->
 def _call_and_catch_error(
     context: contextvars.Context, function: Callable[[], object]
 ) -> tuple[object, Exception | None]:
-    """Call the function. Return its result, or an error that a future can store."""
+    """Call the function. Return its result, or an error. Errors that a future cannot store are
+    replaced with RuntimeError."""
     try:
         return context.run(function), None
     except StopIteration:
@@ -190,10 +192,10 @@ def _find_password_problem(password: str) -> str | None:
 def make_password_source(
     function: PasswordFunction | None, database: object, listen_url: str | None = None
 ) -> PasswordSource | None:
-    """Return the source for this function; None: there is no function.
+    """Return a PasswordSource for the user's function, or None if there is no function.
 
     Raises:
-        ConfigError: it is not a function, or `database` is not a URL, or a URL has a password.
+        ConfigError: `function` is not a function, `database` is not a URL, or a URL has a password.
     """
     if function is None:
         return None

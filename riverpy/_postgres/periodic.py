@@ -36,17 +36,19 @@ _SQL_FILE = "riverpy_periodic"
 
 
 class PeriodicRun(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why the leader inserted the job of a periodic job, as the metadata of the job store it."""
+    """Why the leader inserted a job for a periodic job. The metadata of the inserted job have this
+    as JSON."""
 
     cause: RunCause
     due_at: datetime
-    """The time of the schedule, or of the request."""
+    """The time of the schedule, or the time of the request."""
     user: str | None = None
-    """Who requested the run. None: not known."""
+    """The user who requested the run. None: not known."""
 
 
 class RunRequest(msgspec.Struct, frozen=True):
-    """Who or what requested a run, as the row of the periodic job stores it."""
+    """Who or what requested a run of a periodic job. The row of the periodic job has this as
+    JSON."""
 
     cause: Literal["request", "start"]
     at: datetime
@@ -54,12 +56,13 @@ class RunRequest(msgspec.Struct, frozen=True):
 
 
 class PeriodicRegistration(NamedTuple):
-    """A periodic job of this client, as it is stored."""
+    """A periodic job of this client, for the insert or update of its row."""
 
     id: str
     schedule: str
     next_run_at: datetime | None
-    """The next time of the schedule. It is stored if the row is new or has another schedule."""
+    """The next time of the schedule. It is stored only if the row is new or has another
+    schedule."""
 
 
 class PeriodicRow(NamedTuple):
@@ -70,17 +73,17 @@ class PeriodicRow(NamedTuple):
     run_requested_at: datetime | None
     is_paused: bool
     resumed_at: datetime | None
-    """When the periodic job was last resumed. Earlier slots get no job."""
+    """When the periodic job was last resumed. No job is inserted for earlier slots."""
     read_at: datetime
     """The server's time when the row was read."""
     seconds_until_next_run: float | None
     """Seconds until `next_run_at`."""
     run_request_json: str | None
-    """A `RunRequest` as JSON. It may be one of an earlier run. None: not known."""
+    """The last stored `RunRequest` as JSON. It may belong to an earlier run. None: not known."""
 
     def find_requested_run(self, requested_at: datetime) -> PeriodicRun | None:
-        """Return why a run was requested at this time. None: it is not known, because the column is
-        missing, or another client requested the run."""
+        """Return who or what requested the run at `requested_at`. Return None if it is not known:
+        the column is missing, or the client that requested the run did not store it."""
         if self.run_request_json is None:
             return None
         try:
@@ -93,8 +96,8 @@ class PeriodicRow(NamedTuple):
 
 
 class NextRunUpdate(NamedTuple):
-    """A change of the next slot in a row. The change is made only if the other fields still match
-    the row."""
+    """A new next slot for the row of a periodic job. It is stored only if the row still has the
+    expected values."""
 
     id: str
     expected_next_run_at: datetime | None
@@ -111,7 +114,7 @@ class _RunMetadata(msgspec.Struct):
 
 
 def decode_periodic_run(json_text: str) -> PeriodicRun | None:
-    """Return why a job was inserted. None: the text does not say so."""
+    """Decode a PeriodicRun from JSON text. Return None if the text is not valid."""
     try:
         return msgspec.json.decode(json_text, type=PeriodicRun)
     except msgspec.MsgspecError:
@@ -119,7 +122,8 @@ def decode_periodic_run(json_text: str) -> PeriodicRun | None:
 
 
 def find_periodic_run(metadata_json: str) -> PeriodicRun | None:
-    """Return why a job with these metadata was inserted. None: they do not say so."""
+    """Return why a job was inserted, from its metadata. Return None if its metadata do not have
+    it."""
     try:
         return msgspec.json.decode(metadata_json, type=_RunMetadata).run
     except (msgspec.MsgspecError, RecursionError):
@@ -142,11 +146,11 @@ async def periodic_list(connection: Transaction, schema: str | None) -> list[Per
 async def periodic_get(
     connection: Transaction, schema: str | None, job_id: str
 ) -> PeriodicJobState:
-    """Return one periodic job.
+    """Return the periodic job with this id.
 
     Raises:
         NotFoundError: no row has this id. The text of the error lists similar ids.
-        SchemaMissingError: the table is missing.
+        SchemaMissingError: the table of periodic jobs is missing.
     """
     statement = get_query(_SQL_FILE, "periodic_get", schema)
     row = await _await_periodic_statement(statement.fetchrow(connection, id=job_id))
@@ -163,9 +167,9 @@ async def periodic_register(
     run_if_new_ids: Sequence[str],
     run_now_ids: Sequence[str],
 ) -> set[str]:
-    """Insert or update rows. Jobs in `run_if_new_ids` run at once if their row is new. Jobs in
-    `run_now_ids` run at once unless they are paused. Return the ids of the rows that were not
-    locked. Call this in a transaction."""
+    """Insert or update the rows of periodic jobs. Jobs in `run_if_new_ids` run at once if their row
+    is new. Jobs in `run_now_ids` run at once unless they are paused. Return the ids of the written
+    rows. Locked rows are left out. Call this in a transaction."""
     rows = await get_query(_SQL_FILE, "periodic_register", schema).fetch(
         connection, **lists_by_field(registrations), first=run_if_new_ids, each=run_now_ids
     )
@@ -177,7 +181,8 @@ async def periodic_register(
 async def periodic_list_scheduled(
     connection: Transaction, schema: str | None, ids: Sequence[str]
 ) -> list[PeriodicRow]:
-    """Return the given rows that have a next slot or a requested run, earliest first."""
+    """Return the rows with these ids that have a next slot or a requested run, earliest slot
+    first."""
     rows = await get_query(_SQL_FILE, "periodic_due", schema).fetch(connection, id=ids)
     return [PeriodicRow(*row) for row in rows]
 
@@ -185,8 +190,9 @@ async def periodic_list_scheduled(
 async def periodic_store_next_runs(
     connection: Transaction, schema: str | None, updates: Sequence[NextRunUpdate]
 ) -> set[str]:
-    """Store the new next slots, in the transaction that inserts the jobs. Return the ids of the
-    changed rows. Rows that another session has changed since the read are left out."""
+    """Store the new next slots. Return the ids of the changed rows. Rows that another session has
+    changed since they were read are left out. Call this in the transaction that inserts the
+    jobs."""
     statement = get_query(_SQL_FILE, "periodic_store_next_slots", schema)
     rows = await statement.fetch(connection, **lists_by_field(updates))
     return {row[0] for row in rows}
@@ -195,8 +201,8 @@ async def periodic_store_next_runs(
 async def periodic_store_last_runs(
     connection: Transaction, schema: str | None, last_runs: Mapping[str, datetime]
 ) -> None:
-    """Store the slot of the newest inserted job of each id, in the transaction of
-    `periodic_store_next_runs`."""
+    """Store for each id the slot for which the last job was inserted. Call this in the transaction
+    of `periodic_store_next_runs`."""
     await get_query(_SQL_FILE, "periodic_store_last_runs", schema).execute(
         connection, id=list(last_runs), ran_at=list(last_runs.values())
     )
@@ -205,7 +211,8 @@ async def periodic_store_last_runs(
 async def periodic_mark_used(
     connection: Transaction, schema: str | None, ids: Sequence[str]
 ) -> None:
-    """Store that these rows are in use now."""
+    """Store that clients use the rows with these ids now. Unused rows are deleted after some
+    time."""
     await get_query(_SQL_FILE, "periodic_mark_used", schema).execute(connection, id=ids)
 
 
@@ -218,8 +225,8 @@ async def periodic_list_unused(
     after_id: str,
     limit: int,
 ) -> list[str]:
-    """Return up to `limit` ids after `after_id` that no client has used for `unused_for`. Ids in
-    `used_ids` are left out."""
+    """Return up to `limit` ids of periodic jobs that no client has used for `unused_for`, sorted.
+    The list starts after `after_id`. Ids in `used_ids` are left out."""
     rows = await get_query(_SQL_FILE, "periodic_unused", schema).fetch(
         connection, used=used_ids, age=unused_for, after=after_id, limit=limit
     )
@@ -229,8 +236,8 @@ async def periodic_list_unused(
 async def periodic_delete_unused(
     connection: Transaction, schema: str | None, *, ids: Sequence[str], unused_for: timedelta
 ) -> set[str]:
-    """Delete the given rows, except rows that are locked or were used within `unused_for`. Return
-    the ids of the deleted rows."""
+    """Delete those rows with these ids that no client has used for `unused_for`. Locked rows are
+    left out. Return the ids of the deleted rows."""
     rows = await get_query(_SQL_FILE, "periodic_delete_unused", schema).fetch(
         connection, age=unused_for, id=ids
     )
@@ -238,25 +245,25 @@ async def periodic_delete_unused(
 
 
 async def periodic_pause(connection: Transaction, schema: str | None, job_id: str) -> None:
-    """Pause a periodic job: no job is inserted for its slots.
+    """Pause a periodic job. While it is paused, no job is inserted for its slots.
 
     Raises:
-        NotFoundError: no leader has registered the id; the text has similar ids.
-        SchemaMissingError: the table is missing.
+        NotFoundError: no leader has registered the id. The text of the error lists similar ids.
+        SchemaMissingError: the table of periodic jobs is missing.
     """
     await _change_periodic_job(connection, schema, "periodic_pause", job_id)
 
 
 async def periodic_resume(connection: Transaction, schema: str | None, job_id: str) -> None:
-    """Undo `periodic_pause`. Raises the same errors."""
+    """Resume a paused periodic job. This raises the same errors as `periodic_pause`."""
     await _change_periodic_job(connection, schema, "periodic_resume", job_id)
 
 
 async def periodic_request_run(
     connection: Transaction, schema: str | None, job_id: str, *, user: str | None = None
 ) -> None:
-    """Request that the leader inserts a job now. Call this in a transaction. Raises the same errors
-    as `periodic_pause`. `user` is the name of the user who requests it, if it is known."""
+    """Request that the leader inserts a job now. `user` is the name of the user who requests it, if
+    it is known. Call this in a transaction. It raises the same errors as `periodic_pause`."""
     await _change_periodic_job(connection, schema, "periodic_run", job_id)
     await _note_run_requests(connection, schema, [job_id], "request", user)
 
@@ -268,8 +275,8 @@ async def _note_run_requests(
     cause: Literal["request", "start"],
     user: str | None,
 ) -> None:
-    """Store who or what requested runs in this transaction. Without RUN_REQUESTS_MIGRATION, do
-    nothing."""
+    """Store who or what requested the runs of this transaction. If RUN_REQUESTS_MIGRATION is
+    missing, do nothing."""
     has_column = get_query(_SQL_FILE, "periodic_has_run_requests", None)
     if await has_column.fetchval(connection, schema=schema):
         await get_query(_SQL_FILE, "periodic_note_run_requests", schema).execute(

@@ -27,8 +27,8 @@ _SQL_FILE = "river_queue"
 async def queue_upsert(
     connection: Transaction, schema: str | None, names: list[str]
 ) -> dict[str, bool]:
-    """Set `updated_at` of the queues to now, and insert missing rows. Return whether each queue is
-    paused."""
+    """Set `updated_at` of the queues to now, and insert missing rows. Return by name whether each
+    queue is paused."""
     rows = await get_query(_SQL_FILE, "queue_upsert", schema).fetch(connection, name=names)
     return {row[0]: row[1] for row in rows}
 
@@ -36,7 +36,7 @@ async def queue_upsert(
 async def queue_filter_paused(
     connection: Transaction, schema: str | None, names: list[str]
 ) -> set[str]:
-    """Return the given queues that are paused."""
+    """Return those of the queues that are paused."""
     rows = await get_query(_SQL_FILE, "queue_paused", schema).fetch(connection, name=names)
     return {row[0] for row in rows}
 
@@ -62,8 +62,8 @@ async def queue_list_unused(
     after_name: str,
     limit: int,
 ) -> list[str]:
-    """Return up to `limit` names after `after_name` of queues that no client has used for
-    `unused_for`. Paused queues and queues with metadata are left out."""
+    """Return the names of up to `limit` queues that no client has used for `unused_for`, sorted.
+    The list starts after `after_name`. Paused queues and queues with metadata are left out."""
     rows = await fetch_for_queues(
         connection,
         _SQL_FILE,
@@ -80,8 +80,8 @@ async def queue_list_unused(
 async def queue_delete_unused(
     connection: Transaction, schema: str | None, *, names: Sequence[str], unused_for: timedelta
 ) -> set[str]:
-    """Delete the rows of the given queues, except rows that are locked or were used within
-    `unused_for`. Return the names of the deleted queues."""
+    """Delete the rows of those queues that no client has used for `unused_for`. Locked rows are
+    left out. Return the names of the deleted queues."""
     rows = await get_query(_SQL_FILE, "queue_delete_unused", schema).fetch(
         connection, names=names, age=unused_for
     )
@@ -89,13 +89,13 @@ async def queue_delete_unused(
 
 
 async def queue_get(connection: Transaction, schema: str | None, name: str) -> Queue | None:
-    """Return one queue."""
+    """Return one queue, or None if it has no row."""
     row = await get_query(_SQL_FILE, "queue_get", schema).fetchrow(connection, name=name)
     return None if row is None else _queue_from_row(row)
 
 
 async def queue_list(connection: Transaction, schema: str | None, limit: int) -> list[Queue]:
-    """Return up to `limit` queues, by name."""
+    """Return up to `limit` queues, sorted by name."""
     rows = await get_query(_SQL_FILE, "queue_list", schema).fetch(connection, limit=limit)
     return [_queue_from_row(row) for row in rows]
 
@@ -103,7 +103,8 @@ async def queue_list(connection: Transaction, schema: str | None, limit: int) ->
 async def queue_update_metadata(
     connection: Transaction, schema: str | None, name: str, metadata: str
 ) -> Queue | None:
-    """Replace the metadata of a queue with an object, given as JSON text."""
+    """Replace the metadata of a queue with `metadata`, a JSON object as text. Return the queue, or
+    None if it has no row."""
     row = await get_query(_SQL_FILE, "queue_update", schema).fetchrow(
         connection, name=name, metadata=metadata
     )
@@ -113,7 +114,8 @@ async def queue_update_metadata(
 async def queue_get_lags(
     connection: Transaction, schema: str | None, names: Sequence[str]
 ) -> dict[str, timedelta]:
-    """Return how long the oldest due job of each queue has waited. 0: no job waits."""
+    """Return by name how long the oldest due job of each queue has waited. The lag is 0 if no job
+    waits."""
     rows = await get_query(_SQL_FILE, "queue_lag", schema).fetch(connection, name=names)
     return {name: timedelta(seconds=seconds) for name, seconds in rows}
 
@@ -127,7 +129,8 @@ async def queue_list_with_waiting_jobs(
 
 
 async def send_control_message(connection: Transaction, schema: str | None, payload: str) -> None:
-    """Send a control message to every client of the schema, at the commit."""
+    """Send a control message to all clients of the schema. It is sent when the transaction
+    commits."""
     await get_query(_SQL_FILE, "control_notify", schema).execute(connection, payload=payload)
 
 

@@ -1,5 +1,5 @@
-"""Schema: the migrations that riverpy has, and those that a database has. A line is a series of
-migrations."""
+"""The migrations that riverpy knows, and the migrations that a database has. A migration line is a
+series of migrations: `main` for River's tables, `riverpy` for riverpy's own tables."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ FEATURES_BY_MIGRATION = {
     JOB_COUNTS_MIGRATION: "the plots of the dashboard",
     RUN_REQUESTS_MIGRATION: "who requested a run of a periodic job, in the dashboard",
 }
-"""For each version of line `riverpy`, the features that need it."""
+"""The features that need each version of line `riverpy`, by version."""
 NEEDED_MAIN_VERSION = 7
 """The newest version of line `main` that a client needs. Version 8 changes nothing on PostgreSQL,
 because River has it for SQLite."""
 EMPTY_MIGRATION_VERSIONS = {MAIN_MIGRATION_LINE: {8}}
-"""The versions that change nothing on PostgreSQL, by line."""
+"""The versions that change nothing on PostgreSQL, by migration line."""
 LINE_COLUMN_MIGRATION = 5
 """The version of line `main` that adds the column `line` to `river_migration`."""
 SCHEMA_READ_TIMEOUT = 10.0
-"""Seconds for reading the catalog and `river_migration`."""
+"""The timeout for reading the catalog and `river_migration`, in seconds."""
 
 _MIGRATION_FILE_PATTERN = re.compile(r"(\d{3})_(\w+)\.(up|down)\.sql")
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -85,7 +85,7 @@ _log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One migration of a line, as SQL with marks for the schema."""
+    """One migration of a migration line. Its SQL has placeholders for the name of the schema."""
 
     version: int
     name: str
@@ -124,12 +124,12 @@ def load_migrations(migration_line: str) -> Mapping[int, Migration]:
 
 
 class RowSecurity(NamedTuple):
-    """The tables in which row-level security hides rows from the role. Queries do not fail, but
-    lack these rows."""
+    """The tables in which row-level security hides rows from the role. Queries raise no error, but
+    do not see these rows."""
 
     role: str
     hidden_tables: Sequence[str]
-    """The tables with row-level security but without a policy: the role can see no row."""
+    """The tables with row-level security but without a policy. The role sees no row of them."""
     filtered_tables: Sequence[str]
     """The tables whose policies may hide some rows."""
 
@@ -140,7 +140,8 @@ class RowSecurity(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """The effect on a client, if `affected_tables` is not empty."""
+        """A text that says how this affects a client. It is valid only if `affected_tables` is not
+        empty."""
         effect = (
             "without a policy no job is worked or counted"
             if self.hidden_tables
@@ -153,7 +154,7 @@ class RowSecurity(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """How to give the role access to all rows."""
+        """A text that says how to give the role access to all rows."""
         return (
             "for each table ALTER TABLE … DISABLE ROW LEVEL SECURITY, or CREATE POLICY … TO "
             f'"{self.role}" USING (true); or let the role own the tables'
@@ -177,11 +178,11 @@ class SchemaState:
     """The tables in which row-level security hides rows from the role."""
 
     def applied_versions(self, migration_line: str) -> set[int]:
-        """Return the applied versions of a line."""
+        """Return the applied versions of a migration line."""
         return set(self.applied_at_by_line.get(migration_line, ()))
 
     def missing_versions(self, migration_line: str) -> list[int]:
-        """Return the versions of a line that the database lacks, lowest first."""
+        """Return the versions of a migration line that the database lacks, lowest first."""
         return sorted(
             load_migrations(migration_line).keys() - self.applied_versions(migration_line)
         )
@@ -195,9 +196,12 @@ class SchemaState:
         ]
 
     def skipped_versions(self, migration_line: str) -> list[int]:
-        """Return the missing versions of a line that are below an applied version, lowest first.
-        River before 0.48 leaves version 8 recorded when it undoes version 7. So versions that
-        change nothing do not count as applied."""
+        """Return the missing versions of a migration line that are below an applied version, lowest
+        first.
+
+        A version that changes nothing does not count as applied: River before 0.48 leaves version 8
+        recorded when it undoes version 7.
+        """
         newest = max(
             self.applied_versions(migration_line)
             - EMPTY_MIGRATION_VERSIONS.get(migration_line, set()),
@@ -206,7 +210,8 @@ class SchemaState:
         return [version for version in self.missing_versions(migration_line) if version < newest]
 
     def unknown_versions(self, migration_line: str) -> list[int]:
-        """Return the applied versions of a line that this riverpy does not know, lowest first."""
+        """Return the applied versions of a migration line that this riverpy does not know, lowest
+        first."""
         return sorted(
             self.applied_versions(migration_line) - load_migrations(migration_line).keys()
         )
@@ -254,12 +259,12 @@ class SchemaState:
 
 
 async def read_schema_state(connection: Transaction, schema: str | None) -> SchemaState:
-    """Read the state of a schema. None means the first schema of the search path.
+    """Read the state of a schema. `schema` None means the first schema of the search path.
 
     Raises:
         ServerVersionError: PostgreSQL is older than 13.
         SchemaMissingError: the schema does not exist.
-        TimeoutError: no answer within `SCHEMA_READ_TIMEOUT`.
+        TimeoutError: the server did not answer within `SCHEMA_READ_TIMEOUT`.
     """
     check_server_version(connection)
     with fail_after(SCHEMA_READ_TIMEOUT):
@@ -359,7 +364,8 @@ def expect_migration_version(
 
 
 def warn_of_missing_features(state: SchemaState, schema: str | None, *, url: str | None) -> None:
-    """Log which features have no tables, and the command that creates these tables."""
+    """Log the features that do not work because their tables are missing, and the command that
+    creates these tables."""
     if missing := state.missing_versions(RIVERPY_MIGRATION_LINE):
         _log.warning(
             RIVERPY_TABLES_NOT_FOUND,
@@ -372,8 +378,8 @@ def warn_of_missing_features(state: SchemaState, schema: str | None, *, url: str
 
 
 riverpy_program_by_url: dict[str, str] = {}
-"""The program that runs the command `riverpy` for a database, such as `manage.py`, by the URL of
-the database. Its settings name the database and the schema."""
+"""The program that runs riverpy's commands for a database, such as `manage.py`, by database URL.
+The program's settings have the URL and the schema, so these commands need no options for them."""
 
 
 def make_migrate_command(command: str, schema: str | None, url: str | None) -> str:
