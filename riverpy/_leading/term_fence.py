@@ -77,8 +77,9 @@ class LeaderTerm:
     def fence(
         self, connection: BlockingTransaction | CallerTransaction
     ) -> Coroutine[object, None, None] | None:
-        """Bind the transaction that is open on `connection` to this term: the transaction commits
-        only while no other term can begin.
+        """Bind the transaction that is open on `connection` to this term. If the term has ended,
+        the call raises FencedOutError. Otherwise the next term begins only after the transaction
+        has ended.
 
         Call this method before the transaction writes, and in the outermost transaction: the
         rollback of a savepoint would undo the fence. The server ends a transaction that lasts

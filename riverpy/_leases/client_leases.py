@@ -1,4 +1,4 @@
-"""ClientLeaseEngine: the lease engine of one client, which is opened at its first use."""
+"""ClientLeaseEngine: opens the lease engine of one client when it is first needed."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ if TYPE_CHECKING:
 
 
 class ClientLeaseEngine:
-    """The lease engine of a client, from the first use until the client is closed."""
+    """Keeps the lease engine of one client. The first call of `open` creates the engine, `close`
+    closes it."""
 
     def __init__(self, make_engine: Callable[[list[Lease]], LeaseEngine]) -> None:
-        """Create the object without an engine. At the first use, `make_engine` creates the engine.
-        Its argument is the list of leases of earlier engines whose work may still run."""
+        """Create the object without an engine. `make_engine` creates the engine later. It receives
+        the leases of the client's earlier engines whose work may still run."""
         self._make_engine = make_engine
         self._unfinished_leases: list[Lease] = []
         self._engine: LeaseEngine | None = None
         self._engine_lock = anyio.Lock()
 
     async def open(self) -> LeaseEngine:
-        """Return the engine. Open it at the first call.
+        """Return the open engine. The first call creates and opens it.
 
         Raises:
             SchemaMissingError: the migration line `riverpy` is not applied; the error text has the
@@ -44,7 +45,8 @@ class ClientLeaseEngine:
             return self._engine
 
     async def close(self) -> None:
-        """Close the engine, which ends every lease. If it is being opened, wait for that first."""
+        """Close the engine, and end all of its leases. If another task is opening the engine, wait
+        for that first."""
         await run_despite_cancellation(self._close_engine)
 
     async def _close_engine(self) -> None:
@@ -60,18 +62,21 @@ class ClientLeaseEngine:
             self._engine.handle_notification(payload)
 
     def wake_all_callers(self) -> None:
-        """Try now to acquire each lease that a caller waits for: notifications may be lost."""
+        """Try now to acquire each lease that a caller waits for, because notifications may have
+        been lost."""
         if self._engine is not None:
             self._engine.wake_all_callers()
 
     @property
     def standby_names(self) -> list[str]:
-        """`LeaseEngine.standby_names`; empty if there is no engine."""
+        """The names of the leases for which this client stands by (`LeaseEngine.standby_names`).
+        Empty without an engine."""
         return [] if self._engine is None else self._engine.standby_names
 
     @property
     def reported_lags(self) -> dict[str, ReportedLag]:
-        """`LeaseEngine.reported_lags`; empty if there is no engine."""
+        """The last lag report of each held lease (`LeaseEngine.reported_lags`). Empty without an
+        engine."""
         return {} if self._engine is None else self._engine.reported_lags
 
     @property

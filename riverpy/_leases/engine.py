@@ -1,14 +1,15 @@
 """LeaseEngine: acquires, renews, ends and releases the leases of one process in one store.
 
-Leader elections, user leases and singletons use it. A lease goes through these steps:
+Leader elections, user leases and singletons use the engine. A lease goes through four steps:
 
-1. `acquire` waits for the lease. The engine tries to acquire it at each interval, when another
-holder's lease expires, and when the holder releases it. 2. The engine holds the lease. One
-statement renews all leases. If a lease is not renewed in time, the engine ends it early enough for
-the work to stop before the local deadline. 3. The lease ends, because it was lost, another process
-requested it, or the work under it ended. The work is stopped. 4. After the work, `release` lets
-other processes acquire the lease. Before that, this process does not try to acquire the lease
-again. It logs work that does not stop.
+1. `acquire` waits for the lease. The engine tries to acquire it at an interval, and also when
+   another holder's lease expires or is released.
+2. The engine holds the lease. One statement renews all leases of the process. If a lease is not
+   renewed in time, the engine ends it early, so that the work stops before the local deadline.
+3. The lease ends, because it was lost, another process requested it, or the work under it ended.
+   The work is stopped.
+4. When the work has stopped, `release` lets other processes acquire the lease. Until then, this
+   process does not try to acquire it again. The engine logs work that does not stop.
 """
 
 from __future__ import annotations
@@ -65,28 +66,28 @@ if TYPE_CHECKING:
     from riverpy.events import Event
 
 ACQUIRE_DELAY_PER_HELD_LEASE, ACQUIRE_DELAY_MAX = 0.02, 0.5
-"""An attempt to acquire a lease is delayed by `ACQUIRE_DELAY_PER_HELD_LEASE` seconds for each lease
-that this process holds, but at most by `ACQUIRE_DELAY_MAX` seconds. So each process gets some of
-the leases."""
+"""Before an attempt to acquire a lease, the engine waits `ACQUIRE_DELAY_PER_HELD_LEASE` seconds for
+each lease that this process holds, but at most `ACQUIRE_DELAY_MAX` seconds. So each process gets
+some of the leases."""
 SPREADING_ACQUIRE_DELAY_PER_HELD_LEASE, SPREADING_ACQUIRE_DELAY_MAX = 0.1, 1.0
-"""With `Config.spread_leases`, these two values replace `ACQUIRE_DELAY_PER_HELD_LEASE` and
-`ACQUIRE_DELAY_MAX`. They are longer than `ACQUIRE_JITTER_MAX`, so the process that holds the fewest
-leases acquires a lease that is handed over."""
+"""With `Config.spread_leases`, these values are used instead of `ACQUIRE_DELAY_PER_HELD_LEASE` and
+`ACQUIRE_DELAY_MAX`. They are longer than the random delay `ACQUIRE_JITTER_MAX`. So if a lease is
+handed over, the process that holds the fewest leases acquires it."""
 BUSY_LEASE_RETRY_DELAY = 0.25
 """Seconds until the next attempt to acquire a lease, if another attempt or a fenced transaction was
 in progress."""
 CANCELLED_ACQUIRE_TIMEOUT = 1.0
 """The timeout of an attempt to acquire a lease after its caller was cancelled, in seconds."""
 ENGINE_CLOSE_TIMEOUT = 2.0
-"""The longest time that `close` waits for work under leases to stop, in seconds."""
+"""The maximum number of seconds that `close` waits until the work under leases has stopped."""
 LEASE_RELEASE_TIMEOUT = 2.0
 """The timeout of a release, in seconds. A lease that is not released expires."""
 
 
 class LeaseEngine:
-    """The leases of one process in one store. Use an engine in only one event loop. `async with
-    engine:` opens and closes the store. `async with` is not needed for a store that opens no
-    connection."""
+    """Acquires, renews and releases the leases of one process in one store. `async with engine:`
+    opens and closes the store; it is not needed for a store that opens no connection. Use an engine
+    in only one event loop."""
 
     def __init__(
         self,
@@ -100,19 +101,27 @@ class LeaseEngine:
         publish_event: Callable[[Event], None] | None = None,
         should_spread: bool = False,
     ) -> None:
-        """Create the engine of the process that the store knows as `holder`. The engine holds at
-        most `max_held` leases; None: no limit. `unfinished_leases` are leases that an earlier
-        engine has ended, and whose work may still run. The engine does not try to acquire these.
-        `publish_event` sends the events of leases to subscribers, without waiting for them.
-        `should_spread`: whether the longer delays of `Config.spread_leases` apply."""
+        """Create the engine.
+
+        Args:
+            store: keeps the leases.
+            holder: the name of this process in the store.
+            timing: the time to live of the leases, and the interval of their renewals.
+            timer: the clock of this process.
+            max_held: the maximum number of leases that the engine holds. None: no limit.
+            unfinished_leases: leases that an earlier engine has ended, and whose work may still
+                run. The engine does not acquire them until the work has ended.
+            publish_event: sends the events of leases to subscribers, without waiting for them.
+            should_spread: whether the longer delays of `Config.spread_leases` apply.
+        """
         self._unfinished_leases = list(unfinished_leases)
         self._store, self.holder, self._max_held = store, holder, max_held
         self.timing, self.timer = timing, timer
         self._acquire_timeout = min(
             LEASE_STORE_TIMEOUT, timing.validity_seconds - timing.grace_seconds
         )
-        """The timeout of an attempt to acquire a lease, in seconds. A later answer would leave no
-        time for work."""
+        """The timeout of an attempt to acquire a lease, in seconds. After this time, too little of
+        the lease would be left for any work."""
         self.renewer = LeaseRenewer(store, holder=holder, timing=timing, timer=timer)
         self.events = LeaseEventPublisher(publish_event)
         self._should_spread = should_spread
@@ -125,8 +134,8 @@ class LeaseEngine:
         """The number of attempts to acquire a lease that wait or run now."""
         self._acquire_attempts: set[AcquireAttempt] = set()
         self._failing_lease_names: set[str] = set()
-        """The names of leases that the last attempt could not acquire because of an error. While
-        the set is not empty, failures are logged only at level debug."""
+        """The names of the leases whose last attempt ended with an error. While the set is not
+        empty, further errors are logged only at level debug."""
         self._state_change_event = asyncio.Event()
         """An event that is set and replaced when a lease is released, when a caller stops waiting,
         and when an attempt ends."""
@@ -140,8 +149,8 @@ class LeaseEngine:
         return [lease for lease in self._unfinished_leases if lease.is_used]
 
     def is_standby_for(self, name: str) -> bool:
-        """Whether a caller waits for the lease, and this process would acquire the lease soon if it
-        was free."""
+        """Return whether a caller waits for the lease, and this process would acquire the lease
+        soon if it was free."""
         if name not in self._wake_events or self.renewer.get_lease(name) is not None:
             return False
         if self._max_held is not None and len(self.renewer) >= self._max_held:
@@ -153,7 +162,8 @@ class LeaseEngine:
 
     @property
     def standby_names(self) -> list[str]:
-        """The leases for which this process stands by, with their names in the table."""
+        """The names in the table of the leases for which this process stands by (see
+        `is_standby_for`)."""
         prefix = self._store.lease_name_prefix
         return [prefix + name for name in self._wake_events if self.is_standby_for(name)]
 
@@ -227,14 +237,15 @@ class LeaseEngine:
             self._wake_callers(name)
 
     def handle_release_request(self, name: str, *, epoch: int | None = None) -> None:
-        """End a lease, because another process requested its release. If `epoch` (the number of a
-        term) is given, end the lease only if it has this epoch."""
+        """End a lease because another process requested its release. An `epoch` (the number of a
+        term) means that only this term ends. None: any term ends."""
         lease = self.renewer.get_lease(name)
         if lease is not None and epoch in {None, lease.epoch}:
             self.resign(lease, RELEASE_REQUESTED_REASON, pause=self.timing.attempt_interval)
 
     def wake_all_callers(self) -> None:
-        """Try now to acquire each lease that a caller waits for: notifications may be lost."""
+        """Try now to acquire each lease that a caller waits for, because notifications may have
+        been lost."""
         for name in self._wake_events:
             self._wake_callers(name)
 
@@ -272,15 +283,17 @@ class LeaseEngine:
         scope: StopScope | None = None,
         use: LeaseUse = LeaseUse.LEASE,
     ) -> Lease:
-        """Wait for a lease. The engine then renews the lease until it is released, or ends.
+        """Wait until this process has acquired a lease. Then the engine renews the lease until it
+        ends or is released.
 
         Args:
             name: the name of the lease, without the prefix of the store.
-            wait: how long to wait; None: without limit. The engine tries at least once to acquire
-                the lease.
-            scope: the `StopScope` of the service that waits. Until the lease ends, the engine sets
-                in the scope when the next attempt or renewal is expected.
-            use: what the lease is used for, for its events.
+            wait: the maximum time to wait. None: no limit. The engine tries at least once to
+                acquire the lease.
+            scope: the `StopScope` of the service that waits. Until the lease ends, the engine
+                stores in this scope the time by which the next attempt or renewal must come. None:
+                this is not checked.
+            use: what the lease is used for. The events of the lease contain this.
 
         Raises:
             TimeoutError: the lease was not free within `wait`.
@@ -330,7 +343,8 @@ class LeaseEngine:
             raise ClientStateError("wait for a lease while its client or manager is open")
 
     def _seconds_until_next_attempt(self, name: str) -> float:
-        """Return the seconds until this process may try to acquire the lease of this name."""
+        """Return the seconds until this process may try to acquire a lease. Infinity: this process
+        holds it."""
         if self.renewer.get_lease(name) is not None:
             return math.inf
         if any(lease.name == name for lease in self.unfinished_leases):
@@ -345,9 +359,9 @@ class LeaseEngine:
     async def _try_acquire_after_delay(
         self, name: str, backoff: Backoff
     ) -> tuple[Lease | None, float]:
-        """Try once to acquire a lease, after a delay that grows with the number of leases held or
-        attempted in this process. If many leases are free at once, each process gets some. Returns
-        the lease, or None and the seconds until the next attempt."""
+        """Try once to acquire a lease, after a delay. The delay grows with the number of leases
+        that this process holds or is trying to acquire. So if many leases are free at once, each
+        process gets some. Return the lease, or None and the seconds until the next attempt."""
         before = len(self.renewer) + self._current_attempt_count
         self._current_attempt_count += 1
         try:
@@ -373,7 +387,7 @@ class LeaseEngine:
         return min(ACQUIRE_DELAY_PER_HELD_LEASE * held_or_attempted_count, ACQUIRE_DELAY_MAX)
 
     def _handle_failed_attempt(self, name: str, error: Exception, backoff: Backoff) -> float:
-        """Log a failed attempt to acquire a lease. Returns the seconds until the next attempt."""
+        """Log a failed attempt to acquire a lease. Return the seconds until the next attempt."""
         if self._is_closed:
             return 0.0
         if self._store.is_caller_database_closed:
@@ -389,9 +403,9 @@ class LeaseEngine:
         return backoff.next_delay()
 
     async def try_acquire(self, name: str) -> tuple[Lease | None, float]:
-        """Try once to acquire a lease. Returns the lease, or None and the seconds until the next
-        attempt. The engine does not renew a lease acquired by this call. If the caller was
-        cancelled, the acquired lease is released.
+        """Try once to acquire a lease. Return the lease, or None and the seconds until the next
+        attempt. The engine does not renew this lease. If the caller is cancelled, the lease is
+        released.
 
         Raises:
             ClientStateError: the engine is closed.
@@ -439,7 +453,7 @@ class LeaseEngine:
 
     def resign(self, lease: Lease, reason: str, *, pause: float) -> bool:
         """End a lease so that another process can acquire it. This process does not try to acquire
-        it for `pause` seconds. Returns False if the lease had ended."""
+        it for `pause` seconds. Return False if the lease had already ended."""
         if lease.cause is not None:
             return False
         self._acquire_paused_until[lease.name] = self.timer.seconds_since_boot() + pause
@@ -447,20 +461,21 @@ class LeaseEngine:
 
     def hand_over(self, lease: Lease, reason: str) -> bool:
         """End a lease so that another process can acquire it. After the release, this process does
-        not try to acquire it until every process that waits for it has tried. Returns False if the
-        lease had ended."""
+        not try to acquire it again for `hand_over_pause` seconds. Return False if the lease had
+        already ended."""
         return lease.end(reason, cause=StopCause.LEASE_HANDED_OVER)
 
     @property
     def hand_over_pause(self) -> float:
-        """The number of seconds after a hand-over in which this process does not try to acquire the
-        lease again. In this time, a process without notifications tries at least once."""
+        """Seconds after a hand-over during which this process does not try to acquire the lease
+        again. In this time, every process that waits for the lease tries at least once, even
+        without notifications."""
         polled = self.timing.attempt_interval * (1 + ELECT_JITTER_FRACTION)
         return polled + SPREADING_ACQUIRE_DELAY_MAX
 
     async def release(self, lease: Lease) -> bool:
-        """Release a lease after the work under it. Returns False if the lease had ended before, or
-        if the result is unknown. An unknown result is logged, and the lease expires."""
+        """Release a lease when the work under it has ended. Return False if the lease was lost
+        before, or if the result is unknown. An unknown result is logged, and the lease expires."""
         has_work_ended = lease.end("the lease was released", cause=StopCause.CLIENT_STOP)
         is_freed = False
         try:
@@ -510,8 +525,8 @@ class LeaseEngine:
 
 
 class AcquireAttempt:
-    """One attempt to acquire a lease. The statement runs to its end even if the caller is
-    cancelled: it may have acquired the lease, and its answer is needed to release the lease."""
+    """One attempt to acquire a lease. The statement continues even if the caller is cancelled,
+    because it may acquire the lease, and its answer is needed to release the lease again."""
 
     def __init__(self, statement: Callable[[], Awaitable[LeaseAcquireResult | None]]) -> None:
         self.answer: LeaseAcquireResult | None = None
@@ -523,7 +538,8 @@ class AcquireAttempt:
         self._end_event = asyncio.Event()
 
     async def execute_statement(self) -> None:
-        """Execute the statement to its end. After a call of `start_timeout`, the time is limited.
+        """Execute the statement to its end. After a cancellation or a call of `start_timeout`, this
+        takes at most `CANCELLED_ACQUIRE_TIMEOUT` seconds.
 
         Raises:
             Exception: one of DATABASE_ERRORS; the result is unknown.

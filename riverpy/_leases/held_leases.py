@@ -1,8 +1,10 @@
-"""LeaseRenewer: renews the leases that one process holds, and ends them in time.
+"""LeaseRenewer: renews the leases that one process holds, and ends those that it could not renew in
+time.
 
-One statement renews all leases. If a lease is not renewed in time, a second task ends it. The work
-then has time to stop before the local deadline (see `LeaseTiming`). This task also logs work that
-does not stop. After the work, the code that uses the lease calls `remove_lease`.
+One statement renews all leases. If a lease is not renewed in time, a second task ends it early, so
+that the work has time to stop before the local deadline (see `LeaseTiming`). This task also logs
+work that does not stop. When the work has stopped, the code that uses the lease calls
+`remove_lease`.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ if TYPE_CHECKING:
     from riverpy._lifecycle import StopScope
 
 TIME_LEFT_FOR_RENEWAL_MIN = 0.01
-"""A lease is not renewed any more if its work must stop within this number of seconds."""
+"""If the work under a lease must stop within this number of seconds, the lease is not renewed any
+more."""
 LOGGED_PROCESS_PAUSE_MIN = 1.0
 """If a sleep takes this number of seconds longer than planned, it is logged as a pause of this
 process."""
@@ -54,12 +57,13 @@ UNKNOWN_RESULT_ERRORS = (*DATABASE_ERRORS, TransactionError)
 
 
 class LeaseRenewer:
-    """Renews the leases of one process in one store, and keeps each lease until its release."""
+    """Renews the leases of one process in one store. It keeps each lease until `remove_lease` is
+    called."""
 
     def __init__(
         self, store: LeaseStore, *, holder: str, timing: LeaseTiming, timer: Timer
     ) -> None:
-        """Create a renewer without leases. The arguments are as for `LeaseEngine`."""
+        """Create a renewer without leases. `LeaseEngine` describes the arguments."""
         self._store, self._holder = store, holder
         self._timing, self._timer = timing, timer
         self._leases: dict[str, Lease] = {}
@@ -68,11 +72,11 @@ class LeaseRenewer:
         """For each ended lease, the time (by `Timer.seconds_since_boot`) at which its work is
         logged if it still runs."""
         self._lease_change_event = asyncio.Event()
-        """An event that is set and replaced when a lease is added, renewed by a call of `renew`, or
+        """An event that is set and replaced when a lease is added, renewed by `renew_lease`, or
         removed."""
         self._next_renewal_at = 0.0  # the time of the next renewal, by `Timer.seconds_since_boot`
         self._renewal_task: asyncio.Task[None] | None = None
-        """The task that renews and watches leases while there are any."""
+        """The task that renews and watches the leases. It runs while there are leases."""
         self.renewal_count = self.renewal_failure_count = 0
         self.last_renewal_seconds = 0.0
         """The duration of the last renewal, in seconds."""
@@ -85,7 +89,7 @@ class LeaseRenewer:
 
     @property
     def leases(self) -> list[Lease]:
-        """All leases. This includes leases that have ended but are not released yet."""
+        """All leases of this process, also those that have ended but are not released yet."""
         return list(self._leases.values())
 
     @property
@@ -104,7 +108,8 @@ class LeaseRenewer:
         return self._leases.get(name)
 
     def add_lease(self, lease: Lease, scope: StopScope | None) -> None:
-        """Renew a new lease until it ends. `scope` is that of the service that holds the lease."""
+        """Start to renew a newly acquired lease, until it ends. `scope` is the `StopScope` of the
+        service that holds the lease."""
         if not self._active_leases:
             since = self._timing.validity_seconds - lease.valid_for
             self._next_renewal_at = (
@@ -122,15 +127,16 @@ class LeaseRenewer:
             self._renewal_task = loop.create_task(self._watch_and_renew_leases(), context=context)
 
     def remove_lease(self, lease: Lease) -> None:
-        """Forget a lease whose work has stopped. A lease that is not in this object is ignored."""
+        """Forget a lease whose work has stopped. Do nothing if this object does not have the
+        lease."""
         self._work_log_due_at.pop(lease, None)
         if self._leases.get(lease.name) is lease:
             del self._leases[lease.name]
         self._signal_lease_change()
 
     async def renew_lease(self, lease: Lease) -> bool:
-        """Extend one lease, for code that renews its leases itself. Returns False if the lease has
-        ended.
+        """Renew one lease now, for code that renews its leases itself. Return False if the lease
+        has ended.
 
         Raises:
             Exception: one of DATABASE_ERRORS; the result is unknown.
@@ -145,8 +151,8 @@ class LeaseRenewer:
         return lease.is_held
 
     async def close(self, timeout: float) -> None:
-        """Forget all leases, which the caller must have ended before. Wait for at most `timeout`
-        seconds until a running renewal stops."""
+        """Forget all leases, and stop renewals. The caller must have ended the leases before. Wait
+        for at most `timeout` seconds until a running renewal has stopped."""
         self._leases.clear()
         if self._renewal_task is not None:
             self._renewal_task.cancel()
@@ -174,11 +180,12 @@ class LeaseRenewer:
 
     @property
     def _seconds_until_first_stop(self) -> float:
-        """The number of seconds until work under one of the held leases must be stopped."""
+        """Seconds until the work under the first of the held leases must stop. Infinity: no lease
+        is held."""
         return min((lease.seconds_until_stop for lease in self._active_leases), default=math.inf)
 
     async def _watch_and_renew_leases(self) -> None:
-        """Watch and renew leases while there are any."""
+        """Watch and renew the leases, as long as there are any."""
         try:
             while self._leases:
                 async with anyio.create_task_group() as tasks:
@@ -267,8 +274,9 @@ class LeaseRenewer:
                 self._next_renewal_at = due
 
     def _renewal_timeout(self, leases: list[Lease], locked_names: frozenset[str]) -> float:
-        """Return the timeout of a renewal: half of the time until the work must stop, so that a
-        second renewal is possible. Leases in `locked_names` count only if there are no others."""
+        """Return the timeout of a renewal: half of the time until work under one of these leases
+        must stop, so that there is time for a second renewal. If the last renewal found the rows of
+        some leases locked (`locked_names`), only the other leases count, if there are any."""
         free = [lease for lease in leases if lease.name not in locked_names]
         return min(
             LEASE_STORE_TIMEOUT, min(lease.seconds_until_stop for lease in free or leases) / 2
@@ -291,11 +299,13 @@ class LeaseRenewer:
 
 
 def attempt_interval_max(timing: LeaseTiming) -> float:
-    """Return the longest time between two acquire attempts, or two renewals, in seconds."""
+    """Return the longest time between two attempts to acquire a lease, or between two renewals, in
+    seconds."""
     return 3 * timing.attempt_interval + LEASE_STORE_TIMEOUT
 
 
 def make_retry_backoff(timing: LeaseTiming) -> Backoff:
-    """Return the delays after failures: by default 1, 2, 4 and then always 5 seconds."""
+    """Return the delays before retries of a failed attempt or renewal: by default 1, 2, 4 and then
+    always 5 seconds."""
     interval = timedelta(seconds=timing.attempt_interval)
     return Backoff(interval / 5, interval)

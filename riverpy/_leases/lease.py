@@ -1,4 +1,5 @@
-"""Lease: one term of a lease that this process acquired, with its local deadline and its fence."""
+"""Lease: one term of a lease that this process has acquired. A term lasts from the acquisition of a
+lease to its end."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ _SERIALIZATION_FAILURE = "40001"
 
 
 class Lease:
-    """One term of a lease, from its acquisition to its end. No other term of this `name` has the
-    same `epoch`.
+    """One term of a lease, from its acquisition to its end. The number `epoch` identifies the term
+    among all terms of the lease `name`.
 
     A `LeaseManager` or a client creates this object. Every method that is not a coroutine may be
     called from any thread.
@@ -56,27 +57,29 @@ class Lease:
         timing: LeaseTiming,
         timer: Timer,
     ) -> None:
-        """Create the lease from the store's answer to an attempt to acquire it. The attempt started
-        at `attempted_at` by `Timer.seconds_since_boot`. `name` does not have the prefix that it has
-        in the table."""
+        """Create the lease from the store's answer to a successful attempt to acquire it. The
+        attempt started at `attempted_at` by `Timer.seconds_since_boot`. `name` is the name without
+        the prefix that it has in the table."""
         self.name, self.epoch, self.holder = name, answer.epoch, answer.holder
         self.acquired_at = answer.acquired_at
         """The start of the term by the server's clock, exact to the microsecond."""
         self.cause: StopCause | None = None
-        """The cause of the end; None until the engine, the user or the database ends the lease."""
+        """Why the lease ended. None: it has not ended."""
         self.end_reason = NOT_RENEWED_REASON
-        """The reason of the end, for log lines and errors."""
+        """The cause of the end in words, for log lines and errors."""
         self.ended_at = 0.0
         """The time at which the lease ended, by `Timer.seconds_since_boot`."""
         self.may_be_held = True
-        """Whether the lease's row in the store may still belong to this term."""
+        """Whether the lease may still belong to this term in the store. If so, it must be
+        released."""
         self.is_used = True
         """Whether work under the lease may still run, even after the end of the lease. Any thread
         may set this."""
         self.waited = 0.0
         """Seconds that this process waited for the lease."""
         self._reported_lag: tuple[float, int | None, float | None] | None = None
-        """The last report: its time (`Timer.seconds_since_boot`), its count, its age in seconds."""
+        """The values of the last call of `report_lag`: its time (`Timer.seconds_since_boot`), the
+        count, and the age in seconds."""
         self._pid = os.getpid()
         self._store, self._timing, self._timer = store, timing, timer
         self._valid_until = attempted_at + timing.validity_seconds
@@ -120,7 +123,7 @@ class Lease:
 
     def report_lag(self, *, count: int | None = None, age: timedelta | float | None = None) -> None:
         """Report how far the work under this lease is behind, for example after each batch of a
-        projection. At least one of the values is needed. Each report replaces the one before.
+        projection. Pass `count`, `age` or both. Each report replaces the one before.
 
         This call sends no statement. A running client writes the last report with its next
         heartbeat, so that `riverpy lease`, `top` and `doctor` show it. `Client.stats` and
@@ -138,7 +141,7 @@ class Lease:
 
     @property
     def lag(self) -> LeaseLag | None:
-        """The last report of `report_lag`; None: there is none."""
+        """The lag that the last call of `report_lag` reported. None: it was never called."""
         if self._reported_lag is None:
             return None
         reported_at, count, age = self._reported_lag
@@ -154,8 +157,9 @@ class Lease:
     def fence(
         self, connection: BlockingTransaction | CallerTransaction | MemoryTransaction
     ) -> Coroutine[object, None, None] | None:
-        """Bind the transaction that is open on `connection` to this term: it commits only while no
-        other term can begin.
+        """Bind the transaction that is open on `connection` to this term. If the term has ended,
+        the call raises LeaseLostError. Otherwise the next term begins only after the transaction
+        has ended.
 
         Call this method before the transaction writes, and in the outermost transaction: the
         rollback of a savepoint would undo the fence. The server ends a transaction that lasts
@@ -163,9 +167,8 @@ class Lease:
         and each time between two statements. Any isolation level is allowed, and renewals continue
         during the transaction.
 
-        The type of `connection` decides how the call is made. A session for async code needs
-        `await lease.fence(session)`. With a blocking session, as in a thread,
-        `lease.fence(session)` has done its work when it returns.
+        For a connection or session of async code, write `await lease.fence(session)`. For a
+        blocking session, as in a thread, write `lease.fence(session)` without `await`.
 
         Args:
             connection: your connection or session, in a transaction. For a lease in memory: a
@@ -200,9 +203,9 @@ class Lease:
         self.expect_held()
 
     async def confirm_or_end(self, reason: str) -> bool:
-        """Ask the server whether the lease is held, after a transaction did not find its row.
-        Unless the server confirms it, end the lease and return False. Any thread may call this, for
-        example the fence of a blocking session."""
+        """Ask the server whether this process holds the lease, after a transaction did not find the
+        row of the lease. If the server does not confirm it, end the lease for this `reason` and
+        return False. Any thread may call this."""
         if not is_without_loop():
             return await self._confirm_or_end(reason)
         if get_running_loop() is self._loop:
@@ -250,16 +253,16 @@ class Lease:
     async def try_fence(
         self, transaction: object, *, timeout: timedelta, lock_timeout: timedelta
     ) -> bool:
-        """Bind a transaction to this term, with a timeout for the transaction and for each wait for
-        a lock. Returns False if the term ended, or if the lease is not in the transaction's
-        database."""
+        """Bind a transaction to this term. The transaction may take `timeout`, and each wait for a
+        lock may take `lock_timeout`. Return False if the term has ended, or if the lease is not in
+        the transaction's database."""
         return await self._store.fence(
             transaction, self.name, self.epoch, timeout=timeout, lock_timeout=lock_timeout
         )
 
     async def renew_in_store(self) -> bool:
-        """Renew the lease. Returns whether the server confirmed that the lease is held. Without an
-        answer from the server, the result is False."""
+        """Renew the lease. Return whether the server confirmed that this process holds the lease.
+        Without an answer from the server, return False."""
         attempted_at = self._timer.seconds_since_boot()
         try:
             held = await self._store.renew(
@@ -277,16 +280,17 @@ class Lease:
         return self.name in held
 
     def extend(self, *, attempted_at: float) -> None:
-        """Extend the local deadline after a renewal. The renewal started at `attempted_at`, a time
-        of `Timer.seconds_since_boot`."""
+        """Extend the local deadline after a successful renewal, which started at `attempted_at` by
+        `Timer.seconds_since_boot`."""
         if self.cause is None:
             self._valid_until = attempted_at + self._timing.validity_seconds
 
     def end(
         self, reason: str, *, cause: StopCause = StopCause.LEASE_LOST, may_be_held: bool = True
     ) -> bool:
-        """End the lease for this process at once. Returns False if the lease had ended before: the
-        first reason is kept. `may_be_held`: whether the row may still belong to this term."""
+        """End the lease for this process at once. If it had ended before, keep the first reason and
+        return False. `may_be_held`: whether the lease may still belong to this term in the
+        store."""
         if self.cause is not None:
             self.may_be_held = self.may_be_held and may_be_held
             return False
@@ -312,7 +316,7 @@ class Lease:
         )
 
     def lost_error(self) -> LeaseLostError:
-        """Return the error for the use of a lease that is not held any more."""
+        """Return the error to raise if this lease is used but not held any more."""
         is_fork = self._pid != os.getpid()
         reason = "this process is a fork of its holder" if is_fork else self.end_reason
         return LeaseLostError(

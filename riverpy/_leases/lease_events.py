@@ -1,4 +1,4 @@
-"""LeaseEventPublisher: publishes what happens to the leases of one engine to the subscribers of its
+"""LeaseEventPublisher: sends the events of the leases of one engine to the subscribers of the
 client."""
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class _OpenTerm(msgspec.Struct):
 
 
 class LeaseEventPublisher:
-    """Publishes the events of each term (from the acquisition of a lease to its end) in order:
-    ACQUIRED, perhaps FAILED, and then either LOST or RELEASED."""
+    """Publishes the events of each term (from the acquisition of a lease to its end): first
+    ACQUIRED, then FAILED if the work raises an error, and at the end either LOST or RELEASED."""
 
     def __init__(self, publish: Callable[[Event], None] | None) -> None:
         """Create the publisher of an engine. `publish` sends an event to the subscribers, without
-        waiting for them. None: the engine has no subscribers."""
+        waiting for them. If it is None, events are not published."""
         self._publish = publish
         self._terms: dict[Lease, _OpenTerm] = {}
 
@@ -44,8 +44,8 @@ class LeaseEventPublisher:
         lease.call_at_end(lambda: self._handle_lease_end(lease))
 
     def publish_failed(self, lease: Lease, error: BaseException) -> None:
-        """Publish that the code under a lease raised an error. Nothing is published if the end of
-        the term was published before, or if the error only reports this end."""
+        """Publish that the code under a lease raised an error. Do nothing if the end of the term
+        was already published, or if the error only reports that the term has ended."""
         term = self._terms.get(lease)
         is_consequence = lease.cause is not None and isinstance(error, FencedOutError)
         if term is None or term.has_failed or is_consequence:
@@ -54,8 +54,8 @@ class LeaseEventPublisher:
         self._publish_event(LeaseEventKind.FAILED, lease, term.use, error=error)
 
     def publish_end(self, lease: Lease, *, is_released: bool, has_work_ended: bool = False) -> None:
-        """Publish the end of a term once. `has_work_ended`: the term ended only because the code
-        under the lease ended."""
+        """Publish the end of a term, if that was not done yet. `has_work_ended`: whether the term
+        ended only because the code under the lease ended."""
         term = self._terms.pop(lease, None)
         if term is not None:
             kind = LeaseEventKind.RELEASED if is_released else LeaseEventKind.LOST

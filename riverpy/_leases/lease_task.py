@@ -1,4 +1,4 @@
-"""LeaseTask: work that runs under one lease, from the acquisition to the release."""
+"""LeaseTask: runs work under one lease, and releases the lease after the work."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class LeaseTask:
     """Runs work under a lease, stops the work when the lease ends, and then releases the lease.
 
-    The work runs in a plain task, because a task group would wait for work that ignores its
-    cancellation. The tasks of two terms (a term: from acquisition to end) share no objects, so that
-    old work cannot affect newer work.
+    The work runs in a plain asyncio task, because a task group would wait for work that ignores its
+    cancellation. Each term (from the acquisition of a lease to its end) has its own objects, so
+    that work of an earlier term cannot affect work of a later one.
     """
 
     def __init__(
@@ -34,13 +34,14 @@ class LeaseTask:
         *,
         loss_cause: StopCause = StopCause.LEASE_LOST,
     ) -> None:
-        """Create the task of a held lease. `work` must stop when its `StopScope` is stopped. If the
-        lease is lost, the cause of that stop is `loss_cause`."""
+        """Create the task for a lease that is held. `work` must stop when the `StopScope` that it
+        receives is stopped. If the lease is lost, the scope is stopped with the cause
+        `loss_cause`."""
         self.lease = lease
         self.error: Exception | None = None
         """The error that the work raised."""
         self.was_stopped = False
-        """Whether the stop of the work was requested before the work ended."""
+        """Whether a stop was requested before the work ended."""
         self.was_lease_lost = False
         """Whether the lease was not held any more when the work ended."""
         self.work_seconds = 0.0
@@ -51,19 +52,20 @@ class LeaseTask:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, task_name: str) -> None:
-        """Start the task."""
+        """Start the work in a new task. `task_name` is the name of the task after the word
+        `riverpy`."""
         self._task = asyncio.get_running_loop().create_task(
             self._run_work(), name=f"riverpy {task_name}"
         )
 
     def stop_work(self, cause: StopCause) -> None:
-        """End the lease, and stop the work."""
+        """Stop the work, and end the lease. This does not wait for the work."""
         self._work_scope.stop(cause)
         self.lease.end("this client is stopping", cause=cause)
 
     async def stop_and_wait(self, cause: StopCause) -> bool:
-        """Stop the work, and wait for at most the grace period until the work has ended. Returns
-        whether the work has ended and the lease is released."""
+        """Stop the work, and wait until it has ended, for at most the grace period of the lease.
+        Return whether the work has ended and the lease is released."""
         self.stop_work(cause)
         engine = self._engine
         with anyio.CancelScope(shield=True):
@@ -97,8 +99,8 @@ class LeaseTask:
 
 
 def error_log_keys(error: BaseException) -> dict[str, Any]:
-    """Return the keys to log for an error that work under a lease raised. An outage or a lost lease
-    is logged without a traceback."""
+    """Return the log keys for an error that work under a lease raised. They include a traceback,
+    except for an outage of the database and for a lost lease."""
     keys: dict[str, Any] = {"error": describe_error(error)}
     if not isinstance(error, (*DATABASE_ERRORS, FencedOutError)):
         keys["exc_info"] = error

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 ACQUIRE_POLL_INTERVAL = 0.01
-"""Seconds between two checks while an attempt to acquire a lease waits for a fenced transaction."""
+"""Seconds between two checks while an attempt to acquire a lease waits for the end of a fenced
+transaction."""
 
 
 class _LeaseRow:
@@ -33,11 +34,12 @@ class _LeaseRow:
 
 
 class MemoryTransaction:
-    """A transaction for `Lease.fence` of a lease in memory. At the commit, either all functions of
-    `on_commit` are called, or none."""
+    """A transaction that `Lease.fence` can bind to a lease in memory. At the commit, all functions
+    that were passed to `on_commit` are called. If the transaction is rolled back, none is
+    called."""
 
     def __init__(self, timer: Timer) -> None:
-        """Only `MemoryLeases.transaction` calls this."""
+        """Create an open transaction. Only `MemoryLeases.transaction` does this."""
         self._timer = timer
         self._ends_at = math.inf
         self.effects: list[Callable[[], object]] = []
@@ -45,7 +47,7 @@ class MemoryTransaction:
 
     @property
     def is_open(self) -> bool:
-        """Whether the transaction has not ended. If it is fenced, it ends at its time limit."""
+        """Whether the transaction is still open. A fenced transaction ends at its time limit."""
         return self._timer.seconds_since_boot() < self._ends_at
 
     def expect_open(self) -> None:
@@ -63,12 +65,13 @@ class MemoryTransaction:
         self.effects.append(effect)
 
     def limit(self, seconds: float) -> None:
-        """End the transaction after `seconds`. A shorter limit that was set before is kept."""
+        """Let the transaction end after `seconds`, unless it already ends earlier."""
         self._ends_at = min(self._ends_at, self._timer.seconds_since_boot() + seconds)
 
 
 class MemoryLeases(LeaseStore):
-    """Leases in memory. All managers of the process that compete for them share this object.
+    """Keeps leases in the memory of this process. All lease managers that compete for these leases
+    must share this object.
 
     Use them in tests, and for development without a database. Other processes do not see these
     leases, and the leases end with the process.

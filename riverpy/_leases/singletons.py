@@ -44,15 +44,16 @@ if TYPE_CHECKING:
 
 FUNCTION_RETRY_DELAY_MIN = timedelta(seconds=1)
 FUNCTION_RETRY_DELAY_MAX = timedelta(seconds=30)
-"""The longest delay after a failure. The first delay is `FUNCTION_RETRY_DELAY_MIN`. During the
-delay, another process may run the function."""
+"""The longest delay before the function runs again after a failure. The first delay is
+`FUNCTION_RETRY_DELAY_MIN`. During the delay, another process may run the function."""
 FAILURE_COUNT_RESET_AFTER = 60.0
-"""If the function ran for this number of seconds, the next failure counts as the first one."""
+"""If the function ran for this number of seconds before it failed, the delay starts at
+`FUNCTION_RETRY_DELAY_MIN` again."""
 
 
 class SingletonRunner:
-    """Runs the function of one singleton each time that this process acquires the lease, as a
-    service of a client."""
+    """A service of a client that runs the function of one singleton each time that this process
+    acquires the lease of the singleton."""
 
     def __init__(self, singleton: Singleton, engine: LeaseEngine) -> None:
         """Create the singleton runner. It starts no task."""
@@ -67,7 +68,7 @@ class SingletonRunner:
 
     @property
     def stats(self) -> SingletonStats:
-        """The state of the singleton, and its counts since the run started."""
+        """The state of the singleton in this client, and its counts since the client started."""
         task = self._lease_task
         lease = None if task is None or task.lease_released.is_set() else task.lease
         held = lease if lease is not None and lease.is_held else None
@@ -86,15 +87,16 @@ class SingletonRunner:
 
     @property
     def lease(self) -> Lease | None:
-        """The lease under which the function runs; None: it does not run, or is stopping."""
+        """The lease under which the function runs now. None: the function does not run, or is
+        stopping."""
         task = self._lease_task
         if task is None or task.work_ended.is_set() or not task.lease.is_held:
             return None
         return task.lease
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Wait for the lease, and run the function under it. Repeat this until the service is
-        stopped, or until the function must not run again."""
+        """Wait for the lease, and run the function while the lease is held. Repeat this until the
+        service is stopped, or until the function must not run again."""
         task_status.started()
         while True:
             lease = await self._engine.acquire(self.singleton.name, use=LeaseUse.SINGLETON)
@@ -115,8 +117,8 @@ class SingletonRunner:
                 return
 
     async def close(self, timeout: float) -> bool:
-        """Wait for at most `timeout` seconds for a function that ignored its cancellation. Returns
-        whether no function runs any more."""
+        """Wait for at most `timeout` seconds for a function that ignored its cancellation. Return
+        True if the function does not run any more."""
         task = self._lease_task
         return task is None or await self._engine.timer.wait_for_event(task.lease_released, timeout)
 
@@ -142,8 +144,8 @@ class SingletonRunner:
             self._log.error(SINGLETON_FAILED_WHILE_STOPPING, **error_log_keys(error))
 
     async def _handle_function_end(self, task: LeaseTask) -> bool:
-        """Log how the function ended, and wait after a failure. Returns whether this process must
-        wait for the lease again."""
+        """Log how the function ended, and wait after a failure. Return whether this process must
+        wait for the lease and run the function again."""
         error, lease = task.error, task.lease
         if task.was_stopped and lease.cause is StopCause.LEASE_HANDED_OVER:
             self._log.info(SINGLETON_HANDED_OVER, epoch=lease.epoch)
@@ -171,7 +173,7 @@ class SingletonRunner:
 
 
 class SingletonRunnerGroup:
-    """The singleton runners of one run of a client: one for each singleton with
+    """The singleton runners of a client, from its start to its stop: one for each singleton with
     `candidate=True`."""
 
     def __init__(
@@ -182,7 +184,7 @@ class SingletonRunnerGroup:
         make_spreader: Callable[[Sequence[SingletonRunner], LeaseEngine], Service | None],
     ) -> None:
         """Create the group. This opens no connection. `make_spreader` returns the service that
-        hands singletons over to other clients; None: there is no such service."""
+        hands singletons over to other clients, or None if this client hands none over."""
         self._singletons, self._leases, self._timer = singletons, leases, timer
         self._make_spreader = make_spreader
         self._runners: list[SingletonRunner] = []
@@ -213,7 +215,7 @@ class SingletonRunnerGroup:
             self._spreader = self._make_spreader(self._runners, engine)
 
     async def close(self, timeout: float) -> tuple[str, ...]:
-        """Wait for at most `timeout` seconds for functions that ignored their cancellation. Returns
+        """Wait for at most `timeout` seconds for functions that ignored their cancellation. Return
         the names of the singletons whose functions still run."""
         until = self._timer.seconds_since_boot() + timeout
         return tuple(
@@ -226,8 +228,9 @@ class SingletonRunnerGroup:
 
 
 async def _run_in_thread(name: str, function: Callable[[], object], lease: Lease) -> object:
-    """Run a function in a thread to its end, and then mark the lease as not used any more. A thread
-    cannot be stopped. It is a daemon thread, so it does not keep the process alive.
+    """Run a function in a thread, and wait for its end. Then mark the lease as not used any more.
+    Python cannot stop a thread, so the function must end by itself. The thread is a daemon thread,
+    so that it does not keep the process alive.
 
     Raises:
         Exception: what `function` raised.

@@ -1,8 +1,8 @@
 """LeaseSpreader: hands singletons of this client over to clients that run fewer of them.
 
-A hand-over ends the lease of one singleton. Its function is cancelled, the lease is released, and a
-client that waits for the lease acquires it. This client does not try to acquire it for a while. If
-no other client acquires it, this client runs the function again.
+A hand-over ends the lease of one singleton. This client cancels the function and releases the
+lease. Then another client that waits for the lease acquires it. If no other client does so for a
+while, this client acquires the lease again.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ CHECK_INTERVAL_SHARE_OF_TTL = 1.0
 """The time between two checks, as a fraction of the time to live of a lease. A check hands over at
 most one singleton."""
 CHECK_JITTER_FRACTION = 0.1
-"""The largest random delay of a check, as a fraction of the time between two checks. Because of it,
-clients do not check at the same time."""
+"""The maximum random delay of a check, as a fraction of the time between two checks. Without a
+random delay, clients could check at the same time."""
 CHECK_INTERVAL_MAX = 3600.0
-"""The time between two checks doubles each time that no other client acquires a lease which is
-handed over. This is its maximum, in seconds."""
+"""The maximum time between two checks, in seconds. The time doubles after each hand-over in which
+no other client acquired the lease."""
 CHECK_TIMEOUT = 5.0
 HEARTBEAT_AGE_MAX_SHARE_OF_DEAD_AFTER = 0.5
-"""The largest age of a client's last heartbeat, as a fraction of `dead_after`. A client with an
-older heartbeat may have ended, so no lease is handed over to it."""
+"""A lease is handed over only to a client whose last heartbeat is at most this old, as a fraction
+of `Config.dead_after`. A client with an older heartbeat may have ended."""
 HELD_SINGLETONS_MIN = 2
 """A client that runs fewer singletons than this number hands none over, and sends no statement."""
 SINGLETON_COUNT_DIFFERENCE_MIN = 2
-"""A singleton is handed over only to a client that runs at least this many singletons fewer. With a
-smaller difference, the two clients would only change places."""
+"""A singleton is handed over only to a client that runs at least this many fewer singletons than
+this client. With a difference of one, the hand-over would only reverse this difference."""
 
 
 class HandOver(NamedTuple):
-    """A singleton that is handed over."""
+    """A singleton to hand over, and the client that should run it."""
 
     lease_name: str
     """The name of the singleton's lease in the table `riverpy_lease`."""
@@ -69,16 +69,20 @@ def choose_hand_over(
     holders: Collection[str],
     standby_by_client: Mapping[str, Collection[str]],
 ) -> HandOver | None:
-    """Return the singleton to hand over, or None if this client runs no more than its share.
+    """Return the singleton to hand over. Return None if this client runs no more than its share, or
+    if no other client can take a singleton.
 
     The share is the number of held leases, divided by the number of clients that hold one or wait
     for one, rounded up.
 
     Args:
         own_client_id: the id of this client.
-        own_lease_names: the leases that this client could hand over, the preferred one first.
-        holders: the holder of each held lease, once for each lease that it holds.
-        standby_by_client: the leases for which each other client waits, by its id.
+        own_lease_names: the names of the leases that this client could hand over, the preferred one
+            first.
+        holders: the ids of the clients that hold leases. A client that holds several leases is
+            repeated.
+        standby_by_client: for the id of each other client, the names of the leases for which it
+            waits.
     """
     counts = Counter(holders)
     clients = {own_client_id, *counts, *standby_by_client}
@@ -99,8 +103,8 @@ def choose_hand_over(
 
 
 class LeaseSpreader:
-    """Hands over one singleton at a time while this client runs more of them than its share, as a
-    service of a client."""
+    """A service of a client. While this client runs more singletons than its share, the service
+    hands them over to other clients, one at a time."""
 
     name = "lease spreader"
 
@@ -117,18 +121,18 @@ class LeaseSpreader:
 
         Args:
             runners: the runners of the client's singletons.
-            engine: the engine that holds their leases.
+            engine: the engine that holds the leases of these singletons.
             connection: the connection for the statements. Other services use it too.
             schema: the schema of River's tables; None: the search path decides.
-            heartbeat_age_max: the largest age of the last heartbeat of a client that gets a
-                singleton, in seconds.
+            heartbeat_age_max: a client gets a singleton only if its last heartbeat is at most this
+                many seconds old.
         """
         self._runners, self._engine = runners, engine
         self._connection, self._schema = connection, schema
         self._heartbeat_age_max = heartbeat_age_max
         self._open_hand_over: tuple[HandOver, int] | None = None
-        """The last hand-over and the epoch of the term that it ended, until some client has
-        acquired the lease."""
+        """The last hand-over, and the epoch (number) of the term that it ended. None: there was no
+        hand-over, or a client has acquired the lease since."""
         self._failed_count = 0
         """The number of consecutive hand-overs after which no other client acquired the lease."""
         self._log = get_logger(holder=engine.holder)
@@ -136,7 +140,7 @@ class LeaseSpreader:
 
     @property
     def check_interval(self) -> float:
-        """The shortest time from now to the next check, in seconds."""
+        """The time between two checks, in seconds, without the random delay."""
         interval = self._engine.timing.ttl * CHECK_INTERVAL_SHARE_OF_TTL
         longest = max(CHECK_INTERVAL_MAX, interval)
         return min(interval * 2.0 ** min(self._failed_count, 30), longest)
@@ -185,7 +189,8 @@ class LeaseSpreader:
     def _find_standby_leases_by_client(
         self, clients: Sequence[ReportingClient], lease_names: frozenset[str]
     ) -> dict[str, frozenset[str]]:
-        """Return which of these leases each other live client waits for. Clients that wait for none
+        """Return the names of these leases that other clients wait for, by client id. Clients
+        without a recent heartbeat, stopping clients, and clients that wait for none of these leases
         are left out."""
         standby_by_client = {
             client.client_id: lease_names.intersection(client.report.standby)
@@ -199,8 +204,8 @@ class LeaseSpreader:
 
     def _settle_last_hand_over(self, terms: Sequence[HeldTerm]) -> bool:
         """Record which client has acquired the lease that was handed over last. Return whether this
-        client may hand over another lease now. If this client has acquired the lease again, the
-        next check comes later, because each hand-over interrupts a function."""
+        client may hand over another lease now. If this client has acquired the lease again, wait
+        longer before the next check, because each hand-over interrupts a function."""
         if self._open_hand_over is None:
             return True
         (name, client_id), epoch = self._open_hand_over

@@ -1,6 +1,6 @@
-"""LeaseStore: the interface of the stores of leases. LeaseTable keeps leases in the table
-`riverpy_lease`, over connections that it receives. UserLeaseTable opens its own connections for the
-same table."""
+"""LeaseStore: the interface of objects that keep leases. LeaseTable keeps leases in the table
+`riverpy_lease`, and uses connections that it receives. UserLeaseTable keeps leases of users in the
+same table, and can open its own connections."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ if TYPE_CHECKING:
 LEASE_STATEMENT_TIMEOUT = timedelta(seconds=12)
 """The server's `statement_timeout` on connections that riverpy opens for leases."""
 ACQUIRE_LOCK_TIMEOUT = timedelta(milliseconds=500)
-"""The longest time for which an attempt to acquire a lease waits for a transaction that the last
-holder has bound to it. The limit is short because other statements wait for the same connection."""
+"""The last holder of a lease may still have a transaction that is bound to the lease. An attempt to
+acquire the lease waits for its end, for at most this time. The limit is short because other
+statements wait for the same connection."""
 TABLE_CHECK_TIMEOUT = 15.0
 """The timeout of the check whether the table `riverpy_lease` exists, in seconds."""
 LEASE_OUTAGE_EFFECT = "leases that cannot be renewed end in time, and the process keeps connecting"
@@ -57,14 +58,18 @@ LEASE_OUTAGE_EFFECT = "leases that cannot be renewed end in time, and the proces
 
 class LeaseStore(ABC):
     """Keeps leases, in a table or in memory. A term lasts from the acquisition of a lease to its
-    end. Each call takes at most `timeout` seconds, and raises one of DATABASE_ERRORS if its result
-    is unknown. It raises TransactionError if the caller's connection is in a transaction."""
+    end.
+
+    `acquire`, `renew` and `release` take at most `timeout` seconds. They raise one of
+    DATABASE_ERRORS if the result is unknown, and TransactionError if the caller's connection is in
+    a transaction.
+    """
 
     lease_name_prefix = ""
-    """The prefix of the leases' names in the table and in notifications."""
+    """The names of the leases have this prefix in the table and in notifications."""
     should_log_terms = True
-    """Whether the engine logs acquired and ended leases. False for an election, which has its own
-    log events."""
+    """Whether the engine logs acquired and ended leases. False for leases of leaders, because an
+    election has log events of its own."""
 
     async def open(self) -> None:  # noqa: B027 (most stores need nothing)
         """Check that the store can keep leases.
@@ -78,7 +83,8 @@ class LeaseStore(ABC):
 
     @property
     def is_caller_database_closed(self) -> bool:
-        """Whether the caller has closed the pool or connection of the store."""
+        """Whether the store uses a pool or connection of the caller, and the caller has closed
+        it."""
         return False
 
     outage_tracker: ConnectionOutageTracker | None = None
@@ -86,31 +92,32 @@ class LeaseStore(ABC):
 
     @property
     def is_outage_logged(self) -> bool:
-        """Whether the connections have an outage that was logged."""
+        """Whether the connections have an outage now that was already logged."""
         return self.outage_tracker is not None and self.outage_tracker.is_outage_logged
 
     def mark_connections_idle(self, *, acquiring: bool = False, renewing: bool = False) -> None:  # noqa: B027
-        """Mark connections as idle. `acquiring`: no caller waits for a lease now. `renewing`: there
-        is no lease to renew now. The loss of an idle connection does not count as an outage."""
+        """Mark connections as not needed now. The loss of such a connection does not count as an
+        outage. `acquiring`: no caller waits for a lease, so the connection for attempts is not
+        needed. `renewing`: there is no lease, so the connection for renewals is not needed."""
 
     @abstractmethod
     async def acquire(
         self, name: str, holder: str, ttl: timedelta, *, timeout: float
     ) -> LeaseAcquireResult | None:
-        """Try to acquire a lease. Returns None if another session acquired it at the same time, or
-        if a transaction of the last term has not ended."""
+        """Try to acquire a lease. Return None if another session acquired it at the same time, or
+        if a fenced transaction of the last term has not ended."""
 
     @abstractmethod
     async def renew(
         self, holder: str, terms: Iterable[tuple[str, int]], *, timeout: float
     ) -> dict[str, bool]:
-        """Extend terms, each given as a name and an epoch (the number of the term). The result has
-        the names of the terms that have not ended as keys. The value is True if the term was
-        extended, and False if its row was locked."""
+        """Renew leases. `terms` has the name and the epoch (the number of the term) of each lease.
+        Return a mapping from the names of the leases whose term has not ended. The value is True if
+        the lease was renewed, and False if its row was locked."""
 
     @abstractmethod
     async def release(self, name: str, epoch: int, holder: str, *, timeout: float) -> bool:
-        """End a term. Returns False if it had ended before."""
+        """Release a lease. Return False if the term had ended before."""
 
     @abstractmethod
     async def fence(
@@ -122,22 +129,22 @@ class LeaseStore(ABC):
         timeout: timedelta,
         lock_timeout: timedelta,
     ) -> bool:
-        """Bind an open transaction to a term. The transaction may last for `timeout`, and each wait
-        for a lock may last for `lock_timeout`. Returns False if the term has ended.
+        """Bind an open transaction to a term. The transaction may take `timeout`, and each wait for
+        a lock may take `lock_timeout`. Return False if the term has ended.
 
         Raises:
             TransactionError: `transaction` is not an open transaction of this store.
         """
 
     async def make_wrong_database_error(self, transaction: object, name: str) -> TransactionError:
-        """Return the error for a transaction in another database or schema than the row of the held
+        """Return the error to raise if a transaction is not in the database and schema of the held
         lease."""
         return await make_wrong_database_error(
             validate_fence_connection(transaction), f"lease {name!r}"
         )
 
     def fence_statement(self, name: str, epoch: int, *, timeout: timedelta) -> str:
-        """Return the SQL statement of `fence`, without parameters.
+        """Return a SQL statement without parameters that does the same as `fence`.
 
         Raises:
             ConfigError: the store has no such statement.
@@ -146,7 +153,7 @@ class LeaseStore(ABC):
 
 
 class _ConnectionProvider(Protocol):
-    """A class that provides a connection for each statement."""
+    """An object that provides a connection for each statement."""
 
     def acquire(
         self, purpose: str, timeout: float, /
@@ -154,7 +161,7 @@ class _ConnectionProvider(Protocol):
 
 
 class LeaseTable(LeaseStore):
-    """The table `riverpy_lease`, over connections that the caller provides."""
+    """Keeps leases in the table `riverpy_lease`. The caller provides the connections."""
 
     def __init__(
         self,
@@ -171,7 +178,7 @@ class LeaseTable(LeaseStore):
             request_connection: the connection for the other statements. An attempt to acquire may
                 wait for a transaction of the last holder, and a release may wait for a locked row.
             schema: the schema of River's tables; None: the search path decides.
-            prefix: the prefix of the names in the table.
+            prefix: the names of these leases have this prefix in the table.
         """
         self._renewal_connection = renewal_connection
         self._request_connection = request_connection
@@ -250,8 +257,8 @@ class LeaseTable(LeaseStore):
 
 
 class UserLeaseTable(LeaseTable):
-    """The leases of users in the table `riverpy_lease`. In the table their names have the prefix
-    `s:`."""
+    """Keeps leases of user code in the table `riverpy_lease`. Their names have the prefix `s:` in
+    the table."""
 
     def __init__(
         self,
@@ -266,7 +273,7 @@ class UserLeaseTable(LeaseTable):
 
         Args:
             database, schema, pooler: as for `LeaseManager`.
-            holder: the holder of the leases, for log lines about the connections.
+            holder: the name of this process, for log lines about the connections.
             password: returns the password for each connection to a URL.
 
         Raises:

@@ -1,9 +1,10 @@
-"""LeaseTiming: how long a lease lasts, when it is renewed, and until when it is valid locally.
+"""LeaseTiming: how long a lease lasts, when it is renewed, and until when this process may rely on
+it.
 
-The server decides about a lease by its own clock. Between two answers of the server, a process
-relies on its local deadline. The local deadline is the start of the last successful acquisition or
-renewal, plus the time to live, minus a margin. The margin allows for clocks that run at different
-rates.
+The server decides by its own clock when a lease expires. Between two answers of the server, a
+process may act under the lease until its local deadline. The local deadline is the start of the
+last successful acquisition or renewal, plus the time to live, minus a margin. The margin allows for
+clocks that run at different rates.
 """
 
 from __future__ import annotations
@@ -55,28 +56,28 @@ class LeaseTiming(msgspec.Struct, frozen=True):
 
     @property
     def validity_seconds(self) -> float:
-        """The time from the start of a successful attempt to acquire or renew the lease, until the
-        local deadline."""
+        """Seconds from the start of a successful attempt to acquire or renew the lease to the local
+        deadline."""
         return self.ttl * (1 - DEADLINE_MARGIN_SHARE_OF_TTL)
 
     @property
     def grace_seconds(self) -> float:
-        """The grace period in which work under a lease must stop."""
+        """The grace period in which work under a lease must stop, in seconds."""
         return self.ttl * GRACE_PERIOD_SHARE_OF_TTL
 
     @property
     def deadline_check_interval(self) -> float:
-        """The time from one check of the local deadline to the next. A sleep does not count the
-        time during which the machine is suspended, so no single sleep is longer than this
-        interval."""
+        """Seconds between two checks of the local deadline. No single sleep is longer, because a
+        sleep does not count the time during which the machine is suspended."""
         return max(
             min(DEADLINE_CHECK_INTERVAL_MAX, self.ttl * DEADLINE_CHECK_INTERVAL_SHARE_OF_TTL),
             DEADLINE_CHECK_INTERVAL_MIN,
         )
 
     def seconds_until_next_attempt(self, seconds_until_expiry: float | None) -> float:
-        """Return the time between an attempt that did not acquire the lease and the next attempt.
-        `seconds_until_expiry` is the time until the holder's lease expires; None: unknown."""
+        """Return the seconds from an attempt that did not acquire the lease to the next attempt.
+        `seconds_until_expiry` is the time until the holder's lease expires. None: it is not
+        known."""
         usual = self.attempt_interval * (1 + random.uniform(0, ELECT_JITTER_FRACTION))  # noqa: S311 (no secret)
         if seconds_until_expiry is None:
             return usual
