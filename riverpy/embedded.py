@@ -3,10 +3,10 @@
     with EmbeddedPostgres("demo") as url:
         ...
 
-The import starts no server. The server listens on a Unix socket in a directory that only its owner
-can enter, so it needs no port and no password. The server runs while at least one process uses it.
-Several processes can use it at the same time. A process that ends stops using it. `riverpy db` does
-the same from a shell.
+Importing this module starts no server. The server listens on a Unix socket in a directory that only
+its owner can enter, so it needs no port and no password. Several processes can use it at the same
+time. It runs while at least one process uses it. The command `riverpy db` does the same from a
+shell.
 
 It needs Linux or macOS. On other systems, give riverpy the URL of a PostgreSQL.
 """

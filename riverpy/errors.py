@@ -46,7 +46,7 @@ class ClientIdInUseError(ConfigError):
     jobs of the other client are not changed.
 
     Attributes:
-        client_id: the id.
+        client_id: the id that both clients use.
         since: when the other client registered, in RFC 3339. None: the other client registered
             while this client wrote no heartbeats.
     """
@@ -65,11 +65,13 @@ class ClientIdInUseError(ConfigError):
 
 
 class DomainConflictError(ConfigError):
-    """A queue that a client would claim for its leader domain belongs to another domain. Nothing
-    was claimed.
+    """The client cannot claim a queue for its leader domain, because the queue belongs to another
+    leader domain. No queue was claimed.
 
-    Attributes: queue: the queue. owner: the domain that owns the queue. client_ids: the live
-    clients of that domain, at most ten.
+    Attributes:
+        queue: the name of the queue.
+        owner: the leader domain that owns the queue.
+        client_ids: the ids of live clients of `owner`, at most ten.
     """
 
     def __init__(self, queue: str, *, owner: str, domain: str, client_ids: list[str]) -> None:
@@ -98,7 +100,8 @@ class InsertError(RiverError, ValueError):
 class ArgsError(InsertError):
     """Args, metadata or output cannot be stored as JSON.
 
-    Attributes: path: the position in the value, such as `$.user.tags[3]`.
+    Attributes:
+        path: the position of the wrong part in the value, such as `$.user.tags[3]`.
     """
 
     def __init__(self, message: str, *, path: str = "$") -> None:
@@ -122,9 +125,12 @@ class UnknownJobKindError(InsertError):
 
 
 class TransactionError(RiverError):
-    """A transaction cannot be used. There are three causes. The connection given as `tx` is closed,
-    aborted or not in a transaction. A user's function ended the transaction. The transaction does
-    not allow a call on leases or a fence (a check that a lease is valid)."""
+    """A transaction cannot be used for this call. The error text has the reason.
+
+    Examples: the connection given as `tx` is closed, aborted or not in a transaction. Or a function
+    of the caller ended the transaction that riverpy had opened. Or a call on leases does not allow
+    this transaction.
+    """
 
 
 class UniqueConflictError(RiverError):
@@ -178,7 +184,7 @@ class AttemptLostError(RiverError):
 
 
 class StepError(RiverError):
-    """The steps of a job are used in a wrong way, or they do not match the steps that an earlier
+    """A job uses its steps in a wrong way, or its steps do not match the steps that an earlier
     attempt has stored. The attempt fails."""
 
 
@@ -188,8 +194,8 @@ class FencedOutError(RiverError):
 
 
 class LeaseLostError(FencedOutError):
-    """The lease was lost, or it was not renewed in time. Stop the work under the lease and roll
-    back."""
+    """This process does not hold the lease any more: another process may hold it, or it was not
+    renewed in time. Stop the work that needs the lease, and roll back its transaction."""
 
 
 class DatabaseError(RiverError):
@@ -214,10 +220,11 @@ class MigrationError(RiverError):
 
 
 class ReturnedValueError(RiverError, ValueError):
-    """The value that the code of a job has returned cannot be stored as the output of the job, so
-    the attempt has failed. The text says what to return.
+    """The value that a job returned cannot be stored as its output, so the attempt failed. The
+    error text says what to return instead.
 
-    Attributes: path: the position in the value, such as `$.users[3]`.
+    Attributes:
+        path: the position of the wrong part in the value, such as `$.users[3]`.
     """
 
     def __init__(self, message: str, *, path: str = "$") -> None:

@@ -1,4 +1,4 @@
-"""Events: the events that a client publishes to its subscribers."""
+"""The events that a client sends to its subscribers: changes of jobs, queues and leases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from riverpy.progress import JobProgress
 
 
 class EventKind(StrEnum):
-    """The kinds of events of jobs and queues. A subscriber chooses some of them."""
+    """The kinds of events of jobs and queues. `client.subscribe` takes the kinds to receive."""
 
     JOB_CANCELLED = "job_cancelled"
     JOB_COMPLETED = "job_completed"
@@ -29,15 +29,15 @@ class EventKind(StrEnum):
 
 
 class FleetEventKind(StrEnum):
-    """The kinds of events that only `client.subscribe(…, fleet=True)` has, beside those of
-    `EventKind` and `LeaseEventKind`."""
+    """The kinds of events that only subscribers with `client.subscribe(…, fleet=True)` can receive,
+    in addition to those of `EventKind` and `LeaseEventKind`."""
 
     JOB_STARTED = "job_started"
     """An attempt started."""
     JOB_PROGRESS = "job_progress"
-    """A running job has reported progress. At most one event a second and job."""
+    """A running job has reported progress. Each job has at most one such event per second."""
     JOB_OUTPUT_SAVED = "job_output_saved"
-    """A running job has stored its output with `job.save_output`. The event does not have the
+    """A running job has stored its output with `job.save_output`. The event does not contain the
     output: read it with `client.job_get`."""
 
 
@@ -45,48 +45,49 @@ class JobStatistics(msgspec.Struct, frozen=True):
     """The durations of one attempt. No duration is negative."""
 
     queue_wait: timedelta
-    """The time from the moment at which the job was due to the start of the attempt."""
+    """The time from the job's due time to the start of the attempt."""
     run: timedelta
     """The time from the start to the end of the attempt."""
     complete: timedelta
-    """The time from the end of the attempt until the result was stored."""
+    """The time from the end of the attempt to the moment when its result was stored."""
 
 
 class LeaseEventKind(StrEnum):
-    """The kinds of events of leases: those of `client.lease`, of singletons, and of leaders.
+    """The kinds of events of leases. They are sent for leases of `client.lease`, of singletons and
+    of leaders.
 
-    The events of each term, from the acquisition of a lease to its end, come in this order:
-    ACQUIRED, perhaps FAILED, and then either LOST or RELEASED."""
+    A term is the time from the acquisition of a lease to its end. The events of a term come in this
+    order: ACQUIRED, perhaps FAILED, then either LOST or RELEASED."""
 
     ACQUIRED = "lease_acquired"
     """The client acquired a lease: a term began."""
     FAILED = "lease_failed"
-    """The code under the lease raised an error, and the term ends."""
+    """The code that runs under the lease raised an error, so the term ends."""
     LOST = "lease_lost"
     """The term ended without a release: the client could not renew or release the lease in time, or
     another process may hold it. The code under the lease may still be stopping."""
     RELEASED = "lease_released"
-    """The term ended with a release. The code under the lease has ended, and other processes can
-    acquire the lease."""
+    """The code under the lease ended, and the client released the lease. Other processes can
+    acquire it."""
 
 
 class LeaseUse(StrEnum):
     """What a lease is used for."""
 
     LEASE = "lease"
-    """A block of `client.lease`."""
+    """An `async with client.lease(…)` block."""
     SINGLETON = "singleton"
-    """The function of `client.singleton`."""
+    """A function that is registered with `client.singleton`."""
     LEADER = "leader"
-    """The leader of a domain, or the maintenance of the schema."""
+    """The leader of a leader domain, or the maintenance of the schema."""
 
 
 class LeaseChange(msgspec.Struct, frozen=True):
-    """What happened to a lease of the client."""
+    """What happened to a lease that the client acquired."""
 
     name: str
-    """The name of the lease. For a leader: the leader domain, or `@schema` for the lease of the
-    schema's maintenance."""
+    """The name of the lease. The lease of a leader has the name of its leader domain. The lease for
+    the maintenance of the schema has the name `@schema`."""
     use: LeaseUse
     epoch: int
     """The number of the term, from the acquisition of the lease to its end. It is higher than the
@@ -97,9 +98,9 @@ class LeaseChange(msgspec.Struct, frozen=True):
     """Why the client ended the term. None: the term has not ended, or the code under the lease has
     ended by itself."""
     reason: str | None = None
-    """Why the term ended, as a text for people. None: it has not ended."""
+    """Why the term ended, as a text for people. None: the term has not ended."""
     error: BaseException | None = None
-    """The error of FAILED; None for the other kinds."""
+    """The error that the code raised, for the kind FAILED; None for the other kinds."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -110,26 +111,29 @@ class Event(msgspec.Struct, frozen=True):
     job: JobRow | None = None
     """The job after its result was stored.
 
-    In an event of the fleet, the job has the columns id, kind, queue, state, priority, attempt,
-    max_attempts, created_at, scheduled_at, attempted_at and finalized_at. `errors` has only the
-    newest error, cut to 500 characters and without its trace. All other attributes, such as
-    `encoded_args` and `metadata`, raise `ClientStateError`: read the job with `client.job_get`."""
+    An event of `subscribe(…, fleet=True)` has only a part of the job: id, kind, queue, state,
+    priority, attempt, max_attempts, created_at, scheduled_at, attempted_at and finalized_at.
+    `errors` has only the newest error, cut to 500 characters and without its trace. Any other
+    attribute, such as `encoded_args` or `metadata`, raises `ClientStateError`: read the job with
+    `client.job_get`."""
     queue: str | None = None
     statistics: JobStatistics | None = None
     """The durations of an attempt that has ended."""
     lease: LeaseChange | None = None
     client_id: str | None = None
-    """In an event of the fleet: the id of the client that sent it. None in other events."""
+    """The id of the client that sent the event. None without `fleet=True`."""
     progress: JobProgress | None = None
-    """The progress of JOB_PROGRESS. Its text is cut to 500 characters."""
+    """The progress that the job reported, for the kind JOB_PROGRESS. Its text is cut to 500
+    characters."""
     at: datetime | None = None
-    """In an event of the fleet: its time, by the clock of the client that sent it. None in other
-    events."""
+    """The time of the event, by the clock of the client that sent it. None without `fleet=True`."""
 
 
 class JobChangeKind(StrEnum):
-    """What has changed in the row of a watched job. If several things have changed since the last
-    item, the kind is the first of STATE, ATTEMPT, OUTPUT and PROGRESS."""
+    """What has changed in a job that `client.watch` watches.
+
+    If several things have changed since the last item of the watch, the kind is the first of these:
+    STATE, ATTEMPT, OUTPUT, PROGRESS."""
 
     PRESENT = "present"
     """The first item of a watch: the job as it was when the watch began."""
@@ -147,14 +151,14 @@ class JobChange(msgspec.Struct, frozen=True):
     """A change of a job that `client.watch` has found."""
 
     kind: JobChangeKind
-    """The most important change."""
+    """What has changed. `JobChangeKind` says which kind is chosen if several things have
+    changed."""
     job: JobRow
     """The whole row after the change."""
     progress: JobProgress | None
-    """The last progress of the job, whatever the kind of change is; None: it has reported none."""
+    """The last progress that the job has reported; None: none yet. It is set for every kind."""
     output: Any
-    """The output of the job so far, as decoded JSON; None: no output. Every change has it, whatever
-    its kind."""
+    """The output of the job so far, as decoded JSON; None: no output. It is set for every kind."""
 
 
 class LeadershipChange(msgspec.Struct, frozen=True):
@@ -163,7 +167,7 @@ class LeadershipChange(msgspec.Struct, frozen=True):
     is_leader: bool
     """Whether the client is the leader now."""
     leader_id: str
-    """The client's id."""
+    """The id of the client that became leader, or is no longer leader."""
     elected_at: datetime | None = None
     """The time at which the client became leader (the start of its term), by the server's clock;
     None: the client has not been leader."""
@@ -173,15 +177,17 @@ class LeadershipChange(msgspec.Struct, frozen=True):
     domain: str = "default"
     """The leader domain."""
     epoch: int | None = None
-    """The number of the term (the time as leader). It is higher than the number of every earlier
-    term; None: the domain is `default`, whose terms have no number, or the client has not been
-    leader."""
+    """The number of the term (one client's time as leader). It is higher than the number of every
+    earlier term. None: the domain is `default`, whose terms have no number, or the client has not
+    been leader."""
     event: LeaseEventKind | None = None
-    """How the leadership changed: ACQUIRED when the client became leader; LOST, FAILED (its
-    maintenance failed) or RELEASED (any other end) when it is no longer leader. At FAILED and
-    RELEASED the maintenance still has to stop before the lease is released. None: the client has
-    not been leader."""
+    """How the leadership changed. ACQUIRED: the client became leader. LOST: its lease was lost.
+    FAILED: its maintenance failed. RELEASED: its time as leader ended for any other reason. None:
+    the client has not been leader.
+
+    After FAILED and RELEASED, the client first stops its maintenance and then releases the
+    lease."""
     reason: str | None = None
     """Why the client is no longer leader, as a text for people."""
     error: BaseException | None = None
-    """The error of FAILED; None for the other kinds."""
+    """The error of the maintenance, for the event FAILED; None for other events."""

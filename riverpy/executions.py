@@ -1,4 +1,7 @@
-"""The results of `run_once`, `run_at_most_once` and `run_at_least_once`."""
+"""The results of `run_once`, `run_at_most_once` and `run_at_least_once`.
+
+These calls run a function for a key. The effect is what the function does, such as a payment.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +15,31 @@ ResultT = TypeVar("ResultT")
 
 
 class ExecutionState(Enum):
-    """The state of an effect after a call."""
+    """What a call did, and what is known about its effect (what its function does)."""
 
     RAN = "ran"
     """The function ran in this call."""
     DONE_BEFORE = "done before"
     """An earlier call completed the effect. This call did nothing."""
     IN_PROGRESS = "in progress"
-    """Another call is running the function. For `run_at_most_once` this means that its client is
-    alive, and for `run_at_least_once` that its claim has not expired. This call did nothing. Try
-    again later."""
+    """Another call is running the function. This call did nothing: try again later.
+
+    For `run_at_most_once`, the client of the other call is alive. For `run_at_least_once`, the
+    claim of the other call has not expired."""
     UNKNOWN = "unknown"
-    """An earlier call of `run_at_most_once` claimed the key, and did not record that the effect is
-    complete. Its function failed or was cancelled, or its client is dead: it has written no
-    heartbeat for its `dead_after`. The effect may or may not have happened. The function does not
-    run again. This call did nothing."""
+    """An earlier call of `run_at_most_once` started, but did not record that the effect is
+    complete. The effect may or may not have happened. This call did nothing, and the function does
+    not run again.
+
+    The earlier function failed or was cancelled, or its client is dead (it has written no heartbeat
+    for its `dead_after`)."""
     OVERTAKEN = "overtaken"
-    """The function ran in this call, but the claim expired and another call claimed the key. So the
-    effect may happen twice."""
+    """The function ran in this call, but the claim of this call expired before the end, and another
+    call claimed the key. So the effect may happen twice."""
 
 
 class Execution(msgspec.Struct, Generic[ResultT], frozen=True):
-    """The result of one call for an effect."""
+    """The result of one call of `run_once`, `run_at_most_once` or `run_at_least_once`."""
 
     state: ExecutionState
     value: ResultT | None = None
@@ -51,9 +57,9 @@ class Execution(msgspec.Struct, Generic[ResultT], frozen=True):
 
 
 class Claim(NamedTuple):
-    """The right to run an effect outside the database."""
+    """The right of one call to run its function, whose effect is outside the database."""
 
     key: str
     epoch: int
-    """A number that rises with each claim of the key. Another system can use it as a fencing token
-    and refuse lower numbers. `key` and `epoch` together identify one run."""
+    """A number that increases with each claim of the key. Another system can use it as a fencing
+    token and refuse lower numbers. `key` and `epoch` together identify one run of the function."""

@@ -1,8 +1,9 @@
-"""Hooks: methods that riverpy calls at fixed points of a job or a client.
+"""Hooks: objects whose methods riverpy calls at fixed points of a job or a client.
 
-A hook is an object with one or more of the methods below. All methods are `async def`, except
-`metric_emit`. The classes `…Func` make a hook from a function. `Config(hooks=…)` registers hooks
-for all jobs. `hooks: ClassVar[…]` of an args class registers hooks for its kind.
+A hook has one or more of the methods `insert_begin`, `work_begin`, `work_end`,
+`periodic_jobs_start` and `metric_emit`. All are `async def`, except `metric_emit`. The classes
+`Hook…Func` make a hook from a function. `Config(hooks=…)` registers hooks for all jobs. The class
+variable `hooks` of an args class registers hooks for its kind.
 """
 
 from __future__ import annotations
@@ -40,39 +41,39 @@ Metric: TypeAlias = JobGetAvailableCount | JobGetAvailableDuration
 
 @runtime_checkable
 class HookInsertBegin(Protocol):
-    """A hook that is called for each job before it is sent to the database, inside all
-    middleware."""
+    """A hook that is called before each insert of a job. It runs inside all middleware."""
 
     def insert_begin(self, params: JobInsertParams, /) -> Awaitable[None]:
-        """Change the job, or raise an error to refuse the whole batch."""
+        """Change the values in `params`, or raise an error to refuse all jobs of this insert."""
         ...
 
 
 @runtime_checkable
 class HookWorkBegin(Protocol):
-    """A hook that is called when an attempt begins, inside all middleware, before the args are
-    decoded."""
+    """A hook that is called when an attempt begins, before the args are decoded. It runs inside all
+    middleware."""
 
     def work_begin(self, job: Job[Any], /) -> Awaitable[None]:
-        """Change `job.encoded_args`. If this method raises an error, the attempt fails before the
-        job's code runs."""
+        """Prepare the attempt, for example change `job.encoded_args`. If this method raises an
+        error, the attempt fails and the job's code does not run."""
         ...
 
 
 @runtime_checkable
 class HookWorkEnd(Protocol):
-    """A hook that is called after the job's code has ended, inside all middleware."""
+    """A hook that is called after the job's code has ended. It runs inside all middleware."""
 
     def work_end(self, job: Job[Any], error: BaseException | None, /) -> Awaitable[bool | None]:
-        """Receive the outcome of the attempt. As with `__exit__`, returning True suppresses the
-        error and the job completes. Raising another error replaces the error. Any other result
-        keeps the error.
+        """Receive the outcome of the attempt, and perhaps change it.
+
+        Return True to suppress the error, as `__exit__` does: the job completes. Raise another
+        error to replace it. Return any other value to keep it.
 
         Args:
-            job: the job, with its args decoded, unless decoding failed.
-            error: what the job's code, or the hook before this one, raised. It may be JobSnooze,
+            job: the job. Its args are decoded, except if the decoding failed.
+            error: the error that the job's code, or an earlier hook, raised. It may be JobSnooze,
                 JobCancel, TimeoutError (the job's timeout) or CancelledError (a cancel or stop,
-                which a hook cannot suppress). None: the code returned.
+                which a hook cannot suppress). None: there is no error.
         """
         ...
 
@@ -83,9 +84,9 @@ class HookPeriodicJobsStart(Protocol):
     inserted."""
 
     def periodic_jobs_start(self, start: PeriodicJobsStart, /) -> Awaitable[None]:
-        """Add or remove periodic jobs. All hooks of this kind together may take 30 seconds. If a
-        hook raises an error, the leader does not start its services, and all these hooks are called
-        again."""
+        """Add or remove periodic jobs. If a hook raises an error, the leader does not start its
+        services, and calls all `periodic_jobs_start` hooks again. All of them together may take 30
+        seconds."""
         ...
 
 
@@ -94,8 +95,8 @@ class HookMetricEmit(Protocol):
     """A hook that receives metrics of claims."""
 
     def metric_emit(self, metric: Metric, /) -> None:
-        """Receive one measurement. The hook is called between two claims of a queue, so it must not
-        block. An error of the hook is logged."""
+        """Receive one measurement. This method is called between two claims of a queue, so it must
+        not block. If it raises an error, the error is logged."""
         ...
 
 

@@ -36,48 +36,52 @@ class Unique:
 
 
 class UniqueOpts(msgspec.Struct, frozen=True, kw_only=True):
-    """Selects properties of a job. A job is a duplicate if an existing job has the same properties.
+    """Options that make a job unique. They select the properties to compare: the job is a duplicate
+    if these properties are the same in an existing job.
 
     A duplicate is not inserted. The insert returns the existing job instead.
     """
 
     by_args: bool = False
-    """Compare the args, or only their fields that are marked `Unique`. Default False."""
+    """Compare the args. If fields of the args class are marked `Unique`, compare only these.
+    Default False."""
     by_period: timedelta | None = None
-    """Compare the periods of the jobs. The value is the length of a period, at least 1 second.
-    Periods are counted from the year 1 in UTC. A job belongs to the period of its `scheduled_at`
-    or, if that is not set, of the time of the insert. Default None."""
+    """Compare the time period to which the jobs belong. The value is the length of a period, at
+    least 1 second. The first period starts with the year 1 in UTC. A job belongs to the period of
+    its `scheduled_at` or, if that is not set, of the time of the insert. Default None: periods are
+    not compared."""
     by_queue: bool = False
     """Compare the queue. Default False."""
     by_state: Sequence[JobState] | None = None
-    """The states in which a job keeps its unique key. They must include available, pending, running
-    and scheduled. Default: all except cancelled and discarded."""
+    """The states of existing jobs that count. A job in another state does not make a new job a
+    duplicate. They must include available, pending, running and scheduled. Default: all except
+    cancelled and discarded."""
     exclude_kind: bool = False
-    """Compare jobs of all kinds, not only of the same kind. Requires by_args, by_queue or
-    by_period. Default False."""
+    """Compare with jobs of all kinds, not only with jobs of the same kind. Requires by_args,
+    by_queue or by_period. Default False."""
 
 
 class ReplaceOpts(msgspec.Struct, frozen=True, kw_only=True):
-    """Selects what the insert of a duplicate replaces in the existing job. At least one field must
-    be True.
+    """Selects the values that the insert of a duplicate replaces in the existing job. At least one
+    field must be True.
 
-    The existing job is changed only while it waits: as available, pending, scheduled or retryable.
-    It keeps its id, its attempts and its queue.
+    The existing job is changed only if it is available, pending, scheduled or retryable. It keeps
+    its id, its attempts and its queue.
     """
 
     args: bool = True
     """Replace the args. Default True."""
     scheduled_at: bool = True
-    """Replace the time at which the job is due, and its `expires_in`. A job whose insert sets no
-    `scheduled_at` is due now. A pending job stays pending. Default True."""
+    """Replace the time at which the job is due, and its `expires_in`. If the insert sets no
+    `scheduled_at`, the existing job becomes due now. A pending job stays pending. Default True."""
     priority: bool = False
     """Replace the priority. Default False."""
     metadata: bool = False
-    """Replace the metadata, except for the keys that River and riverpy keep there. Default
+    """Replace the metadata, except for the keys that River and riverpy use themselves. Default
     False."""
     max_wait: timedelta | None = None
-    """The longest time that replacing may postpone the job, counted from its `created_at`. More
-    than 0, at most 100 years; needs `scheduled_at`. Default None: no limit."""
+    """The longest time from the job's `created_at` to which replacing can postpone its
+    `scheduled_at`. More than 0, at most 100 years; needs `scheduled_at`. Default None: no limit."""
 
 
 class InsertOpts(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,30 +89,32 @@ class InsertOpts(msgspec.Struct, frozen=True, kw_only=True):
     the client, then the default. None means not set."""
 
     expires_in: timedelta | None = None
-    """The time after the insert from which no attempt of the job starts. The job is then cancelled
-    with the error `JobCancelError: expired`. A running attempt continues. More than 0, at most 100
-    years, and longer than the time until `scheduled_at`. Default None: the job does not expire."""
+    """How long after the insert the job expires. From then on no attempt starts, and the job is
+    cancelled with the error `JobCancelError: expired`. A running attempt continues. More than 0, at
+    most 100 years, and longer than the time until `scheduled_at`. Default None: the job does not
+    expire."""
     max_attempts: int | None = None
     """How many attempts the job has: 1 to 32,767. Default 25."""
     metadata: dict[str, Any] | None = None
     """A JSON object that is stored with the job. Default empty. An args class cannot set it."""
     notify_end: bool = False
-    """Notify clients that wait when the job ends, so that a later `client.wait` for it returns at
-    once and not up to a second later. `insert_and_wait` sets this. It costs the worker a
-    notification for each batch of such jobs. Default False."""
+    """Send a notification when the job ends, so that a later `client.wait` for it returns at once.
+    Otherwise the wait may return up to a second later. The worker sends one notification for each
+    batch of such jobs. `insert_and_wait` sets this option. Default False."""
     pending: bool = False
-    """Insert the job as `pending`: it is not worked until its state is changed. Default False. An
-    args class cannot set it."""
+    """Insert the job as `pending`. It does not run until another program makes it available.
+    Default False. An args class cannot set it."""
     priority: int | None = None
     """The priority, 1 (worked first) to 4 (worked last). Default 1."""
     queue: str | None = None
     """The queue of the job. Default `default`."""
     replace: ReplaceOpts | None = None
-    """Which values this insert replaces in an existing, waiting job with the same unique key.
-    Needs `unique_opts`. `insert_many_fast` refuses it. Default None: a duplicate is not changed."""
+    """The values to replace in the existing job if this job is a duplicate. Needs `unique_opts`.
+    `insert_many_fast` refuses it. Default None: the existing job is not changed."""
     scheduled_at: datetime | None = None
-    """When the job is due, with a time zone. A job with a time, even a past one, is inserted as
-    `scheduled`, and the leader makes it available. Default None: available at once."""
+    """The time at which the job is due, with a time zone. If it is set, even to a past time, the
+    job is inserted as `scheduled`, and the leader makes it available. Default None: the job is
+    available at once."""
     tags: Sequence[str] | None = None
     """Tags of the job. Each has 3 to 255 characters: letters, digits, `_` and `-`. Default none. An
     empty sequence overrides the tags of the args class."""
@@ -124,13 +130,13 @@ class InsertManyParams(msgspec.Struct, frozen=True):
 
 
 class JobInsertParams(msgspec.Struct, kw_only=True):
-    """The parameters of a job before the insert. Hooks and middleware receive them and may change
-    them. New values are checked like the options of an insert."""
+    """The values of a job before the insert. Hooks and middleware receive them and may change them.
+    Changed values are checked like the options of an insert."""
 
     args: JobArgs | RawArgs
-    """The args that the insert was called with. The database stores `encoded_args`."""
+    """The args that the caller passed. They are not stored: the database stores `encoded_args`."""
     encoded_args: str
-    """The JSON text of the args, which is stored. A change of this text does not change the unique
+    """The args as JSON text, which is stored. A change of this text does not change the unique
     key."""
     kind: str
     max_attempts: int

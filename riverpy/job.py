@@ -60,11 +60,11 @@ class JobState(StrEnum):
 
 @runtime_checkable
 class JobArgs(Protocol):
-    """The args of a job: a msgspec Struct, a dataclass, a pydantic model or a dict subclass with a
-    class variable `kind`.
+    """The type of args classes: a msgspec Struct, a dataclass, a pydantic model or a dict subclass
+    with a class variable `kind`.
 
-    Two members are optional. `kind_aliases: ClassVar[Sequence[str]]` has older names of the kind
-    that the worker accepts too. `def insert_opts(self) -> InsertOpts` returns the default options
+    Two members are optional. `kind_aliases: ClassVar[Sequence[str]]` lists older names of the kind,
+    which the worker accepts too. `def insert_opts(self) -> InsertOpts` returns the default options
     for an insert of the job.
     """
 
@@ -72,16 +72,17 @@ class JobArgs(Protocol):
 
 
 class RawArgs(msgspec.Struct, frozen=True):
-    """Args as JSON text. The unique key depends on the key order and the number format of this
-    text."""
+    """The kind of a job and its args as JSON text, for inserts without an args class.
+
+    The unique key depends on the order of the keys and the format of the numbers in this text."""
 
     kind: str
     json: str
 
 
 class JobColumn:
-    """The position of each column in a job row. Every statement that returns jobs uses this
-    order."""
+    """The position of each column in a job row. Every SQL statement that returns jobs has its
+    columns in this order."""
 
     ID = 0
     ARGS = 1
@@ -108,10 +109,10 @@ UNIQUE_STATE_BY_BIT: tuple[JobState, ...] = tuple(JobState)
 
 
 class JobRow:
-    """A row of `river_job`. Columns are decoded when they are read.
+    """A row of `river_job`. Each property decodes its column when it is read.
 
-    The object holds the values of one row in the order of `JobColumn`, with timestamps in
-    microseconds since 2000 and JSON as text.
+    The object keeps the encoded values in the order of `JobColumn`: timestamps are microseconds
+    since 2000, and JSON is text.
     """
 
     __slots__ = ("_row",)
@@ -124,7 +125,7 @@ class JobRow:
         return f"<{type(self).__name__} {self.id} {self.kind} {state} attempt {self.attempt}>"
 
     def columns(self) -> Sequence[Any]:
-        """The row's values, in the order of `JobColumn`."""
+        """Return the encoded values of the row, in the order of `JobColumn`."""
         return self._row
 
     @property
@@ -159,8 +160,8 @@ class JobRow:
 
     @property
     def errors(self) -> list[AttemptError]:
-        """The errors of earlier attempts, the oldest first. Entries in an unexpected form are read
-        too."""
+        """The errors of earlier attempts, the oldest first. A stored entry with an unexpected form
+        is returned too."""
         return [
             parse_error_entry(text) for text in iterate_error_entries(self._row[JobColumn.ERRORS])
         ]
@@ -193,8 +194,8 @@ class JobRow:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The metadata, decoded at each read; empty: the row has no JSON object, or an object that
-        Python cannot decode."""
+        """The metadata, decoded at each read. Empty if the column has no JSON object, or an object
+        that Python cannot decode."""
         try:
             return msgspec.json.decode(self._row[JobColumn.METADATA], type=dict[str, Any])
         except (msgspec.ValidationError, RecursionError):
@@ -207,7 +208,7 @@ class JobRow:
 
     @property
     def last_progress(self) -> JobProgress | None:
-        """The progress that the job had reported last when the row was read; None: no progress."""
+        """The newest progress that the row contains; None: the job has reported no progress."""
         return decode_progress(self._row[JobColumn.METADATA])
 
     @property
@@ -261,13 +262,13 @@ def get_stored_state(job: JobRow) -> str:
 
 
 class CancelFlag:
-    """A flag that is set when an attempt is cancelled: by the timeout, by `job_cancel`, or by a
-    hard stop. The flag is never reset, and may be used in any thread."""
+    """Tells a blocking job that its attempt is cancelled: by the timeout, by `job_cancel`, or by a
+    hard stop of the client. The flag is never reset. Any thread may use it."""
 
     __slots__ = ("_event",)
 
     def __init__(self, event: threading.Event) -> None:
-        """`event` is set when the attempt is cancelled."""
+        """Create the flag. riverpy sets `event` when the attempt is cancelled."""
         self._event = event
 
     def is_set(self) -> bool:
@@ -275,7 +276,8 @@ class CancelFlag:
         return self._event.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until the attempt is cancelled, and return whether it was.
+        """Block until the attempt is cancelled or the timeout expires. Return whether the attempt
+        was cancelled.
 
         Args:
             timeout: seconds to wait at most; None: no limit.
@@ -294,19 +296,19 @@ class CancelFlag:
 
 
 _cancelled_event_lock = threading.Lock()
-"""The lock that is held while a job creates its `_cancelled_event`."""
+"""Prevents two threads from creating `_cancelled_event` of the same job."""
 
 
 class Job(JobRow, StepMethods, Generic[ArgsT_co]):
-    """The job that a worker receives: the claimed row, its decoded `args`, and what the attempt
-    records."""
+    """The job that a worker receives: the claimed row, the decoded `args`, and methods to store
+    output, progress, metadata and steps."""
 
     __slots__ = ("_args", "_cancelled_event", "_log", "_metadata_updates")
 
     _args: ArgsT_co
     _cancelled_event: threading.Event
-    """The event of the property `cancelled`. It is created when the property is first read, because
-    most attempts do not need it."""
+    """The event behind the property `cancelled`. It is created when the property is first read,
+    because most attempts do not need it."""
     _log: AttemptLog
     """The log of the attempt. The middleware `JobLog` sets it."""
     _metadata_updates: dict[str, str] | None
@@ -314,11 +316,11 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
 
     @property
     def args(self) -> ArgsT_co:
-        """The decoded args.
+        """The args, decoded as the worker's args class.
 
         Raises:
-            ClientStateError: the args cannot be decoded, or are not decoded yet (in a hook or
-                middleware).
+            ClientStateError: the args cannot be decoded, or are not decoded yet, because a hook or
+                middleware reads them before the job's code runs.
         """
         try:
             return self._args
@@ -332,7 +334,8 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
     def encoded_args(self) -> str:
         """The args as JSON text, formatted by PostgreSQL.
 
-        A `work_begin` hook may set the text. The new text is decoded, but not stored.
+        A `work_begin` hook may set the text. Then `args` is decoded from the new text. The row in
+        the database does not change.
         """
         return self._row[JobColumn.ARGS]
 
@@ -345,11 +348,11 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
     @property
     def cancelled(self) -> CancelFlag:
         """A flag that is set when this attempt is cancelled: by its timeout, by `job_cancel`, or by
-        a hard stop.
+        a hard stop of the client.
 
-        The flag is for blocking jobs, which get no `CancelledError`. Check
-        `job.cancelled.is_set()`, or sleep with `job.cancelled.wait(seconds)`. Raise
-        `asyncio.CancelledError` to end the attempt."""
+        The flag is for blocking jobs, which get no `CancelledError`. They check
+        `job.cancelled.is_set()`, or sleep with `job.cancelled.wait(seconds)`. To end the attempt,
+        they raise `asyncio.CancelledError`."""
         return CancelFlag(self._get_cancelled_event())
 
     def _get_cancelled_event(self) -> threading.Event:
@@ -366,7 +369,7 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
 
         Raises:
             ClientStateError: the client has no middleware `riverpy.joblog.JobLog`, or the job runs
-                in a process.
+                with `executor="process"`.
         """
         try:
             return self._log
@@ -383,21 +386,21 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
         return hasattr(self, "_log")
 
     def progress(self, done: float, total: float | None = None, text: str | None = None) -> None:
-        """Report how far the job has come. `riverpy job show` shows it.
+        """Report how far the job has come. `riverpy job show` prints this progress.
 
-        This call does not wait. The client stores the newest progress of all its jobs at most once
-        a second with one statement, and stores the last progress with the result of the attempt.
-        May be called in any thread, and in a job with `executor="process"`.
+        This call does not wait. At most once a second, the client stores the newest progress of all
+        its jobs with one statement. The last progress is stored with the result of the attempt. Any
+        thread may call this method, and jobs with `executor="process"` too.
 
-        The job never fails because of a number that it computed. Numbers below 0 count as 0, and
-        numbers above 2^63 - 1 count as 2^63 - 1. `done` may be more than `total`. If `done` is
-        infinite or NaN, nothing is reported. If `total` is infinite or NaN, it counts as unknown. A
-        text of more than 1,000 characters is cut and ends with "…". Characters that PostgreSQL
-        cannot store are replaced.
+        A computed number never makes the job fail. Numbers below 0 count as 0, and numbers above
+        2^63 - 1 count as 2^63 - 1. `done` may be more than `total`. If `done` is infinite or NaN,
+        nothing is reported. If `total` is infinite or NaN, it counts as unknown. A text of more
+        than 1,000 characters is cut and ends with "…". Characters that PostgreSQL cannot store are
+        replaced.
 
         Args:
-            done: how much is done, in any unit.
-            total: how much there is to do, in the same unit. Default None: unknown.
+            done: the amount of work that is done, in any unit.
+            total: the amount of work of the whole job, in the same unit. Default None: unknown.
             text: what the job does now. Default None.
 
         Raises:
@@ -412,13 +415,16 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
 
     @property
     def has_recorded_output(self) -> bool:
-        """Whether this attempt has recorded an output, so that a returned value is not stored."""
+        """Whether this attempt has recorded an output. If True, the value that the handler returns
+        is not stored."""
         return self._metadata_updates is not None and "output" in self._metadata_updates
 
     def record_output(self, value: object) -> None:
-        """Store `value` as the job's output (metadata key `output`) at the end of this attempt,
-        whatever its outcome is. A second call replaces the output of the first call. A value that
-        the handler returns is stored only if this method was not called.
+        """Store `value` as the job's output (metadata key `output`) at the end of this attempt, for
+        every outcome of the attempt.
+
+        A second call replaces the output of the first call. The value that the handler returns is
+        stored only if this method was not called.
 
         Raises:
             ArgsError: the value is not JSON, or larger than 32 MiB when encoded.
@@ -426,14 +432,14 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
         self._record_metadata(OUTPUT_METADATA_KEY, encode_metadata_value(value))
 
     def save_output(self, value: object) -> Coroutine[object, None, None]:
-        """Store `value` as the job's output now: `await job.save_output(rows)`. So other programs
-        can read a part of the output while the job runs, with `client.watch` and
-        `riverpy.web.events`.
+        """Store `value` as the job's output now: `await job.save_output(rows)`.
 
-        The call returns when the output is stored. Each call is a statement, so call it as often as
-        readers need the output, for example once a second. Of calls at the same time, only the
-        newest is stored. The last output is also stored at the end of this attempt, as with
-        `record_output`.
+        Other programs can then read the output while the job runs, with `client.watch` or
+        `riverpy.web.events`. The call returns when the output is stored.
+
+        Each call runs an SQL statement, so do not call it more often than readers need, for example
+        once a second. If several calls wait at the same time, only the newest value is stored. The
+        last value is stored again at the end of this attempt, as with `record_output`.
 
         Raises:
             ArgsError: the value is not JSON, or larger than 32 MiB when encoded.
@@ -446,7 +452,8 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
         raise make_event_loop_required_error("job.save_output")
 
     def set_metadata(self, key: str, value: object) -> None:
-        """Merge `key` into the job's metadata at the end of this attempt, whatever its outcome is.
+        """Set `key` in the job's metadata to `value` at the end of this attempt, for every outcome
+        of the attempt. Other keys are kept.
 
         Raises:
             ArgsError: the value is not JSON, or larger than 32 MiB when encoded, or the key is
@@ -468,13 +475,12 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
         """Complete this job in your transaction, with the recorded output and metadata. Returns the
         completed job.
 
-        The job and your data are then stored in one commit, or neither of them. After the commit,
-        the rest of the code no longer changes how the job ends. After a rollback, the attempt ends
-        as usual.
+        One commit stores both your data and the completed job. After the commit, the job stays
+        completed, even if the rest of the handler fails. After a rollback, the attempt ends as if
+        this method was not called.
 
-        The type of `tx` decides how the call is made. A session for async code needs
-        `await job.complete_tx(session)`. With a blocking session, as in a blocking job in a thread,
-        `job.complete_tx(session)` has done its work when it returns.
+        With an async session, use `await job.complete_tx(session)`. With a blocking session,
+        as in a blocking job in a thread, use `job.complete_tx(session)` without `await`.
 
         Args:
             tx: your connection or session, in a transaction.
@@ -484,8 +490,8 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
                 already. The transaction stays usable: roll it back.
             UniqueConflictError: another job has the same unique key.
             TransactionError: `tx` is closed, aborted or not in a transaction.
-            ClientStateError: the job runs in a process of its own, or a blocking job has a session
-                for async code.
+            ClientStateError: the job runs with `executor="process"`, or a blocking job passes an
+                async session.
         """
         raise make_event_loop_required_error("job.complete_tx", is_blocking_session_allowed=True)
 
@@ -496,7 +502,7 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
 
 
 def encode_metadata_value(value: object) -> str:
-    """Return an output or another metadata value as JSON text.
+    """Return an output, or another metadata value, as JSON text.
 
     Raises:
         ArgsError: the value has no JSON form, or is larger than 32 MiB when encoded.
@@ -519,13 +525,13 @@ def _check_output_size(size: int) -> None:
 
 
 def check_metadata_key(key: object) -> None:
-    """Refuse metadata keys that River uses for rescues and cancels, in upper or lower case letters.
+    """Raise an error if River uses the metadata key for rescues or cancels.
 
-    A value that River in Go cannot read would stop the rescues of all clients. Go's JSON decoder
-    ignores the case of keys.
+    If a user stores a value under such a key that River in Go cannot read, no client's jobs are
+    rescued any more. The case of letters is ignored, because Go's JSON decoder ignores it.
 
     Raises:
-        ArgsError: the key is one of these keys.
+        ArgsError: River uses the key.
     """
     if isinstance(key, str) and key.casefold() in _RESERVED_METADATA_KEYS:
         raise ArgsError(f"metadata: the key {key!r} belongs to River", path="metadata")

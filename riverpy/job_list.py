@@ -1,4 +1,4 @@
-"""Lists of jobs: their filters, orders and pages, and the result of a change of many jobs."""
+"""Types for lists of jobs (filters, orders, pages) and for the result of changes of many jobs."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ import msgspec
 from riverpy.job import JobRow, JobState
 
 JobOrder: TypeAlias = Literal["id", "time", "scheduled_at", "finalized_at"]
-"""The order of a list of jobs. Jobs with the same time are in the order of their ids.
+"""The column by which a list of jobs is ordered. Jobs with the same time are ordered by id.
 
 - `id`: the order of the inserts.
-- `scheduled_at`: when the jobs are due.
-- `finalized_at`: when the jobs ended. Only jobs in final states are listed.
-- `time`: the first of the listed states decides. It is `attempted_at` for `running`, `finalized_at`
-  for a final state, and otherwise, or without states, `scheduled_at`.
+- `scheduled_at`: the time at which the jobs are due.
+- `finalized_at`: the time at which the jobs ended. Only jobs in final states are listed.
+- `time`: depends on the first state in the filter `states`. It is `attempted_at` for `running`,
+  `finalized_at` for a final state, and `scheduled_at` for other states or without that filter.
 """
 
 
 class JobFilters(TypedDict, total=False):
-    """The filters of a list of jobs. A job must pass all given filters. In a filter with several
-    values, except `tags_all`, one of them is enough.
+    """Selects the jobs of a list. A job must match all filters that are set. It matches a list of
+    values if it has one of them; for `tags_all` it must have all of them.
 
-    An index serves `ids`, `kinds`, `states` (with `queues` and `priorities`), `metadata` and
-    `args`. With only `queues`, `priorities`, `tags_all`, `tags_any` or `error`, the server may read
-    the whole table.
+    The server uses an index for `ids`, `kinds`, `states` (also with `queues` and `priorities`),
+    `metadata` and `args`. If none of these is set, the server may read the whole table.
     """
 
     ids: Sequence[int]
@@ -40,9 +39,11 @@ class JobFilters(TypedDict, total=False):
     tags_any: Sequence[str]
     """The job has at least one of these tags."""
     metadata: Mapping[str, object]
-    """The job's metadata contain these keys and values. Objects and arrays may contain more."""
+    """The job's metadata contain these keys and values. Objects and arrays of the job may contain
+    more."""
     args: Mapping[str, object]
-    """The same of the job's args."""
+    """The job's args contain these keys and values. Objects and arrays of the job may contain
+    more."""
     error: str
     """The job's last error contains this text. Case matters."""
 
@@ -53,33 +54,35 @@ class JobPage(msgspec.Struct, frozen=True):
     jobs: list[JobRow]
     """The jobs, in the order of the list."""
     cursor: str | None
-    """The position of the last job of the page, for `after`. None: the page is empty. River in Go
-    reads the same text, and writes the same text for the same job."""
+    """The position of the last job of the page. Pass it as `after` to get the next page. None: the
+    page is empty. River in Go uses the same text for the same job."""
     damaged: dict[int, str] = {}
-    """The jobs of this page that the server cannot read: the server's errors by id. They are not in
-    `jobs`."""
+    """The server's error for each job of this page that the server cannot read, by job id. These
+    jobs are not in `jobs`."""
 
 
 class JobChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """The result so far of a call that changes many jobs. Each job is counted once, but running
-    jobs also in `running`."""
+    """How many jobs a call such as `job_cancel_many` has changed so far.
+
+    Each job is counted in one of `changed`, `unchanged`, `missing` and `refused`. Running jobs are
+    also counted in `running`."""
 
     changed: int = 0
     """Jobs that were changed."""
     running: int = 0
-    """Running jobs. `job_cancel_many` counts them in `changed`: their workers were notified. The
-    other methods count them in `unchanged`."""
+    """Jobs that were running. `job_cancel_many` also counts them in `changed`, because it notifies
+    their clients. Other calls also count them in `unchanged`."""
     unchanged: int = 0
-    """Jobs that needed no change, or did not pass the filters any more."""
+    """Jobs that needed no change, or did not match the filters any more."""
     missing: int = 0
-    """Jobs that do not exist, or were deleted in the meantime."""
+    """Jobs that do not exist, or were deleted during the call."""
     refused: int = 0
     """Jobs that could not be changed: another job has the same unique key, another session has
     locked the job, or the server refused the change."""
     reasons: dict[int, str] = {}
-    """Why jobs were refused, by id. At most 100 jobs are listed."""
+    """The reason for each job in `refused`, by job id. At most 100 jobs are listed."""
 
     @property
     def done(self) -> int:
-        """The number of jobs that were handled so far."""
+        """The number of jobs that the call has handled so far."""
         return self.changed + self.unchanged + self.missing + self.refused

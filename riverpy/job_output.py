@@ -13,13 +13,13 @@ import msgspec
 
 
 class DataclassOutput(Protocol):
-    """An object of a dataclass."""
+    """An instance of a dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 class ModelOutput(Protocol):
-    """An object of a model of pydantic."""
+    """An instance of a pydantic model."""
 
     def model_dump_json(self) -> str:
         """Return the model as JSON text."""
@@ -46,5 +46,5 @@ JobOutput: TypeAlias = Union[  # noqa: UP007 (the strings of a recursive alias a
     Mapping[UUID, object],
     None,
 ]
-"""The values that a handler may return: they have a JSON form, and are stored as the output of the
-job. None: the job has no output. The items of lists, tuples and dicts are such values too."""
+"""The values that a handler may return. The value is stored as JSON in the output of the job. None:
+the job has no output. The items of lists, tuples and dicts must be such values too."""

@@ -28,17 +28,18 @@ _REASON_BY_LAST_STATE: Mapping[JobState | None, str] = {
     JobState.RETRYABLE: "; its last attempt has failed, and its next attempt is not due yet",
     JobState.SCHEDULED: "; it is not due yet",
 }
-"""For error texts: the reason why a job has not ended, by its last state."""
+"""The text that an error adds about why a job has not ended, by the last state that was read."""
 
 
 class WaitTimeoutError(RiverError, TimeoutError):
     """An awaited job did not end in time. The jobs are not changed: they can be awaited again.
 
     Attributes:
-        job_ids: the ids of the jobs that have not ended, in the order of the call. Empty: an insert
-            did not end in time, so the job may be stored.
-        last_states: their states at the last read, by id. None: the job was never read.
-        ended_jobs: the rows of the other jobs of the call, which have ended.
+        job_ids: the ids of the jobs that have not ended, in the order of the call. Empty: the
+            insert of the job did not end in time, so the job may be stored or not.
+        last_states: the state of each of these jobs at the last read, by id. None: the state was
+            never read.
+        ended_jobs: the rows of the jobs of this call that have ended.
     """
 
     def __init__(
@@ -105,18 +106,19 @@ def result(row: JobRow, type: type[T]) -> T: ...
 @overload
 def result(row: JobRow, type: Any) -> Any: ...
 def result(row: JobRow, type: Any = Any) -> Any:  # noqa: A002 (the name that readers expect)
-    """Return the output of a completed job, which is the value that its handler returned or
-    recorded: `riverpy.result(await client.wait(job_id), type=Invoice)`.
+    """Return the output of a completed job: the value that its handler returned or recorded.
+
+    Example: `riverpy.result(await client.wait(job_id), type=Invoice)`.
 
     Args:
         row: a row of the job, as `client.wait` returns it.
-        type: the type to decode the output into: a Struct, a dataclass, a pydantic model, or
-            another type that msgspec can decode. Default Any: dicts, lists, numbers and strings.
+        type: the type of the result: a Struct, a dataclass, a pydantic model, or another type that
+            msgspec can decode. Default Any: the decoded JSON (dicts, lists, numbers, strings).
 
     Raises:
-        JobNotCompletedError: the job was discarded or cancelled, or it has not ended. The text has
-            its state and its last error.
-        OutputError: the output does not have this type. The text names the position.
+        JobNotCompletedError: the job was discarded or cancelled, or it has not ended. The error
+            text contains its state and its last error.
+        OutputError: the output does not have this type. The error text names the wrong position.
         ConfigError: `type` cannot be decoded from JSON.
     """
     if row.state is not JobState.COMPLETED:
@@ -137,7 +139,7 @@ def result(row: JobRow, type: Any = Any) -> Any:  # noqa: A002 (the name that re
 
 
 def _read_output_text(row: JobRow) -> str:
-    """Return the output as JSON text. A job without output has `null`."""
+    """Return the output as JSON text, or `null` if the job has no output."""
     try:
         members = msgspec.json.decode(
             row.columns()[JobColumn.METADATA], type=dict[str, msgspec.Raw]

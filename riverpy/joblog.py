@@ -1,6 +1,6 @@
-"""JobLog: stores what a job logs with the job, one entry for each attempt, in River's form.
+"""JobLog: stores the log of each attempt in the metadata of its job, in the same format as River.
 
-River UI shows these entries, and `riverpy job show ID --log` prints them.
+River UI shows these logs, and `riverpy job show ID --log` prints them.
 """
 
 from __future__ import annotations
@@ -40,24 +40,26 @@ class JobLog:
     """A worker middleware that stores the log of each attempt:
     `Config(middleware=[riverpy.joblog.JobLog()])`.
 
-    An attempt logs with `job.log`, with the module `logging` (add a `JobLogHandler` to the root
-    logger), or with structlog (add `record_event` to its processors). Tasks and threads that the
-    job starts log into the same entry, if their context is that of the job (`asyncio.to_thread`
-    copies it, `threading.Thread` does not before Python 3.14).
+    A job logs with `job.log`, with the module `logging` (add a `JobLogHandler` to the root logger),
+    or with structlog (add `record_event` to its processors). Lines from tasks and threads of the
+    job are stored too, if they run in a copy of the job's context. `asyncio.to_thread` copies the
+    context, and `threading.Thread` copies it only in Python 3.14 and newer.
 
-    At the end of the attempt, whatever its outcome is, the entry `{"attempt": n, "log": "…"}` is
-    appended to the metadata key `river:log`. An attempt that logs nothing stores nothing. All
-    entries of a job together have at most 8 MiB: the oldest entries are removed first.
+    At the end of every attempt, the entry `{"attempt": n, "log": "…"}` is appended to the metadata
+    key `river:log`. If the attempt has logged nothing, no entry is stored. All entries of a job
+    together have at most 8 MiB. If they have more, the oldest entries are removed.
     """
 
     def __init__(self, *, max_bytes: int = ENTRY_SIZE_MAX, level: int | str = logging.INFO) -> None:
         """Create the middleware.
 
         Args:
-            max_bytes: how many bytes of an attempt are stored, from 1 to 2 MiB. The first bytes
-                are kept, and a last line says how many are missing. Default 2 MiB.
-            level: the lowest level that is stored, a number or name of the module `logging`.
-                Default INFO. The level of the root logger counts too: it is WARNING by default.
+            max_bytes: the maximum number of bytes that are stored for one attempt, from 1 byte to
+                2 MiB. Only the first bytes are stored, and the last line tells how many are
+                missing. Default 2 MiB.
+            level: the lowest level that is stored, as a number or name of the module `logging`.
+                Default INFO. The root logger drops records below its own level first, which is
+                WARNING by default.
 
         Raises:
             ConfigError: a value is not valid.
@@ -75,7 +77,7 @@ class JobLog:
         self._max_bytes, self._level = max_bytes, number
 
     async def work(self, job: Job[Any], do_inner: WorkInner, /) -> None:
-        """Run an attempt, and store what it logs."""
+        """Run the attempt, and add its log to the job's metadata when the attempt ends."""
         if job.has_log or not isinstance(job, Attempt):  # an outer JobLog stores the log
             await do_inner()
             return
@@ -91,11 +93,11 @@ class JobLog:
 
 
 class JobLogHandler(logging.Handler):
-    """A handler for the root logger of the module `logging`. It adds each record that a job logs
-    to the log of the job, and ignores the records of other code.
+    """A handler for the root logger of the module `logging`. It adds the records of a running job
+    to the log of the job, and ignores records of other code.
 
-    The format is `%(asctime)s %(levelname)s %(name)s: %(message)s`, unless a formatter is set. The
-    time is in UTC, as in the lines of `job.log`.
+    The default format is `%(asctime)s %(levelname)s %(name)s: %(message)s`. The time is in UTC, as
+    in the lines of `job.log`.
     """
 
     def __init__(self) -> None:
@@ -114,7 +116,7 @@ class JobLogHandler(logging.Handler):
 
 
 class _UtcFormatter(logging.Formatter):
-    """A formatter that writes times as `job.log` does."""
+    """A formatter that writes times in UTC, in the format of `job.log`."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         return format_log_time(datetime.fromtimestamp(record.created, UTC))
@@ -123,11 +125,11 @@ class _UtcFormatter(logging.Formatter):
 def record_event(
     logger: object, method_name: str, event_dict: MutableMapping[str, Any], /
 ) -> MutableMapping[str, Any]:
-    """A processor of structlog: add each event that a job logs to the log of the job. Place it
-    before the renderer, which is the last processor. The event is not changed.
+    """Add an event of structlog to the log of the running job. The event is not changed.
 
-    With `structlog.stdlib.LoggerFactory`, events reach the handlers of `logging`: use a
-    `JobLogHandler` instead.
+    This function is a structlog processor. Place it before the renderer, which is the last
+    processor. With `structlog.stdlib.LoggerFactory`, use a `JobLogHandler` instead, because events
+    then reach the handlers of `logging`.
     """
     log = _find_running_job_log()
     level = _LEVEL_BY_METHOD.get(method_name) or _LEVEL_NUMBERS.get(
@@ -144,7 +146,7 @@ def _find_running_job_log() -> AttemptLog | None:
 
 
 def _format_event(level: str, event_dict: MutableMapping[str, Any]) -> str:
-    """Return an event as lines of text."""
+    """Return a structlog event as text: one line, and the traceback if the event has an error."""
     values = dict(event_dict)
     line = (
         f"{format_log_time()} {level} {to_printable_text(values.pop('event', ''), is_quoted=False)}"
@@ -169,8 +171,10 @@ def _format_trace(exc_info: Any) -> str:
 
 
 def append_log_entry(metadata_text: str, attempt: int, text: str) -> str:
-    """Return the log in the metadata with a new entry, as JSON text. A value that is not a list is
-    replaced. The oldest entries are removed until all entries fit into `JOB_LOG_SIZE_MAX`."""
+    """Add an entry to the log in a job's metadata, and return the new log as JSON text.
+
+    A stored log that is not a list is replaced. The oldest entries are removed until all entries
+    fit into `JOB_LOG_SIZE_MAX`."""
     entry = msgspec.json.encode({"attempt": attempt, "log": text})
     entries = [*decode_log_entries(metadata_text), entry]
     size = 2 + sum(len(one) + 1 for one in entries)
@@ -182,8 +186,8 @@ def append_log_entry(metadata_text: str, attempt: int, text: str) -> str:
 
 
 def decode_log_entries(metadata_text: str) -> list[bytes]:
-    """Return the entries of the log in the metadata of a job, each as JSON text; empty: there is no
-    log, or it is not a list."""
+    """Return the entries of the log in a job's metadata, each as JSON text. Empty if there is no
+    log, or if it is not a list."""
     if LOG_METADATA_KEY not in metadata_text:
         return []
     try:

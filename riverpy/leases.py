@@ -1,9 +1,9 @@
-"""Leases for user code. Several processes compete for the lease of a name, and at most one of them
-holds it.
+"""Leases for user code. A lease has a name, and at most one process holds it at a time.
 
-A lease is a row with an expiry time, set by the server's clock, and an epoch: a number that
-increases with each acquisition. The holder may act until its local deadline, a little before the
-expiry. A fenced write commits only while the lease is held."""
+In the database a lease is a row with its expiry time, by the server's clock, and its epoch, a
+number that increases with each acquisition. The holder may act until its local deadline, which is a
+little before the expiry time. A fenced write is a transaction that commits only if the process
+still holds the lease."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ LEASE_TTL_MIN = timedelta(milliseconds=100)
 
 
 class LeaseManager:
-    """Acquires leases without a client: `async with LeaseManager(url) as leases:`.
+    """Acquires leases in programs without a riverpy client: `async with LeaseManager(url) as
+    leases:`.
 
     `hold` renews a lease in the background, and cancels its `async with` block when the lease is
-    lost. After `try_acquire`, the caller must renew the lease, stop the work when the lease is not
-    held any more, and release it.
+    lost. After `try_acquire`, the caller must renew and release the lease, and must stop its work
+    when the lease is lost.
 
-    A manager belongs to one event loop. A forked process needs another manager.
+    A manager belongs to one event loop. A forked process needs its own manager.
     """
 
     def __init__(
@@ -68,17 +69,18 @@ class LeaseManager:
 
         Args:
             database: a `postgres://` URL, an asyncpg pool or connection of the caller, or a
-                `MemoryLeases`. The manager opens up to two connections to a URL. It never closes or
-                replaces the caller's pool or connection. Two managers may share a pool or a
+                `MemoryLeases`. With a URL, the manager opens up to two connections. It never closes
+                or replaces the caller's pool or connection. Two managers may share a pool or a
                 `MemoryLeases`, but not a connection.
             schema: the schema of River's tables; None: the search path decides.
-            holder: the name of this manager as a holder, 1 to 100 characters, different for each
-                manager. None: the host, the process id and a random part.
+            holder: the name under which this manager holds leases, 1 to 100 characters, different
+                for each manager. None: the host, the process id and a random part.
             ttl: how long a lease lasts without a renewal: 100 milliseconds to a day.
-            renew_interval: the time from one renewal, or attempt to acquire, to the next. `ttl`
-                must be at least 2.4 times as long, so that one renewal may fail.
-            max_held: the largest number of leases that `hold` keeps at once; None: no limit.
-            pooler: whether the URL leads to a pooler in transaction mode.
+            renew_interval: the time from one renewal to the next, and from one attempt to acquire a
+                lease to the next. `ttl` must be at least 2.4 times as long, so that one renewal may
+                fail.
+            max_held: the maximum number of leases that `hold` holds at once; None: no limit.
+            pooler: whether the URL is the address of a connection pooler in transaction mode.
             password: a function that returns the password for each connection, as for `Client`.
 
         Raises:
@@ -133,9 +135,10 @@ class LeaseManager:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        """End all leases, and close the connections that the manager has opened. Blocks of `hold`
-        that run in other tasks are cancelled. Leases of `try_acquire` that were not released
-        expire."""
+        """End all leases, and close the connections that the manager has opened.
+
+        `async with hold(…)` blocks that still run in other tasks are cancelled. Leases from
+        `try_acquire` that the caller has not released are not released here: they expire."""
         # Closing in a forked process would end the database sessions of its parent.
         if self._opened_in is not None and self._opened_in.is_current_process:
             self._is_closed = True
@@ -144,16 +147,17 @@ class LeaseManager:
             await self._engine.close()
 
     async def try_acquire(self, name: str) -> Lease | None:
-        """Try once to acquire a lease. Returns None if another process, or this one, holds the
-        lease.
+        """Try once to acquire a lease. Returns None if this process or another one already holds
+        the lease.
 
         Args:
             name: 1 to 100 printable ASCII characters, no space.
 
         Raises:
             ConfigError: the name is not allowed.
-            OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError: the result is
-                unknown. If the lease was acquired, it expires after its ttl.
+            OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError: the database
+                failed, so the result is unknown. If the lease was acquired, it expires after its
+                ttl.
             TransactionError: the caller's connection is in a transaction.
         """
         validate_lease_name(name)
@@ -170,31 +174,35 @@ class LeaseManager:
         stop the work.
 
         Raises:
-            OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError: the result is
-                unknown. Try again, and stop when the lease is not held any more.
+            OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError: the database
+                failed, so the result is unknown. Try again, and stop the work when the lease is
+                lost.
             TransactionError: the caller's connection is in a transaction.
         """
         self._expect_open()
         return await self._engine.renewer.renew_lease(lease)
 
     async def release(self, lease: Lease) -> bool:
-        """Release a lease after the work under it. Returns False if the lease had ended before, or
-        if the database did not answer. In the latter case a warning is logged, and the lease
-        expires."""
+        """Release a lease after the work has ended. Returns whether it was released.
+
+        It is False if the lease had ended before, or if the database did not answer. If the
+        database did not answer, a warning is logged and the lease expires."""
         self._expect_open()
         return await self._engine.release(lease)
 
     def hold(
         self, name: str, *, wait: timedelta | None = None
     ) -> AbstractAsyncContextManager[Lease]:
-        """Wait for a lease, then run the `async with` block under it. The lease is renewed in the
-        background. If the lease is lost, the block is cancelled, early enough to end before another
-        process can acquire the lease.
+        """Return a context manager that waits for a lease, and holds it during the `async with`
+        block.
+
+        The lease is renewed in the background. If the lease is lost, the block is cancelled before
+        another process can acquire the lease.
 
         Args:
             name: 1 to 100 printable ASCII characters, no space.
-            wait: how long to wait; None: no limit. The manager tries at least once to acquire the
-                lease.
+            wait: how long to wait for the lease; None: no limit. The manager tries to acquire it at
+                least once.
 
         Raises:
             ConfigError: the name, or `wait`, is not allowed.

@@ -1,7 +1,8 @@
-"""Middleware: methods that wrap inserts and attempts.
+"""Middleware: objects whose methods wrap inserts and attempts.
 
-A middleware is an object with one or both of the methods below, each an `async def`. The classes
-`…Func` make a middleware from a function. `Config(middleware=…)` registers middleware for all jobs.
+A middleware has a method `insert_many`, a method `work`, or both. Each is an `async def`. The
+classes `…MiddlewareFunc` make a middleware from a function. `Config(middleware=…)` registers
+middleware for all jobs.
 """
 
 from __future__ import annotations
@@ -21,44 +22,45 @@ WorkInner: TypeAlias = Callable[[], Awaitable[None]]
 
 @runtime_checkable
 class JobInsertMiddleware(Protocol):
-    """Middleware around each insert: `insert`, `insert_many`, `insert_many_fast` and inserts of
+    """Middleware that wraps each insert: `insert`, `insert_many`, `insert_many_fast` and inserts of
     periodic jobs."""
 
     def insert_many(
         self, params: Sequence[JobInsertParams], do_inner: InsertInner, /
     ) -> Awaitable[None]:
-        """Call `do_inner` once, or raise an error to refuse the batch.
+        """Call `do_inner` once to insert the jobs, or raise an error to refuse all of them.
 
         Args:
-            params: the checked jobs. They may be changed before `do_inner` is called.
-            do_inner: inserts the jobs. Returns their results in order, or an empty list for
-                `insert_many_fast`. The insert raises what `do_inner` raises, even if this method
-                catches it.
+            params: the checked jobs. This method may change them before it calls `do_inner`.
+            do_inner: inserts the jobs. It returns their results in the same order, or an empty list
+                for `insert_many_fast`. If `do_inner` raises an error, the caller of the insert
+                receives it, even if this method catches it.
         """
         ...
 
 
 @runtime_checkable
 class WorkerMiddleware(Protocol):
-    """Middleware around each attempt, even if the kind is unknown or the args cannot be decoded."""
+    """Middleware that wraps each attempt, even if the kind is unknown or the args cannot be
+    decoded."""
 
     def work(self, job: Job[Any], do_inner: WorkInner, /) -> Awaitable[None]:
-        """Call `do_inner` once, or raise an error, which counts as an error of the job.
+        """Call `do_inner` once to run the job, or raise an error, which makes the attempt fail.
 
-        The job's timeout does not include the time spent here, outside `do_inner`.
+        The job's timeout includes only the time inside `do_inner`.
 
         Args:
             job: the job. Its `args` are decoded inside `do_inner` only.
-            do_inner: runs the job. An exception that it raises decides the outcome, unless this
-                method catches it. A cancel or stop cannot be caught. Another task may await
-                `do_inner`; that task must end before this method returns.
+            do_inner: runs the job. If it raises an error, this error decides the outcome of the
+                attempt. This method may catch the error, except for a cancel or stop. Another task
+                may await `do_inner`; that task must end before this method returns.
         """
         ...
 
 
 Middleware: TypeAlias = JobInsertMiddleware | WorkerMiddleware
 Plugin: TypeAlias = Hook | Middleware
-"""An object with methods of several hooks or middleware. Each of its methods is called."""
+"""An object with methods of hooks, of middleware, or of both. riverpy calls each of them."""
 
 
 class JobInsertMiddlewareFunc:

@@ -1,5 +1,5 @@
-"""Migrator: applies and undoes the migrations of River's and riverpy's tables, lists the migrations
-of a database, and returns the SQL of migrations."""
+"""Migrator: applies, undoes, lists and checks the migrations of River's and riverpy's tables, and
+returns their SQL."""
 
 from __future__ import annotations
 
@@ -92,25 +92,25 @@ class MigrateResult:
     """The steps in the order in which they ran. Empty if there was nothing to do."""
 
     notices: Sequence[str]
-    """One sentence for each recorded migration, and for each recorded migration line, that this
-    version of riverpy does not have."""
+    """One sentence for each migration or migration line that the database has recorded, but that
+    this version of riverpy does not know."""
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationStatus:
-    """One migration of a migration line, and its state in a database."""
+    """One migration, and whether it is applied in a database."""
 
     version: int
     name: str | None
-    """The name of the migration. None: this version of riverpy does not have the migration."""
+    """The name of the migration. None: this version of riverpy does not know the migration."""
 
     applied_at: datetime | None
-    """The time at which the version was applied. None: not applied."""
+    """The time at which the migration was applied. None: it is not applied."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValidateResult:
-    """Whether a database has every migration of this version of riverpy."""
+    """The result of `validate`: whether a database has every migration of one migration line."""
 
     ok: bool
     missing: Sequence[int]
@@ -118,28 +118,28 @@ class ValidateResult:
 
     messages: Sequence[str]
     """One sentence for each problem, and for each migration or migration line in the database that
-    this riverpy does not have."""
+    this version of riverpy does not know."""
 
 
 class Migrator:
     """Applies and undoes the migrations of one migration line (a series of migrations) in one
     schema.
 
-    Each migration runs in its own transaction, together with its row in `river_migration`. After
-    an interruption the next run continues. Several migrators may run at once: a lock lets one at
-    a time run a migration.
+    Each migration runs in its own transaction, which also writes the migration's row in
+    `river_migration`. So an interrupted run can be repeated. Several migrators may run at the same
+    time, because each takes a lock before it runs a migration.
 
     Args:
-        database: a URL, an asyncpg pool, or an asyncpg connection that is in no transaction. None
-            means the `PG*` variables.
+        database: a URL, an asyncpg pool, or an asyncpg connection that is in no transaction. None:
+            the environment variables `PG…` of PostgreSQL.
         schema: the schema of River's tables, which must exist. None means the first schema of the
             search path.
         line: the migration line: `main` for River's tables, `riverpy` for riverpy's own tables. See
             `migrate_all` for both.
-        lock_timeout: how long a statement waits for a table that another transaction has locked.
-            Until then, new statements of workers on this table wait too. 1 ms to 24 days.
-        statement_timeout: how long one statement of a migration may run, and how long to wait for
-            another migrator's step. 1 ms to 24 days.
+        lock_timeout: how long a migration waits for a table that another transaction has locked.
+            During this wait, new statements of workers on this table wait too. 1 ms to 24 days.
+        statement_timeout: how long one statement of a migration may run. Also how long to wait
+            while another migrator runs a migration. 1 ms to 24 days.
 
     Raises:
         ConfigError: the name of the schema is not allowed, the migration line is unknown, or a
@@ -181,16 +181,15 @@ class Migrator:
         """Apply the missing migrations.
 
         Args:
-            target: the last version to apply. None means the newest. If the version is already
-                applied, nothing is done.
-            max_steps: the largest number of migrations to apply. None means no limit.
-            dry_run: change nothing, only return what would be done.
+            target: the last version to apply. None: the newest. If it is already applied, nothing
+                is done.
+            max_steps: the maximum number of migrations to apply. None: no limit.
+            dry_run: change nothing, and only return the migrations that would be applied.
 
         Raises:
             MigrationError: the connection is in a transaction, the target is unknown, River's
                 tables exist but no migration is recorded, a version below an applied one is not
-                recorded, or a step failed. The steps before the failed one are applied and
-                recorded.
+                recorded, or a migration failed. The migrations before the failed one stay applied.
             SchemaMissingError: the schema does not exist.
             ServerVersionError: PostgreSQL is older than 13.
             OSError, TimeoutError, asyncpg.PostgresError: the database cannot be reached.
@@ -200,18 +199,20 @@ class Migrator:
     async def down(
         self, *, target: int | None = None, max_steps: int | None = None, dry_run: bool = False
     ) -> MigrateResult:
-        """Undo one migration, or all migrations above a target. This drops tables with their jobs.
+        """Undo the newest migration, or all migrations above a target. This can drop tables with
+        their jobs.
 
         Args:
             target: the newest version that stays applied. 0 removes everything.
-            max_steps: the largest number of migrations to undo. None means one step, or, with a
-                target, no limit.
-            dry_run: change nothing, only return what would be done.
+            max_steps: the maximum number of migrations to undo. None: one migration without a
+                target, and no limit with a target.
+            dry_run: change nothing, and only return the migrations that would be undone.
 
         Raises:
             MigrationError: the connection is in a transaction, the target is not applied, River's
-                tables exist but no migration is recorded, an applied version is newer than this
-                riverpy, or a step failed. The steps before the failed one are undone and recorded.
+                tables exist but no migration is recorded, this riverpy does not know an applied
+                version, or a migration failed. The migrations that were undone before the failed
+                one stay undone.
             SchemaMissingError, ServerVersionError, OSError, TimeoutError, asyncpg.PostgresError: as
                 `up`.
         """
@@ -220,8 +221,8 @@ class Migrator:
         return await self._run_migrations(Direction.DOWN, target, max_steps, dry_run=dry_run)
 
     async def list(self) -> Sequence[MigrationStatus]:
-        """Return the versions of the migration line, lowest first, with the times when they were
-        applied.
+        """Return the migrations of the migration line, lowest version first, with the times at
+        which they were applied.
 
         Raises:
             MigrationError: River's tables exist but no migration is recorded.
@@ -243,8 +244,8 @@ class Migrator:
         ]
 
     async def validate(self, *, target: int | None = None) -> ValidateResult:
-        """Check that all versions are applied, or all versions up to a target. This changes
-        nothing.
+        """Check that all migrations are applied, or all migrations up to the version `target`. This
+        changes nothing.
 
         Raises:
             MigrationError: the target is unknown.
@@ -285,14 +286,15 @@ class Migrator:
         direction: Direction = Direction.UP,
         schema: str | None = None,
     ) -> str:
-        """Return the SQL of migrations, to run them with another tool. This needs no database.
+        """Return the SQL text of migrations, to run it with another tool. This needs no database.
 
         Args:
             line: `main` for River's tables, `riverpy` for riverpy's own tables.
-            versions: the versions, which are returned in the order in which they must run. None
-                means all.
-            direction: up or down.
-            schema: the schema of all names. None means the search path.
+            versions: the versions to return, in any order. None: all. The text has them in the
+                order in which they must run.
+            direction: whether to return the SQL that applies the migrations, or that undoes them.
+            schema: the schema of the tables, written before each name. None: the search path
+                decides.
 
         Raises:
             ConfigError: the migration line is unknown or the name of the schema is not allowed.
@@ -317,9 +319,9 @@ class Migrator:
         """Return one SQL statement for each migration, to run them with another tool, such as
         Alembic. This needs no database.
 
-        A statement changes nothing if its version is applied already, or undone already. It is
-        atomic without a transaction around it. Commit after each statement. A statement waits at
-        most 4 s for a table that another transaction has locked.
+        Each statement is atomic, and changes nothing if its migration is already applied (or
+        undone). Commit after each statement. A statement waits at most 4 s for a table that another
+        transaction has locked.
 
         Args, Raises: as `sql`.
         """
@@ -366,8 +368,8 @@ class Migrator:
         return MigrateResult(self._migration_line, state.schema, steps, notices)
 
     def _check_migration_line_column(self, state: SchemaState, *, dry_run: bool) -> list[str]:
-        """Raise MigrationError if `river_migration` has no column `line`, and this migration line
-        needs it. In a dry run return a notice instead."""
+        """Raise MigrationError if this migration line needs the column `line` of `river_migration`
+        and the column does not exist. In a dry run, return a notice instead."""
         if self._migration_line == MAIN_MIGRATION_LINE or state.has_migration_line_column:
             return []
         needed = f"version {LINE_COLUMN_MIGRATION} of line {MAIN_MIGRATION_LINE!r}"
@@ -457,12 +459,12 @@ async def migrate_all(
     The arguments are those of `Migrator` and `Migrator.up`.
 
     Returns:
-        The result for each migration line, in this order.
+        The result of `main` and the result of `riverpy`.
 
     Raises:
         ConfigError, TypeError: as `Migrator`. MigrationError, SchemaMissingError,
             ServerVersionError, OSError, TimeoutError, asyncpg.PostgresError: as `Migrator.up`. If
-            migration line `riverpy` fails, the migrations of `main` stay applied.
+            a migration of `riverpy` fails, the migrations of `main` stay applied.
     """
     return [
         await Migrator(
@@ -477,10 +479,10 @@ async def migrate_all(
 
 
 def is_riverpy_table(name: str | None) -> bool:
-    """Whether River or riverpy, in this or an older version, has a table with this name.
+    """Return whether River or riverpy, in this or an older version, creates a table with this name.
 
-    This is for tools that compare the tables of a database with the models of a program, such as
-    Alembic.
+    Use it in tools that compare the tables of a database with the models of a program, such as
+    Alembic, so that they ignore these tables.
     """
     return name in _list_created_tables()
 
@@ -498,8 +500,8 @@ def _list_created_tables() -> frozenset[str]:
 def _list_migrations_with_sql(
     line: str, versions: Sequence[int] | None, direction: Direction, schema: str | None
 ) -> list[tuple[Migration, str]]:
-    """Return migrations in the order in which they must run, each with its SQL and the statement
-    that records it."""
+    """Return migrations with their SQL, in the order in which they must run. The SQL also writes
+    the migration's row in `river_migration`."""
     if schema is not None:
         validate_schema_name(schema)
     for version in versions or ():

@@ -1,7 +1,7 @@
-"""OpenTelemetryPlugin: spans and metrics of inserts and attempts. They follow OpenTelemetry's
-conventions for messaging.
+"""OpenTelemetryPlugin: creates spans and metrics of inserts and attempts. They follow
+OpenTelemetry's conventions for messaging.
 
-It uses only OpenTelemetry's API. The program sets up the SDK, which exports spans and metrics.
+riverpy uses only OpenTelemetry's API. Your program sets up the SDK, which exports the data.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from riverpy.middleware import InsertInner, WorkInner
 
 METRIC_LABELS_MAX = 1000
-"""The maximum number of kinds, and of queues, in metrics. Further names become `_OTHER`."""
+"""The maximum number of kinds, and of queues, in metrics. All further names become `_OTHER`."""
 KIND_ERROR_TYPES_MAX = 10
-"""The maximum number of error types in the metrics of one kind."""
+"""The maximum number of error types in the metrics of one kind. Further types become `_OTHER`."""
 _OTHER_LABEL = "_OTHER"
 _INSERT_ATTRIBUTES, _CLAIM_ATTRIBUTES, _WORK_ATTRIBUTES = (
     {
@@ -66,14 +66,15 @@ _trace_propagator = TraceContextTextMapPropagator()
 
 class OpenTelemetryPlugin:
     """A plugin that creates spans and metrics: `Config(plugins=[OpenTelemetryPlugin()])`. Put it
-    first in the list, in programs that insert jobs and in programs that work them.
+    first in the list, both in programs that insert jobs and in programs that work them.
 
-    Each insert has a span `insert QUEUE`. The context of this span is stored in the metadata of the
-    jobs (`traceparent` and `tracestate`, as with River in Go). If the metadata already has a
-    context, that context is kept. Each attempt has a span `work QUEUE` with a link to the span of
-    the insert. The attribute `river.job.outcome` is completed, snoozed, cancelled (by its own
-    code), stopped (by a cancel or a stop) or failed. A failed span has the error and the status
-    ERROR. No span has args or tags.
+    Each insert has a span `insert QUEUE`. Its context is stored in the metadata of the jobs
+    (`traceparent` and `tracestate`, as River in Go does), if they have no `traceparent` yet.
+
+    Each attempt has a span `work QUEUE` with a link to the span of the insert. Its attribute
+    `river.job.outcome` is completed, snoozed, cancelled (by the job's own code), stopped (by
+    `job_cancel` or a stop of the client) or failed. The span of a failed attempt has the error and
+    the status ERROR. Spans never contain args or tags.
     """
 
     def __init__(
@@ -86,10 +87,10 @@ class OpenTelemetryPlugin:
         """Create the plugin.
 
         Args:
-            tracer_provider: the provider of the tracer. Default: the global one.
-            meter_provider: the provider of the meter. Default: the global one.
-            parent: make the span of an attempt a child of the insert's span, in the same trace.
-                Default False: each attempt starts a new trace.
+            tracer_provider: creates the tracer. Default: OpenTelemetry's global provider.
+            meter_provider: creates the meter. Default: OpenTelemetry's global provider.
+            parent: whether the span of an attempt is a child of the insert's span, in the same
+                trace. Default False: each attempt starts a new trace.
         """
         self._should_make_child_spans = parent
         self._start_span = partial(
@@ -126,12 +127,12 @@ class OpenTelemetryPlugin:
         self._queue_labels = _LabelLimiter(METRIC_LABELS_MAX)
         self._kind_labels = _LabelLimiter(METRIC_LABELS_MAX)
         self._error_labels_by_kind: dict[str, _LabelLimiter] = {}
-        """The types of errors by job kind. The key `""` has the types of insert errors."""
+        """The error types in metrics, by job kind. The key `""` is for errors of inserts."""
 
     async def insert_many(
         self, params: Sequence[JobInsertParams], do_inner: InsertInner, /
     ) -> None:
-        """Create the span of an insert."""
+        """Insert the jobs in a new span, and record the metrics of the insert."""
         queues = list(dict.fromkeys(job.queue for job in params))
         kinds = sorted({job.kind for job in params})
         attributes: dict[str, AttributeValue] = {**_INSERT_ATTRIBUTES, "river.job.kinds": kinds}
@@ -163,7 +164,7 @@ class OpenTelemetryPlugin:
                 error = None  # the traceback of the error would keep this frame alive
 
     async def work(self, job: Job[Any], do_inner: WorkInner, /) -> None:
-        """Create the span of an attempt."""
+        """Run the attempt in a new span, and record the metrics of the attempt."""
         insert_context = _trace_propagator.extract(
             _select_string_values(job.metadata), context=Context()
         )
@@ -212,8 +213,11 @@ class OpenTelemetryPlugin:
         seconds: float,
         error: BaseException | None,
     ) -> None:
-        """Record an insert. After an error `inserted_jobs` has all jobs. `queues` has the queues of
-        all jobs, including duplicates."""
+        """Record the metrics of an insert.
+
+        `inserted_jobs` does not contain duplicates, except after an error: then it contains all
+        jobs. `queues` has the queues of all jobs.
+        """
         attributes: dict[str, AttributeValue] = dict(_INSERT_ATTRIBUTES)
         if error is not None:
             attributes[_ERROR_TYPE_KEY] = self._limit_error_type("", error)
@@ -275,7 +279,8 @@ def _get_type_name(error: BaseException) -> str:
 
 
 class _LabelLimiter:
-    """Limits the number of names in metrics, because users may choose any number of them."""
+    """Returns the labels for names in metrics. After `maximum` different names it returns `_OTHER`
+    for new names, because too many labels make metrics expensive."""
 
     def __init__(self, maximum: int) -> None:
         self._labels_max = maximum

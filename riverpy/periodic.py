@@ -24,7 +24,7 @@ from riverpy.schedules import NeverSchedule, PeriodicSchedule, format_schedule, 
 MissedPolicy: TypeAlias = Literal["skip", "one", "all"]
 RunOnStart: TypeAlias = Literal["never", "first_registration", "each_term"]
 ConstructorResult: TypeAlias = JobArgs | RawArgs | tuple[JobArgs | RawArgs, InsertOpts]
-"""The job for one time of a schedule: args, or args with options."""
+"""The job that a constructor returns for one run: its args, or a pair of its args and options."""
 _ASYNC_OR_GENERATOR_CHECKS = (
     inspect.iscoroutinefunction,
     inspect.isgeneratorfunction,
@@ -33,7 +33,7 @@ _ASYNC_OR_GENERATOR_CHECKS = (
 
 
 class PeriodicJob:
-    """One kind of job that the leader inserts on a schedule."""
+    """A schedule and the job that the leader inserts each time the schedule is due."""
 
     def __init__(
         self,
@@ -48,19 +48,19 @@ class PeriodicJob:
 
         Args:
             schedule: `every(…)`, `cron(…)`, `never()`, or your own object with a method `next`.
-            constructor: the args of every job; or a plain function without arguments that is called
-                for each run. It returns args, a pair of args and InsertOpts, or None to insert no
-                job this time.
+            constructor: the args of every job; or a plain function without arguments that riverpy
+                calls for each run. It returns args, a pair of args and InsertOpts, or None to
+                insert no job this time.
             id: identifies the periodic job in the database: 2 to 127 letters, digits and
                 `-[]<>/.·:+_`. The state stored under this id is kept when the leader changes.
                 Default: the kind or the function's name, with eight hexadecimal digits of a hash of
-                the schedule. Set an id if the schedule may change later.
+                it and the schedule. Set an id if the schedule may change later.
             run_on_start: when to insert an additional job. "each_term" (or True): each time that a
                 client becomes leader. "first_registration": when the id is new to the database.
                 Default "never" (or False).
-            missed: what to insert for runs that were due while there was no leader: "one" job for
-                all of them (the default); "skip": no job for a run that is more than 30 seconds
-                late; "all": a job for each of the newest 1,000.
+            missed: what to insert for runs that were due while there was no leader. "one" (the
+                default): one job for all of them. "skip": no job for runs that are more than 30
+                seconds late. "all": a job for each run, but only for the newest 1,000.
 
         Raises:
             ConfigError: a value is not allowed, or the schedule has no time in the future.
@@ -96,8 +96,8 @@ class PeriodicJob:
 
     @property
     def kind(self) -> str | None:
-        """The kind of the jobs: the kind of the args, or of the return annotation of the
-        constructor. None: the annotation does not name one kind."""
+        """The kind of the jobs. It is the kind of the args, or of the class in the constructor's
+        return annotation. None: the annotation does not name one args class."""
         source: object = self._constructor
         if callable(self._constructor):
             try:
@@ -108,12 +108,12 @@ class PeriodicJob:
         return kind if isinstance(kind, str) else None
 
     def construct(self) -> tuple[JobArgs | RawArgs, InsertOpts] | None:
-        """Return the args and options of one run; None: no job is inserted this time.
+        """Return the args and options of the job of one run; None: no job is inserted this time.
 
         Raises:
             ConfigError: the constructor returned an awaitable, or a tuple other than a pair of args
                 and InsertOpts.
-            Exception: what the constructor raised.
+            Exception: the error that the constructor raised.
         """
         constructor = self._constructor
         with convert_base_exceptions(f"the constructor of periodic job {self.id!r}"):
@@ -141,7 +141,8 @@ class PeriodicJob:
 
 
 def _check_constructor(job_id: str, constructor: Callable[..., object]) -> None:
-    """Raise ConfigError for a constructor that would fail at each run."""
+    """Raise ConfigError if the constructor would fail at each run: it is async or a generator, or
+    requires arguments."""
     codes = (constructor, type(constructor).__call__)
     if any(test(code) for test in _ASYNC_OR_GENERATOR_CHECKS for code in codes):
         raise ConfigError(_make_constructor_error_text(job_id))
@@ -173,21 +174,24 @@ def _make_default_id(constructor: object, schedule_text: str) -> str:
 
 
 class PeriodicJobs:
-    """The periodic jobs of a client. They may change at any time, in the client's event loop."""
+    """The periodic jobs of a client. Its methods add and remove them, also while the client runs.
+    Call the methods in the client's event loop."""
 
     def __init__(
         self,
         jobs: Iterable[PeriodicJob] = (),
         get_known_kinds: Callable[[], Container[str] | None] = lambda: None,
     ) -> None:
-        """`get_known_kinds` returns the kinds that the client may insert; None: all kinds. `jobs`
-        are not checked, because workers may be registered until the client runs: `check_kinds`
-        checks them."""
+        """Register `jobs`. Their kinds are not checked yet, because workers may be registered until
+        the client runs: `check_kinds` checks them.
+
+        `get_known_kinds` returns the kinds that the client may insert; None: all kinds.
+        """
         self._jobs: dict[str, PeriodicJob] = {}
         self._get_known_kinds: Callable[[], Container[str] | None] = lambda: None
         self.wake: Callable[[], None] = lambda: None
-        """Called after jobs were added. The service that inserts periodic jobs sets this
-        callback."""
+        """A callback that is called after periodic jobs were added. The service that inserts
+        periodic jobs sets it."""
         self.add_many(jobs)
         self._get_known_kinds = get_known_kinds
 
@@ -196,15 +200,15 @@ class PeriodicJobs:
 
         Raises:
             ConfigError: another periodic job has this id.
-            UnknownJobKindError: the client cannot insert the kind of the job, because it has no
-                worker for it. This is checked if the args, or the return annotation of the
-                constructor, name the kind.
+            UnknownJobKindError: the client may not insert jobs of this kind, because it has no
+                worker for the kind. This is checked only if `PeriodicJob.kind` is not None.
         """
         (job_id,) = self.add_many([job])
         return job_id
 
     def add_many(self, jobs: Iterable[PeriodicJob]) -> list[str]:
-        """Register all periodic jobs, or none after an error. Returns the ids.
+        """Register several periodic jobs. After an error none of them is registered. Returns their
+        ids.
 
         Raises:
             ConfigError: two periodic jobs have the same id.
@@ -233,7 +237,8 @@ class PeriodicJobs:
         return list(added)
 
     def check_kinds(self) -> None:
-        """Raise UnknownJobKindError if the client cannot insert the kind of a periodic job."""
+        """Raise UnknownJobKindError if the client may not insert the kind of one of its periodic
+        jobs."""
         for job in self:
             self._check_kind(job)
 
@@ -243,7 +248,7 @@ class PeriodicJobs:
             raise UnknownJobKindError(kind)
 
     def get(self, job_id: str) -> PeriodicJob | None:
-        """Return the periodic job with this id, if there is one."""
+        """Return the periodic job with this id, or None."""
         return self._jobs.get(job_id)
 
     def remove(self, job_id: str) -> bool:
@@ -255,11 +260,11 @@ class PeriodicJobs:
         return self._jobs.pop(job_id, None) is not None
 
     def remove_many(self, job_ids: Iterable[str]) -> list[str]:
-        """Remove these periodic jobs, as `remove` does. Ids that are not there are ignored. Returns
-        the ids of the removed periodic jobs.
+        """Remove several periodic jobs, as `remove` does. Unknown ids are ignored. Returns the ids
+        of the removed periodic jobs.
 
         Raises:
-            ConfigError: `job_ids` is a single text.
+            ConfigError: `job_ids` is a string instead of a list.
         """
         if isinstance(job_ids, str):
             raise ConfigError(f"remove_many takes a list of ids, got {job_ids!r}: use remove")
@@ -292,16 +297,16 @@ class PeriodicJobState(msgspec.Struct, frozen=True, kw_only=True):
     paused_at: datetime | None
     """The time at which the periodic job was paused; None: it is not paused."""
     run_requested_at: datetime | None
-    """The time of the call of `periodic_run` whose job the leader has not inserted yet; None: there
-    is no such call."""
+    """The time of the last call of `periodic_run`, if the leader has not inserted its job yet.
+    None: no call waits for the leader."""
 
 
 class PeriodicJobsStart(msgspec.Struct, frozen=True, kw_only=True):
     """The argument of the hook `periodic_jobs_start`."""
 
     jobs: PeriodicJobs
-    """The client's periodic jobs. The hook may add and remove periodic jobs. The changes remain
-    when this client is not the leader any more."""
+    """The client's periodic jobs. The hook may add and remove periodic jobs. The client keeps these
+    changes when it is no longer the leader."""
     states: Mapping[str, PeriodicJobState]
-    """The stored states of all periodic jobs of the client's leader domain, by id. This includes
-    periodic jobs that the client does not have."""
+    """The stored states of all periodic jobs of the client's leader domain, by id. Some of them may
+    not be registered in this client."""

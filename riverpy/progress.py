@@ -1,4 +1,4 @@
-"""JobProgress: how far a job has come, as the job has reported it."""
+"""JobProgress: how much of its work a job has done, as reported by the job."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from riverpy.errors import ArgsError
 PROGRESS_METADATA_KEY = "riverpy:progress"
 """The metadata key of the progress of a job."""
 PROGRESS_TEXT_LENGTH_MAX = 1_000
-"""The maximum number of characters of the text of a progress. A longer text is cut."""
+"""The maximum number of characters of `JobProgress.text`. A longer text is cut."""
 PROGRESS_NUMBER_MAX = 2**63 - 1
-"""The maximum of the numbers of a progress."""
+"""The maximum of `JobProgress.done` and `JobProgress.total`."""
 _REFUSED_CHARACTER_PATTERN = re.compile("[\0\ud800-\udfff]")
 """NUL and lone surrogates, which PostgreSQL refuses."""
 
 
 class JobProgress(msgspec.Struct, frozen=True):
-    """How far a job has come, as it has reported with `job.progress`."""
+    """How much of its work a job has done. The job reports it with `job.progress`."""
 
     done: int | float
-    """How much is done, in a unit of the job's choice."""
+    """The amount of work that is done, in a unit that the job chooses."""
     total: int | float | None = None
-    """How much there is to do, in the same unit; None: unknown."""
+    """The amount of work of the whole job, in the same unit; None: unknown."""
     text: str | None = None
     """What the job does now."""
     at: datetime | None = None
@@ -46,8 +46,10 @@ class JobProgress(msgspec.Struct, frozen=True):
 
 
 def make_progress(done: object, total: object, text: object) -> JobProgress | None:
-    """Return a progress with the time now. Values that a job may have computed never raise, because
-    a report must not fail its job: see `Job.progress`. None: `done` is not finite.
+    """Return a progress with the current time, or None if `done` is not finite.
+
+    A computed number or text never raises an error, because a report of progress must not make its
+    job fail. `Job.progress` says how such values are changed.
 
     Raises:
         ArgsError: a value has a wrong type.
@@ -66,7 +68,7 @@ def make_progress(done: object, total: object, text: object) -> JobProgress | No
 
 
 def _convert_number(name: str, value: object) -> int | float | None:
-    """Return a number from 0 to `PROGRESS_NUMBER_MAX`; None: the value is not finite."""
+    """Return the value as a number from 0 to `PROGRESS_NUMBER_MAX`, or None if it is not finite."""
     if isinstance(value, bool) or not isinstance(value, Real | Decimal):
         raise ArgsError(f"progress: {name} must be a number, got {type(value).__name__}")
     if isinstance(value, Integral):
@@ -79,8 +81,8 @@ def _convert_number(name: str, value: object) -> int | float | None:
 
 
 def decode_progress(metadata_text: str) -> JobProgress | None:
-    """Return the progress in the metadata of a job, given as JSON text; None: there is none, or it
-    has an unexpected form."""
+    """Return the progress that a job's metadata contain. Return None if there is none, or if it has
+    an unexpected form."""
     if PROGRESS_METADATA_KEY not in metadata_text:
         return None
     try:

@@ -18,5 +18,5 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     paused_at: datetime | None
     """The time at which the queue was paused; None: the queue is not paused."""
     updated_at: datetime
-    """The last time at which a client that works the queue updated the row, or the queue was
-    paused, resumed or given other metadata."""
+    """The time of the last change of the row. A client that works the queue updates it regularly.
+    It is also updated when the queue is paused, resumed or gets other metadata."""

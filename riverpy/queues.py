@@ -1,4 +1,4 @@
-"""ClientQueues: the queues that a client works. They may change while the client runs."""
+"""ClientQueues: adds, removes and resizes the queues that a client works, also while it runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class QueueRemoval(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of `ClientQueues.remove`. The client claims no more jobs of the queue."""
+    """The result of `ClientQueues.remove`: which jobs of the queue had not ended."""
 
     queue: str
     """The name of the queue."""
@@ -30,7 +30,7 @@ class QueueRemoval(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all jobs of the queue ended, and all results were stored, before the timeout."""
+        """Whether all jobs of the queue ended and all results were stored before the timeout."""
         return not self.running_job_ids and not self.unstored
 
 
@@ -44,21 +44,23 @@ class RunningQueueManager(Protocol):
     async def remove_queue(
         self, name: str, timeout: timedelta | UnsetType | None
     ) -> tuple[tuple[int, ...], int]:
-        """Stop working a queue, and wait for its jobs. UNSET: the default timeout. Return the
-        ids of the jobs that still run, and the number of results that are not stored."""
+        """Stop working a queue, and wait until its running jobs have ended.
+
+        Return the ids of the jobs that still run at the timeout, and the number of results that are
+        not stored. If `timeout` is UNSET, the default timeout is used."""
         ...
 
     def resize_queue(self, name: str, config: QueueConfig) -> None:
-        """Change the number of slots."""
+        """Change the number of slots of a queue to the number in `config`."""
         ...
 
 
 class ClientQueues(Mapping[str, QueueConfig]):
-    """The queues that a client works: a mapping of names to settings. Use it in the client's event
-    loop.
+    """The queues that a client works, as a mapping of queue names to settings. Use it only in the
+    client's event loop.
 
-    The methods change a running client at once. If the client does not run, they change what its
-    next run works.
+    The methods change a running client at once. If the client does not run, they change the queues
+    of its next run.
     """
 
     def __init__(
@@ -67,7 +69,13 @@ class ClientQueues(Mapping[str, QueueConfig]):
         *,
         has_workers: bool,
     ) -> None:
-        """`get_running` returns the queues of the client's run; None: the client does not run."""
+        """Create the mapping without queues.
+
+        Args:
+            get_running: returns the object that changes the running client; None: the client does
+                not run.
+            has_workers: whether the client has workers. Without workers it can have no queues.
+        """
         self._get_running_queues = get_running
         self._has_workers = has_workers
         self.configs: dict[str, QueueConfig] = {}
@@ -86,7 +94,7 @@ class ClientQueues(Mapping[str, QueueConfig]):
         return f"ClientQueues({self.configs!r})"
 
     def replace_all(self, queues: Mapping[str, QueueConfig]) -> None:
-        """Set all queues of a client that does not run.
+        """Replace all queues of a client that does not run.
 
         Raises:
             ConfigError: a name or a value is not allowed, or the client has no workers.
@@ -97,16 +105,17 @@ class ClientQueues(Mapping[str, QueueConfig]):
         self.configs.update(configs)
 
     async def add(self, name: str, config: QueueConfig | None = None) -> None:
-        """Add a queue. A running client claims its jobs when this method returns. A client of a
-        leader domain claims the queue for its domain first.
+        """Add a queue. If the client runs, it claims jobs of the queue when this method returns.
+
+        If the client belongs to a leader domain, it first claims the queue for this domain.
 
         Args:
             name: the name of the queue.
             config: its settings. Default: `QueueConfig()`, with 100 slots.
 
         Raises:
-            QueueAlreadyAddedError: the client works this queue, or a removal of this queue waits
-                for its jobs.
+            QueueAlreadyAddedError: the client works this queue, or `remove` still waits for its
+                running jobs.
             ConfigError: the name or a value is not allowed, or the client has no workers.
             DomainConflictError: the queue belongs to another leader domain, and
                 `Config.on_domain_conflict` makes this an error.
@@ -126,12 +135,14 @@ class ClientQueues(Mapping[str, QueueConfig]):
     async def remove(
         self, name: str, *, timeout: timedelta | UnsetType | None = UNSET
     ) -> QueueRemoval:
-        """Remove a queue. A running client claims no more jobs of the queue, and its running jobs
-        may end. Other clients still work the queue, and its row in `river_queue` stays.
+        """Remove a queue, and wait until its running jobs have ended and their results are stored.
 
-        The method waits until these jobs have ended and their results are stored. After the timeout
-        the queue is removed too. Its jobs keep running, and the result names them. The same is true
-        if the call is cancelled. A job that removes its own queue does not wait for itself.
+        The client claims no more jobs of this queue. Other clients still work the queue, and its
+        row in `river_queue` stays.
+
+        If jobs still run at the timeout, the queue is removed, the jobs keep running, and the
+        result contains their ids. If this call is cancelled, the queue is removed and its jobs keep
+        running too. A job that removes its own queue does not wait for itself.
 
         Args:
             name: the name of the queue.
@@ -154,10 +165,11 @@ class ClientQueues(Mapping[str, QueueConfig]):
         return QueueRemoval(queue=name, running_job_ids=job_ids, unstored=unstored)
 
     async def resize(self, name: str, max_workers: int) -> None:
-        """Change the number of slots of a queue: how many of its jobs run at a time.
+        """Change the number of slots of a queue, i.e. how many of its jobs this client runs at the
+        same time.
 
-        If there are fewer slots than running jobs, the client claims the next job when enough jobs
-        have ended. Running jobs are not cancelled.
+        Running jobs are not cancelled. If there are more running jobs than slots, the client claims
+        the next job when enough jobs have ended.
 
         Args:
             name: the name of the queue.

@@ -1,5 +1,5 @@
-"""RetryPolicy: the delay before a retry. ErrorHandler and JobStuckHandler: handlers of attempts
-that fail or do not end."""
+"""RetryPolicy chooses the delay before a retry. ErrorHandler and JobStuckHandler are called for
+attempts that fail, and for jobs that do not end."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 RETRY_DELAY_MAX = timedelta(microseconds=9_223_372_036_854_775)
 """The longest delay, about 292 years: 2^63 - 1 ns as in River, rounded down to a microsecond."""
 _MAX_DELAY_ERROR_COUNT = 310
-"""From this number of errors on, the delay is `RETRY_DELAY_MAX`, without jitter."""
+"""From this number of errors on, the delay is always `RETRY_DELAY_MAX`, without jitter."""
 
 
 class RetryPolicy(Protocol):
     """Chooses how long a job waits after a failed attempt."""
 
     def next_retry(self, job: JobRow, /) -> timedelta:
-        """Return the delay from now to the retry. `job` is the claimed row, without the error of
-        this attempt."""
+        """Return the delay from now to the next attempt. `job` is the row as it was claimed, so
+        `job.errors` does not contain the error of this attempt."""
         ...
 
 
 class DefaultRetryPolicy:
-    """Computes the delay as River does: n^4 seconds, plus or minus up to 10 %. n is the number of
-    errors, including the current one.
+    """Computes the same delay as River: n^4 seconds, plus or minus up to 10 %. n is the number of
+    errors of the job, including the current one.
 
     The delays are 1 s, 16 s, 81 s, 256 s, … and 92 hours after the 24th error. Snoozes and
     interruptions do not count as errors.
     """
 
     def next_retry(self, job: JobRow, /) -> timedelta:
-        """Return the delay from now."""
+        """Return the delay from now to the next attempt."""
         errors = job.error_count + 1
         if errors >= _MAX_DELAY_ERROR_COUNT:
             return RETRY_DELAY_MAX
@@ -52,11 +52,11 @@ class DefaultRetryPolicy:
 def choose_retry_delay(
     job: Job[Any], worker: RegisteredWorker | None, policy: RetryPolicy, log: RateLimitedLog
 ) -> timedelta:
-    """Return how long a job waits after a failed attempt: the delay that its worker returns or, if
-    the worker returns None, the delay of the client's retry policy.
+    """Return how long a job waits after a failed attempt.
 
-    If the worker or the policy raises or returns a negative delay, the problem is logged, and the
-    delay of `DefaultRetryPolicy` is returned.
+    The method `next_retry` of its worker decides. If the worker has no such method, or the method
+    returns None, the client's retry policy decides. If the worker or the policy raises an error or
+    returns a negative delay, a warning is logged and `DefaultRetryPolicy` decides.
     """
     try:
         delay = (
@@ -98,18 +98,20 @@ class StuckJob(msgspec.Struct, frozen=True):
     kind: str
     queue: str
     running: timedelta
-    """The time for which the attempt has been running."""
+    """How long the attempt has been running."""
     total: int
     """The number of stuck jobs of this client, including this one."""
 
 
 class JobStuckHandler(Protocol):
-    """A handler that is called once for each stuck job."""
+    """A handler that is called once for each stuck job, i.e. a job that keeps running after its
+    cancellation."""
 
     def handle_stuck(self, job: StuckJob, /) -> bool:
-        """Handle a stuck job, in the event loop. Return True to give the slot of the stuck job to
-        another job. Then more than `max_workers` jobs may run until the stuck job ends.
+        """Handle a stuck job. This method runs in the event loop, so it must not block.
 
-        An error of the handler is logged and counts as False.
+        Return True to let another job use the slot of the stuck job. Then more than `max_workers`
+        jobs may run until the stuck job ends. An error of the handler is logged and counts as
+        False.
         """
         ...

@@ -1,4 +1,4 @@
-"""Schedules: compute the times at which periodic jobs are due."""
+"""The schedules of periodic jobs. They compute the times at which periodic jobs are due."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ _RIVER_CLOCK_CHANGES_SUFFIX = " clock_changes=river"
 
 
 class PeriodicSchedule(Protocol):
-    """Computes the times at which a periodic job is due. The result of `next` must depend only on
-    `after`, so that all processes compute the same times."""
+    """Computes the times at which a periodic job is due.
+
+    The result of `next` must depend only on `after`, so that all processes compute the same times.
+    """
 
     def next(self, after: datetime, /) -> datetime | None:
         """Return the first due time after `after` (aware, UTC); None: there is no such time."""
@@ -41,14 +43,15 @@ class PeriodicSchedule(Protocol):
 
 
 class IntervalSchedule:
-    """A schedule with a fixed interval. The text of the schedule is, for example, `every 1h30m`.
+    """A schedule with a fixed interval. Its text is, for example, `every 1h30m`.
 
-    The schedule of a cron expression `@every DURATION` has times in whole seconds. The text of such
-    a schedule is, for example, `cron @every 1h30m UTC`.
+    A cron expression `@every DURATION` has such a schedule too. Then its times are whole seconds,
+    and its text is, for example, `cron @every 1h30m UTC`.
     """
 
     def __init__(self, interval: timedelta, expression: str | None = None) -> None:
-        """Create a schedule; see `every`, or `cron` for an expression."""
+        """Create the schedule of `every(interval)`, or of `cron(expression)` if there is an
+        expression."""
         if not isinstance(interval, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"interval must be a timedelta, got {type(interval).__name__}")
         is_in_range = SCHEDULE_INTERVAL_MIN <= interval <= SCHEDULE_INTERVAL_MAX
@@ -78,7 +81,7 @@ class NeverSchedule:
     """A schedule that is never due. Its text is `never`."""
 
     def next(self, after: datetime, /) -> datetime | None:
-        """Return None."""
+        """Return None: there is no due time."""
         return None
 
     def __str__(self) -> str:
@@ -86,19 +89,21 @@ class NeverSchedule:
 
 
 class CronSchedule:
-    """A schedule that is due when the local time of a time zone matches a cron expression. The text
-    of the schedule is, for example, `cron 0 9 * * MON Europe/Berlin`.
+    """A schedule that is due when the local time of a time zone matches a cron expression. Its text
+    is, for example, `cron 0 9 * * MON Europe/Berlin`.
 
     An expression has fixed times if neither its minute nor its hour begins with `*` or `?`. If
     clocks go forward and skip a fixed time, the schedule is due at the first instant after the gap.
-    If clocks go back and a fixed time occurs twice, the schedule is due only the first time. Any
-    other expression is due at each instant whose local time matches. So an hourly expression is due
-    once in each elapsed hour. With `clock_changes="river"`, expressions with fixed times follow
-    this rule too.
+    If clocks go back and a fixed time occurs twice, the schedule is due only the first time.
+
+    Any other expression is due at each instant whose local time matches. For example, an hourly
+    expression is due once in each elapsed hour. With `clock_changes="river"`, an expression with
+    fixed times is due at each such instant too.
     """
 
     def __init__(self, expression: str, timezone: str, clock_changes: ClockChangePolicy) -> None:
-        """Create a schedule; see `cron`. `expression` must not contain a time zone."""
+        """Create the schedule. Its parameters are those of `cron`, but `expression` must not
+        contain a time zone."""
         self.timezone, self.zone = timezone, find_time_zone(timezone)
         fields = split_cron_fields(expression)
         self.expression = " ".join(fields).upper()
@@ -179,8 +184,8 @@ class CronSchedule:
 
 
 def every(interval: timedelta) -> IntervalSchedule:
-    """Return a schedule with a fixed interval. Its first time is one interval after the periodic
-    job was registered.
+    """Return a schedule with a fixed interval. The periodic job is first due one interval after its
+    registration.
 
     Args:
         interval: at least 1 millisecond, in whole milliseconds.
@@ -206,16 +211,18 @@ def cron(
         expression: minute, hour, day of the month, month and day of the week, as in
             `30 9 * * MON-FRI`; or @hourly, @daily, @midnight, @weekly, @monthly, @yearly,
             @annually; or `@every 1h30m`, an interval in whole seconds. If both day fields are
-            restricted, a day matches if one of them matches. `*` and `?` do not restrict a field,
-            `*/2` does. `CRON_TZ=Europe/Berlin ` may precede the expression instead of `timezone`.
+            restricted, a day matches if one of them matches. A field is restricted if it is neither
+            `*` nor `?` (`*/2` is restricted). The prefix `CRON_TZ=Europe/Berlin ` sets the time
+            zone, as `timezone` does.
         timezone: the name of a time zone, such as `Europe/Berlin`. Default UTC.
-        clock_changes: what happens to fixed times when clocks change. "once" (the default): a
-            skipped time is due at the first instant after the gap, a repeated time is due the first
-            time only. "river": a skipped time is not due on that day, a repeated time is due twice.
+        clock_changes: what happens to fixed times (see `CronSchedule`) when clocks change. "once"
+            (the default): a skipped time is due at the first instant after the gap, a repeated time
+            is due the first time only. "river": a skipped time is not due on that day, a repeated
+            time is due twice.
 
     Raises:
-        ConfigError: the expression or the time zone is not valid, no date matches, or the time zone
-            is given twice.
+        ConfigError: the expression or the time zone is not valid, no date matches, or both
+            `timezone` and the prefix `CRON_TZ=` are set.
     """
     named, expression = split_time_zone(expression)
     if named is not None and timezone is not None:
@@ -230,8 +237,8 @@ def cron(
 
 
 def parse_schedule(text: str) -> PeriodicSchedule | None:
-    """Return the schedule with this text; None: the schedule is an object of a user's
-    class.
+    """Return the schedule that has this text. Return None if it is the text of a schedule that a
+    user's class implements.
 
     Raises:
         ConfigError: this version of riverpy cannot read the text, or this machine lacks its time
@@ -255,19 +262,19 @@ def parse_schedule(text: str) -> PeriodicSchedule | None:
 
 
 def format_schedule(schedule: PeriodicSchedule) -> str:
-    """Return the text of a schedule, which is stored with its periodic job. Equal schedules have
-    the same text in every process."""
+    """Return the text of a schedule. The database stores it with the periodic job. Equal schedules
+    have the same text in every process."""
     cls = type(schedule)
     has_text = cls.__str__ is not object.__str__ or cls.__repr__ is not object.__repr__
     return str(schedule) if has_text else cls.__qualname__
 
 
 def next_time(schedule: PeriodicSchedule, after: datetime) -> datetime | None:
-    """Return the next time of a schedule in UTC, and check it.
+    """Return the first due time of a schedule after `after`, in UTC; None: there is none.
 
     Raises:
         ConfigError: the schedule returned a naive time, or a time that is not after `after`.
-        Exception: what the schedule raised.
+        Exception: the error that the schedule raised.
     """
     with convert_base_exceptions(format_schedule(schedule)):
         due = cast("object", schedule.next(after))

@@ -38,13 +38,15 @@ _SPAN_STATUS_BY_ENDING: dict[AttemptEnding, str] = {
 
 
 class SentryPlugin:
-    """A plugin that reports failed attempts: `Config(plugins=[SentryPlugin()])`, in addition to
-    `sentry_sdk.init(…)`.
+    """A plugin that reports failed attempts to Sentry: `Config(plugins=[SentryPlugin()])`. The
+    program must also call `sentry_sdk.init(…)`.
 
     Each attempt runs in its own isolation scope of Sentry, with the tags `river.kind`,
     `river.queue` and `river.attempt` and the context `river_job`. Snoozes, cancels and stops are
-    not failures. If tracing is enabled, an attempt is a Sentry transaction `queue.process` that
-    continues the trace of the insert. The metadata of the job has the trace (`sentry-trace`,
+    not reported.
+
+    If tracing is enabled, each attempt is a Sentry transaction `queue.process`, which continues the
+    trace of the insert. The insert stores the trace in the job's metadata (`sentry-trace`,
     `baggage`).
     """
 
@@ -52,17 +54,19 @@ class SentryPlugin:
         """Create the plugin.
 
         Args:
-            final_only: report a failure only if the job is not retried. Default False.
-            include_args: add the args as JSON to the context. Default False. The SDK's option
-                `include_local_variables` decides whether local variables are sent. Local variables
-                of riverpy's code are never sent.
+            final_only: report only failures of the last attempt, after which the job is not
+                retried. Default False.
+            include_args: send the args as JSON in the context `river_job`. Default False. Local
+                variables of your code may contain args too: Sentry's option
+                `include_local_variables` decides whether they are sent. Local variables of
+                riverpy's code are never sent.
         """
         self._final_only, self._include_args = final_only, include_args
 
     async def insert_many(
         self, params: Sequence[JobInsertParams], do_inner: InsertInner, /
     ) -> None:
-        """Create the span of an insert."""
+        """Insert the jobs in a new span, and store the trace in their metadata."""
         queues = sorted({job.queue for job in params})
         name = ", ".join(queues)
         with (
@@ -77,7 +81,7 @@ class SentryPlugin:
             await do_inner()
 
     async def work(self, job: Job[Any], do_inner: WorkInner, /) -> None:
-        """Create the Sentry transaction of an attempt, and report a failure."""
+        """Run the attempt in a new Sentry transaction, and report its error if it fails."""
         with sentry_sdk.isolation_scope() as scope:
             scope.set_tag("river.kind", job.kind)
             scope.set_tag("river.queue", job.queue)
@@ -140,8 +144,8 @@ class SentryPlugin:
 
 @contextmanager
 def _start_trace_if_periodic(params: Sequence[JobInsertParams]) -> Generator[None]:
-    """Start a new trace if the jobs are periodic. Otherwise all periodic jobs of a process would be
-    in one trace."""
+    """Start a new trace if all jobs are periodic. Without it, all periodic jobs of a process would
+    be in the same trace."""
     if not all(_PERIODIC_JOB_ID_METADATA_KEY in job.metadata for job in params):
         yield
         return
@@ -161,7 +165,7 @@ def _get_stored_trace_headers(metadata: dict[str, Any]) -> dict[str, str]:
 
 
 def _make_span_data(job: Job[Any]) -> dict[str, Any]:
-    """Return the data that Sentry shows for queues."""
+    """Return the data of an attempt that Sentry shows on its pages about queues."""
     data: dict[str, Any] = {
         "messaging.system": "river",
         "messaging.destination.name": job.queue,

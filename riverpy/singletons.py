@@ -1,6 +1,8 @@
-"""Singletons: functions that run in only one process at a time, even if several register them. A
-singleton runs under a lease with its name. A leader function runs while its client is the
-leader."""
+"""Singletons and leader functions of a client.
+
+A singleton is a function that runs in only one process at a time, even if several processes
+register it. The process holds a lease with the name of the singleton. A leader function runs while
+its client is the leader."""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ RestartPolicy: TypeAlias = Literal["on_error", "never"]
 
 
 class Singleton(NamedTuple):
-    """A function, and the name of its lease."""
+    """A function that runs in only one process at a time. `name` is also the name of its lease."""
 
     name: str
     fn: SingletonFn
@@ -45,10 +47,10 @@ class Singleton(NamedTuple):
         return not _has_function_type(self.fn, iscoroutinefunction)
 
     def expect_not_awaitable(self, result: object) -> None:
-        """Check that the function has run to its end.
+        """Check the result of a function that ran in a thread.
 
         Raises:
-            TypeError: the result is an awaitable or a generator, which would never run.
+            TypeError: the result is an awaitable or a generator, whose code would never run.
         """
         if not (isawaitable(result) or isasyncgen(result) or isgenerator(result)):
             return
@@ -61,7 +63,7 @@ class Singleton(NamedTuple):
 
 
 class LeaderFunction(NamedTuple):
-    """A function that runs while its client is the leader, and the function's name for the log."""
+    """A function that runs while its client is the leader. `name` is its name in the log."""
 
     name: str
     fn: LeaderFn
@@ -123,5 +125,5 @@ class SingletonRegistry:
 
 
 def _has_function_type(fn: object, is_type: Callable[[object], bool]) -> bool:
-    """Whether `is_type` is true for a function, or for the `__call__` of an object."""
+    """Return whether `is_type` is true for `fn`, or for the method `__call__` of `fn`."""
     return is_type(fn) or is_type(getattr(fn, "__call__", None))  # noqa: B004 (it is called)

@@ -1,4 +1,4 @@
-"""ClientStats: the current state of a client and the counts of its run."""
+"""ClientStats: the current state of a client, and counts since its start."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Literal
 import msgspec
 
 UNKNOWN_KINDS_LABEL = "(unknown)"
-"""The name under which all kinds without a worker are counted."""
+"""The key in `ClientStats.kinds` for all kinds without a worker."""
 
 
 class Histogram(msgspec.Struct, frozen=True):
-    """The number of values in each interval between bounds."""
+    """A histogram: the number of values in each interval between two bounds."""
 
     bounds: tuple[float, ...]
-    """The bounds in increasing order. A value that equals a bound belongs to the interval below the
-    bound."""
+    """The bounds of the intervals, in increasing order. A value that equals a bound belongs to the
+    interval below the bound."""
     counts: tuple[int, ...]
     """The number of values in each interval. The last number counts the values above all bounds."""
     sum: float
@@ -38,9 +38,10 @@ class Histogram(msgspec.Struct, frozen=True):
         return Histogram(self.bounds, counts, self.sum + other.sum)
 
     def quantile(self, share: float) -> float | None:
-        """Return the lowest bound for which at least the fraction `share` of the values (0.5: half
-        of them) is not above the bound. Infinity: no bound is high enough. None: there are no
-        values."""
+        """Return an estimate of a quantile: the lowest bound that is not below the fraction `share`
+        of the values. For example, with 0.5 at least half of the values are at or below it.
+
+        Infinity: no bound is high enough. None: there are no values."""
         left = share * self.count
         if left <= 0:
             return None
@@ -84,20 +85,21 @@ class QueueStats(msgspec.Struct, frozen=True):
     """The number of jobs that each claim returned."""
     claim_failures: int
     waits: Histogram
-    """Seconds from the time at which a job was due (or inserted, if that was later) to the start of
-    its attempt."""
+    """How long jobs waited, in seconds: from the time at which a job was due (or inserted, if that
+    was later) to the start of its attempt."""
     set_aside: tuple[int, ...] = ()
-    """The ids of up to 1,000 jobs that claims skip, because claiming these jobs fails or takes too
-    long. These jobs are tried again at intervals."""
+    """The ids of up to 1,000 jobs that the client skips, because claiming them failed or took too
+    long. The client tries to claim them again at intervals."""
 
 
 class LeaseLag(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the holder of a lease is behind, as it last reported with `Lease.report_lag`."""
+    """How much work the code under a lease has not done yet. The code reports it with
+    `Lease.report_lag`."""
 
     count: int | None
     """The number of items that are not handled yet; None: not reported."""
     age: float | None
-    """The age of the oldest of these items in seconds, when it was reported; None: not
+    """The age of the oldest of these items at the time of the report, in seconds; None: not
     reported."""
     reported_ago: float
     """Seconds since the report."""
@@ -119,36 +121,39 @@ class SingletonStats(msgspec.Struct, frozen=True):
     """How often the function has started in this client."""
     failures: int
     losses: int
-    """How often the lease was lost, or another client requested it."""
+    """How often this client lost the lease, or ended the term because another client requested the
+    lease."""
     waited: float | None
     """Seconds that the client waited before the last start of the function; None: the function has
     not started."""
     standby: bool = False
-    """Whether this client waits for the lease, and would acquire it if it was free."""
+    """Whether this client waits for the lease, and would acquire it if it were free."""
     valid_for: float | None = None
-    """Seconds for which the lease is valid if it is not renewed; None: it is not held here."""
+    """Seconds until the held lease expires if it is not renewed; None: this client does not hold
+    it."""
     lag: LeaseLag | None = None
-    """What the function last reported with `Lease.report_lag` under the held lease; None: there is
-    no report."""
+    """The last report of the function with `Lease.report_lag` since the lease was acquired; None:
+    there is no report."""
 
 
 class LeaseStats(msgspec.Struct, frozen=True):
-    """The leases of user code in this process. One statement renews all of them."""
+    """The number of leases that user code holds in this process, and the counts of renewals. One
+    statement renews all held leases."""
 
     held: int = 0
     renewals: int = 0
     renewal_failures: int = 0
-    """The number of renewals that were refused, or not answered in time."""
+    """The number of renewals that the database refused or did not answer in time."""
     renewal_seconds: float = 0.0
-    """Seconds that the last renewal took."""
+    """The duration of the last renewal in seconds."""
     lags: Mapping[str, LeaseLag] = {}
-    """What the code under the held leases last reported with `Lease.report_lag`, by the name of the
-    lease. Leases without a report are left out."""
+    """The last report with `Lease.report_lag` for each held lease, by the name of the lease. Leases
+    without a report are not included."""
 
 
 class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a client, and the counts of its current or last run. Each run counts from
-    zero."""
+    """The state of a client, and the counts of its current run or, if it does not run, of its last
+    run. The counts start at zero with each run."""
 
     client_id: str
     state: Literal["starting", "working", "stopping", "stopped"] = "stopped"
@@ -159,37 +164,40 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     is_leader: bool = False
     """Whether the client is the leader of its domain."""
     is_leader_standby: bool = False
-    """Whether the client would become leader of its domain now if there was none."""
+    """Whether the client is ready to become leader of its domain if there is no leader."""
     listener: Literal["proven", "unproven", "off"] = "off"
-    """`proven`: notifications arrive. `unproven`: it is not certain that they arrive. `off`: the
-    client only polls, or does not run."""
+    """Whether the client receives notifications. `proven`: they arrive. `unproven`: it is not
+    certain that they arrive. `off`: the client only polls, or does not run."""
     connections: Mapping[str, bool] = {}
-    """Whether each connection is open, by its purpose."""
+    """Whether each connection of the client is open, by the purpose of the connection."""
     outages: int = 0
     """How often the connection to the database was lost."""
     backlog: int = 0
-    """Number of results not stored yet."""
+    """The number of results of attempts that are not stored yet."""
     results_set_aside: tuple[int, ...] = ()
-    """The ids of jobs whose results the database has refused or not stored in time. These results
-    are sent again at intervals."""
+    """The ids of jobs whose results the database refused or did not store in time. The client sends
+    these results again at intervals."""
     results_refused: int = 0
-    """Results not stored, because the attempt no longer belonged to the client."""
+    """The number of results that were not stored, because the attempt no longer belonged to the
+    client."""
     dropped_events: int = 0
-    """Events that were dropped because subscribers were too slow, in all runs."""
+    """The number of events that were dropped because subscribers were too slow, in all runs."""
     heartbeat_age: float | None = None
     """Seconds since the last heartbeat; None: the client has written no heartbeat."""
     lease_renewals: int = 0
     lease_renewal_failures: int = 0
     loop_lag: Histogram = Histogram((), (0,), 0.0)
-    """Seconds by which the event loop was late, measured twice a second while the client runs."""
+    """The delays of the event loop in seconds, measured twice a second while the client runs."""
     stuck: tuple[str, ...] = ()
-    """Services that made no progress in time, because of a fault in riverpy."""
+    """The names of riverpy's services that made no progress in time. This is a fault in riverpy."""
     stuck_jobs: int = 0
-    """Number of jobs that run longer than `Config.job_stuck_threshold` after their cancellation."""
+    """The number of jobs that run longer than `Config.job_stuck_threshold` after their
+    cancellation."""
     kinds: Mapping[str, KindStats] = {}
     """The counts of each kind. Kinds without a worker are counted together as `(unknown)`."""
     queues: Mapping[str, QueueStats] = {}
     singletons: Mapping[str, SingletonStats] = {}
     """The state of each singleton, by its name."""
     leases: LeaseStats = LeaseStats()
-    """The leases of `Client.lease` and of singletons since the client was opened."""
+    """The held leases of `Client.lease` and of singletons, and the counts of renewals since the
+    client was opened."""

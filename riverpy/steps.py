@@ -1,7 +1,7 @@
-"""Steps: the methods of `Job` for long work that continues after an interruption.
+"""Steps: named parts of a job. The next attempt skips the steps that an earlier attempt completed.
 
-A job with steps remembers which steps are completed, and its next attempt skips them. The metadata
-keys are River's, so an attempt that began in Go continues in Python, and the reverse.
+The completed steps are stored in the job's metadata under River's keys. So a job that began in Go
+can continue in Python, and the reverse.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ class StepRunner(Protocol):
         keep: bool,
         result_type: type[Any] | None,
     ) -> Coroutine[object, None, Any]:
-        """Run or skip a step, as `StepMethods.step`."""
+        """Run or skip a step, as `StepMethods.step` describes."""
         ...
 
     def set_cursor(self, value: object) -> None:
-        """Set the cursor of the running step."""
+        """Set the cursor of the running step, i.e. the position from which it continues."""
 
     def checkpoint(
         self, tx: CallerTransaction | None, *, now: bool
     ) -> Coroutine[object, None, bool]:
-        """Store the progress, as `StepMethods.checkpoint`."""
+        """Store the completed steps and the cursors, as `StepMethods.checkpoint` describes."""
         ...
 
 
 class StepMethods:
-    """The methods of a job for its steps."""
+    """The methods of `Job` for steps: parts of a job that do not run again after they completed."""
 
     __slots__ = ()
 
@@ -130,16 +130,17 @@ class StepMethods:
     ) -> Coroutine[object, None, Any]:
         """Run a step of this job, or skip it because an earlier attempt has completed it.
 
-        Returns what the function returned; None if the step is skipped and its result was not kept.
-        An error of the function is raised, and the attempt fails with it, even if the code of the
-        job catches it.
+        Returns the result of the function, or None if the step is skipped and its result was not
+        kept. If the function raises an error, this call raises it and the attempt fails with it,
+        even if the code of the job catches the error.
 
         Args:
             name: the name of the step, unique in the job and the same in every attempt.
             function: an `async def`, or a plain function that does not block the event loop.
             args: the arguments of the function.
-            cursor: the type of the cursor. The function gets the stored cursor as its first
-                argument, or None, and moves it with `set_cursor`. Default: the step has no cursor.
+            cursor: the type of the step's cursor, i.e. the position from which the next attempt
+                continues. The function receives the stored cursor (or None) as its first argument,
+                and sets a new one with `set_cursor`. Default: the step has no cursor.
             keep: store the result, at most 1 MiB as JSON, before this call returns. A later
                 attempt returns the stored result and does not run the step. Default False.
             result_type: the type of a kept result that is not plain JSON, for instance a Struct.
@@ -147,7 +148,8 @@ class StepMethods:
 
         Raises:
             StepError: the name was used before in this attempt, steps are nested, the stored cursor
-                cannot be decoded, or a step with a cursor in an earlier attempt has none now.
+                cannot be decoded, or an earlier attempt stored a cursor but `cursor` is not set
+                now.
             ArgsError: the result cannot be stored as JSON, or is larger than 1 MiB.
             AttemptLostError: the attempt no longer belongs to this client.
             ClientStateError: the job is a blocking job.
@@ -157,13 +159,16 @@ class StepMethods:
         )
 
     def set_cursor(self, value: object) -> None:
-        """Set the cursor of the running step. It is stored when the attempt fails, is snoozed,
-        cancelled or interrupted, and by `checkpoint`. A step may call this in a thread.
+        """Set the cursor of the running step, i.e. the position from which the next attempt
+        continues. A step may call this in a thread.
+
+        The cursor is stored by `checkpoint`, and when the attempt fails or is snoozed, cancelled or
+        interrupted.
 
         Raises:
             ArgsError: the value cannot be stored as JSON, or is larger than 1 MiB.
-            StepError: no step with a cursor is running, or the value cannot be decoded as the type
-                of its cursor.
+            StepError: no step with a cursor is running, or the value does not have the type of its
+                cursor.
             ClientStateError: the job is a blocking job.
         """
         runner = self._get_step_runner("job.set_cursor", needs_event_loop=False)
@@ -178,16 +183,17 @@ class StepMethods:
     def checkpoint(
         self, tx: BlockingTransaction | CallerTransaction | None = None, *, now: bool = False
     ) -> bool | Coroutine[object, None, bool]:
-        """Store the completed steps and the cursors now, so that a killed process does not lose
-        them. Returns whether they were stored.
+        """Store the completed steps and the cursors now, so that they are not lost if the process
+        is killed. Returns whether they were stored.
 
         Without `tx`, they are stored at most once a second, and only if they have changed. With
-        `tx`, the running step is stored in the caller's transaction: a step with a cursor at its
-        cursor, another step as completed. Call it last in the transaction. After a rollback, the
-        next attempt continues from what was stored before.
+        `tx`, they are stored in the caller's transaction. Then the running step is stored too: its
+        cursor, or, without a cursor, that it is completed. Make this call the last one in the
+        transaction. After a rollback, the next attempt continues from the state that was stored
+        before.
 
-        With a blocking session as `tx`, which a step may use in a thread, the call needs no `await`
-        and has done its work when it returns; see `complete_tx`.
+        With an async session as `tx`, await the call. With a blocking session, which a step may use
+        in a thread, do not: the call returns when the state is stored.
 
         Args:
             tx: the transaction in which the running step writes its data.
@@ -205,21 +211,27 @@ class StepMethods:
     def _store_steps(
         self, tx: BlockingTransaction | CallerTransaction | None, *, now: bool
     ) -> bool | Coroutine[object, None, bool]:
-        """Store the progress, as `checkpoint`. A blocking session as `tx` gives the result at
-        once."""
+        """Store the steps, as `checkpoint` describes. With a blocking session as `tx`, return the
+        result, otherwise a coroutine."""
         raise make_event_loop_required_error("job.checkpoint")
 
     def _get_step_runner(self, method: str, *, needs_event_loop: bool = True) -> StepRunner:
-        """Return the steps of this attempt. `method` is the called method, for error texts.
-        `needs_event_loop`: whether the method works only in the event loop."""
+        """Return the object that runs the steps of this attempt.
+
+        `method` is the name of the called method, for error texts. `needs_event_loop`: whether this
+        method works only in the event loop.
+        """
         raise make_event_loop_required_error(method)
 
 
 def make_event_loop_required_error(
     method: str, *, is_blocking_session_allowed: bool = False
 ) -> ClientStateError:
-    """Return the error for a method that needs the event loop of the worker.
-    `is_blocking_session_allowed`: whether a blocking session as `tx` works in a thread too."""
+    """Return the error for a call of `method` outside of the worker's event loop.
+
+    `is_blocking_session_allowed`: whether `method` also works in a thread, with a blocking session
+    as `tx`.
+    """
     text = (
         f"{method} works only in an async job: register the function with @workers.job, and call "
         "blocking code in it with `await asyncio.to_thread(…)`"
@@ -230,7 +242,7 @@ def make_event_loop_required_error(
 
 
 def is_in_event_loop() -> bool:
-    """Whether the calling code runs in an event loop, and so can await."""
+    """Return whether the calling code runs in an event loop, so that it can await."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""RiverpyBackend: a backend for Django's tasks, which inserts them as jobs.
+"""RiverpyBackend: a backend for Django's tasks framework. It inserts each enqueued task as a job.
 
 TASKS = {"default": {"BACKEND": "riverpy.django.tasks.RiverpyBackend"}}
 """
@@ -51,11 +51,15 @@ _JOB_ID_MAX = 2**63 - 1
 
 
 class RiverpyBackend(BaseTaskBackend):
-    """Inserts a job for each task. `manage.py riverpy worker` runs it.
+    """A backend for Django's tasks. It inserts a job for each enqueued task, and
+    `manage.py riverpy worker` runs the jobs.
 
-    In `transaction.atomic()` the task is enqueued by the commit, so `on_commit` is not needed.
-    `OPTIONS` are `MODULES` (more modules with tasks than `tasks` of each app), `MAX_ATTEMPTS`
-    (default 25) and `TIMEOUT` (a timedelta; None: no limit; default one minute).
+    A task that is enqueued in `transaction.atomic()` is visible to workers after the commit, so
+    `on_commit` is not needed.
+
+    The setting `OPTIONS` has these keys: `MODULES` (modules with tasks, in addition to the module
+    `tasks` of each app), `MAX_ATTEMPTS` (default 25) and `TIMEOUT` (a timedelta; None: no limit;
+    default one minute).
     """
 
     supports_defer = True
@@ -65,10 +69,10 @@ class RiverpyBackend(BaseTaskBackend):
 
     @cached_property
     def task_options(self) -> TaskOptions:
-        """The checked `OPTIONS`.
+        """The setting `OPTIONS` of this backend, after its values were checked.
 
         Raises:
-            ImproperlyConfigured: an option is wrong. `check` reports it.
+            ImproperlyConfigured: an option is wrong. `manage.py check` reports it too.
         """
         try:
             return msgspec.convert(self.options, TaskOptions)
@@ -76,7 +80,7 @@ class RiverpyBackend(BaseTaskBackend):
             raise ImproperlyConfigured(f"TASKS[{self.alias!r}]['OPTIONS']: {error}") from None
 
     def validate_task(self, task: Any) -> None:
-        """Raise InvalidTask if a job cannot have the name or the queue of the task."""
+        """Raise InvalidTask if the name or the queue of the task is not allowed for a job."""
         super().validate_task(task)
         try:
             validate_queue_name(task.queue_name)
@@ -85,10 +89,10 @@ class RiverpyBackend(BaseTaskBackend):
             raise InvalidTask(str(error)) from None
 
     def enqueue(self, task: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Insert the job of a task, and return the result of the task.
+        """Insert a job that runs the task, and return a `TaskResult`.
 
         Raises:
-            InvalidTask: the task is not allowed, or no worker would find it.
+            InvalidTask: the task is not allowed, or workers do not import its module.
             TypeError, ArgsError: an argument is not JSON.
             TransactionError: the transaction of the database is aborted, or the calling code is
                 async.
@@ -111,7 +115,7 @@ class RiverpyBackend(BaseTaskBackend):
         return result
 
     def get_result(self, result_id: str) -> Any:
-        """Return the result of a task.
+        """Return the `TaskResult` of a task that was enqueued with this backend.
 
         Raises:
             TaskResultDoesNotExist: there is no such job, or its task was renamed or removed.
@@ -132,7 +136,7 @@ class RiverpyBackend(BaseTaskBackend):
             raise TaskResultDoesNotExist(result_id)
         module_path = row.kind.removeprefix(TASK_KIND_PREFIX)
         if not is_found_by_workers(module_path.rpartition(".")[0], self.task_options):
-            raise TaskResultDoesNotExist(result_id)  # a row must not choose the module
+            raise TaskResultDoesNotExist(result_id)  # only import modules that the settings allow
         try:
             task = find_task(module_path)
         except (ImportError, SuspiciousOperation) as error:  # the task was renamed or removed
@@ -145,8 +149,8 @@ class RiverpyBackend(BaseTaskBackend):
         return make_task_result(row, metadata, task)
 
     def check(self, **_: Any) -> list[CheckMessage]:
-        """Check the options, the queue names, that the app is installed, and that the modules with
-        tasks can be imported."""
+        """Return messages for Django's system checks: wrong options or queue names, a missing app
+        `riverpy.django`, and modules in `MODULES` that cannot be imported."""
         found: list[CheckMessage] = []
         if not apps.is_installed("riverpy.django"):
             found.append(
@@ -183,7 +187,8 @@ class RiverpyBackend(BaseTaskBackend):
 
 
 def _expect_no_event_loop() -> None:
-    """Raise an error in async code, where Django allows no use of its connections."""
+    """Raise TransactionError in async code, where Django does not allow the use of its
+    connections."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,5 +1,5 @@
-"""Django's tasks framework: `django.tasks` of Django 6.0 and newer, or the package `django-tasks`,
-which has the same API for Django 5.2."""
+"""Imports Django's tasks framework: `django.tasks` (Django 6.0 and newer), or the package
+`django-tasks` (Django 5.2), which has the same API."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Creates River's tables in test databases of projects whose tables `riverpy migrate up` creates.
+"""Creates River's tables in Django's test databases, for projects that use `riverpy migrate up`.
 
-Then the app has no migrations, and the `migrate` of Django's test runner would leave the test
-database without River's tables.
+In such a project the Django app of riverpy has no migrations. So the `migrate` of Django's test
+runner does not create River's tables.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def install_test_tables(app: AppConfig) -> None:
-    """Create River's tables in test databases, before `migrate` runs the migrations of other
-    apps."""
+    """Register a handler that creates River's tables in test databases, before Django's `migrate`
+    runs the migrations of other apps."""
     pre_migrate.connect(_create_tables, sender=app, dispatch_uid=__name__)
 
 
@@ -48,6 +48,8 @@ def _create_tables(*, using: str, sender: AppConfig, **_: Any) -> None:
 
 
 def _is_test_run() -> bool:
-    """Return whether a test runner has called Django's `setup_test_environment`. Test runners call
-    it before they create databases. Only then, the module `mail` has an outbox."""
+    """Return whether a test runner has called Django's `setup_test_environment`.
+
+    Test runners call it before they create databases. It adds `outbox` to the module `mail`.
+    """
     return hasattr(mail, "outbox")

@@ -1,4 +1,4 @@
-"""The client of `manage.py riverpy worker`."""
+"""Creates the client that `manage.py riverpy worker` runs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 
 async def make_client() -> Client:
-    """Return the client that `RIVERPY["WORKERS"]` names, or a new client with the workers that it
-    names. Django's tasks get workers too.
+    """Return the client that `manage.py riverpy worker` runs.
+
+    If `RIVERPY["WORKERS"]` names a client, that client is returned. If it names workers, a new
+    client with these workers is returned. Workers for Django's tasks are added in both cases.
 
     Raises:
         ConfigError: there are no workers and no tasks.
@@ -51,9 +53,12 @@ async def make_client() -> Client:
 
 
 def read_queue_slots() -> dict[str, int] | None:
-    """Return the queues of `manage.py riverpy worker`, with the number of jobs that run at the same
-    time. None: only the started worker knows them, or a setting is wrong. This imports the workers,
-    and opens no connection."""
+    """Return the slots of each queue that `manage.py riverpy worker` works, i.e. how many of its
+    jobs run at the same time.
+
+    Return None if a setting is wrong, or if `RIVERPY["WORKERS"]` names a function, which only the
+    worker calls. This function imports the workers, but opens no connection.
+    """
     try:
         settings = read_settings()
         found = None if settings.workers is None else import_workers(settings.workers)
@@ -62,13 +67,14 @@ def read_queue_slots() -> dict[str, int] | None:
         if callable(found) and not isinstance(found, Workers):
             return None
         tasks_queues = {name for one in find_task_backends() for name in one.queues}
-    except Exception:  # system checks report it
+    except Exception:  # Django's system checks report the error
         return None
     return {**dict.fromkeys(sorted(tasks_queues), QueueConfig().max_workers), **settings.queues}
 
 
 def find_task_backends() -> Sequence[RiverpyBackend]:
-    """Return riverpy's backends in Django's setting TASKS. Empty: Django has no tasks."""
+    """Return riverpy's backends in Django's setting TASKS. Empty if Django's tasks are not
+    installed."""
     if not has_task_backend():
         return ()
     from riverpy.django.tasks import find_riverpy_backends
@@ -77,7 +83,7 @@ def find_task_backends() -> Sequence[RiverpyBackend]:
 
 
 def has_task_backend() -> bool:
-    """Whether Django's setting TASKS names the backend of riverpy, and Django's tasks are
+    """Return whether Django's setting TASKS names the backend of riverpy, and Django's tasks are
     installed."""
     settings: object = getattr(django_settings, "TASKS", None)
     if not isinstance(settings, dict):
@@ -103,8 +109,8 @@ async def _load_workers_or_client(import_path: str) -> Workers | Client:
 
 
 def _include_task_workers(workers: Workers | None) -> Sequence[str]:
-    """Register workers for Django's tasks, if riverpy is a backend of the project. Return the
-    queues of the tasks."""
+    """Register workers for Django's tasks, and return the names of the tasks' queues. Do nothing if
+    the project does not use riverpy's task backend, or if `workers` is None."""
     if workers is None:
         return ()
     try:
