@@ -1,4 +1,4 @@
-"""Client: inserts and works jobs, and publishes events."""
+"""Client: inserts jobs, works jobs, and publishes events."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ class Client(
     WaitMethods,
 ):
     """A River client. `async with client:` opens its pool of connections. `async with
-    client.working():` works jobs while the block runs.
+    client.working():` works jobs until the end of the block.
 
-    A client without queues only inserts jobs and runs singletons (functions that run in one process
-    at a time).
+    A client without queues only inserts jobs and runs singletons (functions that run in only one
+    process at a time).
     """
 
     def __init__(
@@ -101,21 +101,21 @@ class Client(
         config: Config | None = None,
         password: PasswordFunction | None = None,
     ) -> None:
-        """Create a client. It opens no connection.
+        """Create a client. This opens no connection.
 
         Args:
-            database: a `postgres://` URL, or an asyncpg pool. The client uses a pool for inserts
-                and other calls, and does not close it. A client that works jobs needs a URL. None:
-                only calls with `tx=` work, until `configure` sets a URL.
+            database: a `postgres://` URL, or an asyncpg pool. A pool is used for inserts and other
+                calls, and the client does not close it. A client that works jobs needs a URL.
+                Default None: only calls with `tx=` work, until `configure` sets a URL.
             workers: the workers by kind. A client with workers refuses to insert other kinds,
-                except with `Config(skip_unknown_job_check=True)`.
+                unless the setting `skip_unknown_job_check` is True.
             queues: the queues to work, by name.
             periodic_jobs: the periodic jobs that this client inserts while it is the leader.
             config: all other settings.
             password: a function, `async` or not, that returns the password. The client calls it for
-                each new connection, also to `Config.listen_url`. The URLs must have no password
-                then. A function that is not async runs in a thread. Default None: the URL, or the
-                environment, has the password.
+                each new connection, including the one to `Config.listen_url`. With this function,
+                the URLs must not contain a password. A function that is not async runs in a thread.
+                Default None: the password is in the URL or the environment.
 
         Raises:
             ConfigError: a name or a value is not allowed.
@@ -133,10 +133,10 @@ class Client(
         self._opened_in: ProcessAndLoop | None = None
         self._run: ClientRun | None = None
         self._stop_next_run: Callable[[ClientRun], None] | None = None
-        """How to stop the next run when it starts, if a stop was requested before. None: no stop
-        was requested."""
+        """The method that stops the next run as soon as it starts, if a stop was already requested;
+        None: no stop was requested."""
         self._last_run: ClientRun | None = None
-        """The current run, or the run that ended last."""
+        """The current run. If the client is not running, the last run."""
         self._pid_and_generated_id: tuple[int, str] | None = None
         self._abandoned_claim_keys: frozenset[ClaimKey] = frozenset()
         self._child_processes = ChildProcessPool()
@@ -146,12 +146,12 @@ class Client(
 
     @property
     def config(self) -> Config:
-        """The settings."""
+        """The settings of this client."""
         return self._config
 
     @property
     def database_url(self) -> str | None:
-        """The URL of the database; None: the client has a pool, or no database."""
+        """The URL of the database. None if the client has a pool or no database."""
         return self._database if isinstance(self._database, str) else None
 
     @property
@@ -161,39 +161,39 @@ class Client(
 
     @property
     def queues(self) -> ClientQueues:
-        """The queues that this client works. You may change them at any time."""
+        """The queues that this client works. You can add, remove and resize queues at any time."""
         return self._queues
 
     @property
     def periodic_jobs(self) -> PeriodicJobs:
-        """The periodic jobs that this client inserts while it is the leader. You may change them at
-        any time."""
+        """The periodic jobs that this client inserts while it is the leader. You can add and remove
+        periodic jobs at any time."""
         return self._periodic_jobs
 
     @property
     def is_open(self) -> bool:
-        """Whether the pool is open."""
+        """Whether the pool of connections is open."""
         return self._pool is not None
 
     @property
     def is_running(self) -> bool:
-        """Whether the client is running: between the start and the end of `run` or `working`."""
+        """Whether `run` or `working` has started and has not ended yet."""
         return self._run is not None
 
     @property
     def is_leader(self) -> bool:
-        """Whether this client is the leader of its domain. The leader maintains the queues of its
-        domain. The leader of `default` maintains all queues that no domain has claimed.
+        """Whether this client is the leader of its domain.
 
-        The value is also False if the lease may have expired, for example because the database has
-        not answered for long.
+        The leader maintains the queues of its domain. The leader of `default` maintains all queues
+        that no domain has claimed. The value is also False if the lease may have expired, for
+        example because the database has not answered for a long time.
         """
         return self._run is not None and self._run.is_leader
 
     @property
     def id(self) -> str:
-        """The id of this client. The client writes it into the rows of the jobs that it claims. A
-        default id is made when it is first read, and again after a fork."""
+        """The id of this client. The client stores it in the rows of the jobs that it claims. If
+        `Config.id` is not set, an id is generated at the first access, and again after a fork."""
         if self._config.id is not None:
             return self._config.id
         pid = os.getpid()
@@ -208,15 +208,15 @@ class Client(
         queues: Mapping[str, QueueConfig] | UnsetType = UNSET,
         **settings: Unpack[ConfigChanges],
     ) -> None:
-        """Change settings of a client that is not open yet. UNSET leaves a setting as it is.
+        """Change settings of a client that is not open yet. UNSET leaves a setting unchanged.
 
         Args:
-            database: the URL of the database, in place of the present database.
-            queues: the queues to work, in place of the present queues.
-            settings: the settings of `Config` that `riverpy worker` has too: `schema`, `name`,
-                `poll_only`, `known_kinds_only`, `soft_stop_timeout`, `max_processes`, `candidate`,
-                `leader_domain`, `domain_queues`, `on_domain_conflict`, `elect_interval`,
-                `leader_ttl`, `max_leases` and `dead_after`.
+            database: the URL of the database. It replaces the current database.
+            queues: the queues to work. They replace the current queues.
+            settings: the settings of `Config` that are also settings of `riverpy worker`: `schema`,
+                `name`, `poll_only`, `known_kinds_only`, `soft_stop_timeout`, `max_processes`,
+                `candidate`, `leader_domain`, `domain_queues`, `on_domain_conflict`,
+                `elect_interval`, `leader_ttl`, `max_leases`, `spread_leases` and `dead_after`.
 
         Raises:
             ClientStateError: the client is open or running.
@@ -251,11 +251,11 @@ class Client(
     # -- opening and closing
 
     async def __aenter__(self) -> Self:
-        """Open the pool.
+        """Open the pool of connections.
 
         Raises:
-            ConfigError: no database was given.
-            ClientStateError: the client is open already, here or in another process or event loop.
+            ConfigError: the client has no database.
+            ClientStateError: the client is already open, here or in another process or event loop.
             Exception: the database cannot be reached, or refuses the connection.
         """
         refuse_client_during_main_import()
@@ -290,8 +290,8 @@ class Client(
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """End all leases, end the subscriptions, and close the pool unless the caller created it.
-        Connections that are still in use are closed after a short wait, with a warning."""
+        """End all leases and subscriptions, and close the pool if the client has created it.
+        Connections that are still in use are closed after a short wait, and a warning is logged."""
         pool, self._pool = self._pool, None
         opened_in, self._opened_in = self._opened_in, None
         if opened_in is None or not opened_in.is_current_process:
@@ -328,7 +328,7 @@ class Client(
         isolation: TransactionIsolation | None = "read_committed",
     ) -> AsyncGenerator[Transaction]:
         """Open a savepoint in the caller's transaction `tx`. Without `tx`, open a transaction with
-        this `isolation`; `autocommit`: use no transaction."""
+        this `isolation`. With the isolation `autocommit`, open no transaction."""
         if tx is not None:
             async with open_savepoint(tx) as connection:
                 yield connection
@@ -354,7 +354,7 @@ class Client(
     # -- inserting
 
     def _known_kinds(self) -> Workers | None:
-        """Return the kinds that this client may insert; None: all kinds."""
+        """Return the kinds that this client may insert. None means all kinds."""
         return get_known_kinds(self._config, self._workers)
 
     @cached_property
@@ -384,11 +384,11 @@ class Client(
         Args:
             args: the args of the job.
             opts: the options of this insert. They override the options of the args class.
-            tx: your connection, in a transaction. The job exists when the transaction commits.
-                Default: a connection of the client's pool. The job exists when the call returns.
+            tx: your connection, in a transaction. The job exists after the commit. Default None: a
+                connection of the client's pool is used. The job exists when the call returns.
 
         Raises:
-            InsertError: the job is not allowed; nothing was sent.
+            InsertError: the job is not allowed. Nothing was sent.
             TransactionError: `tx` is closed, aborted or not in a transaction.
             SchemaMissingError: the database has no River tables.
             ClientStateError: there is no `tx`, and the client is not open.
@@ -398,23 +398,25 @@ class Client(
     async def insert_many(
         self, params: Sequence[InsertManyParams], *, tx: CallerTransaction | None = None
     ) -> list[InsertResult]:
-        """Insert jobs in one statement, all or none. The results are in the order of the jobs.
+        """Insert jobs in one statement: either all of them, or none. The results are in the order
+        of `params`. `tx` is the same as for `insert`.
 
         Raises:
-            InsertError: there is no job, or a job is not allowed; nothing was sent.
-            TransactionError, SchemaMissingError, ClientStateError: as `insert`.
+            InsertError: `params` is empty, or a job is not allowed. Nothing was sent.
+            TransactionError, SchemaMissingError, ClientStateError: see `insert`.
         """
         return await self._inserter.insert_many(params, tx=tx)
 
     async def insert_many_fast(
         self, params: Sequence[InsertManyParams], *, tx: CallerTransaction | None = None
     ) -> int:
-        """Insert jobs by COPY, all or none. This is the fastest way. Returns the number of jobs.
+        """Insert jobs with COPY, which is the fastest way: either all of them, or none. Return the
+        number of jobs. `tx` is the same as for `insert`.
 
         Raises:
             UniqueConflictError: a job with the same unique key exists. No job was inserted, and
                 `tx` stays usable.
-            InsertError, TransactionError, SchemaMissingError, ClientStateError: as `insert_many`.
+            InsertError, TransactionError, SchemaMissingError, ClientStateError: see `insert_many`.
         """
         return await self._inserter.insert_many_fast(params, tx=tx)
 
@@ -422,7 +424,7 @@ class Client(
 
     def stats(self) -> ClientStats:
         """Return the current state of the client and the counts of its run, for metrics and health
-        checks. The method sends no statement to the database."""
+        checks. This sends no statement to the database."""
         if self._last_run is None:
             return ClientStats(
                 client_id=self.id, domain=self._config.domain, leases=self._lease_engine.stats
@@ -437,19 +439,19 @@ class Client(
         drain: bool = False,
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> StopReport:
-        """Work jobs until stopped. Opens the client if it is not open. Returns a report of the
-        attempts, results and services that did not end in time.
+        """Work jobs until `stop` is called. Open the client if it is not open. Return a report of
+        the attempts, results and services that did not end in time.
 
         Args:
-            drain: stop when the queues have no more jobs to work.
-            task_status: for `await tasks.start(client.run)`, which returns when the client has
-                started to work.
+            drain: whether to stop when the queues have no more jobs to work.
+            task_status: for anyio's `await tasks.start(client.run)`, which returns when the client
+                has started to work.
 
         Raises:
             ConfigError: there are no queues and no singletons, or there are queues but no workers.
             UnknownJobKindError: a periodic job has a kind that this client cannot insert.
-            ClientStateError: the client runs already.
-            Exception: the client could not start, or riverpy itself has a fault.
+            ClientStateError: the client is already running.
+            Exception: the client could not start, or there is a bug in riverpy.
         """
         refuse_client_during_main_import()
         if self._opened_in is not None:
@@ -509,14 +511,13 @@ class Client(
 
     @asynccontextmanager
     async def working(self) -> AsyncGenerator[Self]:
-        """Work jobs during the `async with` block. A web application uses
-        `riverpy.web.lifespan(client, work=True)` instead.
+        """Work jobs during the `async with` block. At its end, stop the client, and wait for
+        running jobs up to `Config.soft_stop_timeout`. A bug in riverpy also ends the block.
 
-        The end of the block stops the client and waits for running jobs, up to
-        `Config.soft_stop_timeout`. A fault in riverpy itself ends the block.
+        In a web application, use `riverpy.web.lifespan(client, work=True)` instead.
 
         Raises:
-            Exception: as `run`.
+            Exception: see `run`.
         """
         ended = anyio.Event()
 
@@ -534,7 +535,7 @@ class Client(
                     yield self
                 except (
                     Exception
-                ) as raised:  # an error of the caller's block: raise it unchanged after the stop
+                ) as raised:  # an error of the caller's block is raised unchanged after the stop
                     error = raised
                 finally:
                     self.stop()
@@ -546,14 +547,13 @@ class Client(
             raise error
 
     def stop(self) -> None:
-        """Stop claiming, and let running jobs end. If the client does not run, this has no effect.
-
-        If the task of `run` exists but has not started, the run stops as soon as it starts.
-        """
+        """Stop claiming jobs, and let the running jobs end. If the client is not running, this has
+        no effect. But if there is a task of `run` that has not started yet, the run stops as soon
+        as it starts."""
         self._request_stop(ClientRun.stop)
 
     def stop_and_cancel(self) -> None:
-        """Stop, and cancel running jobs at once; see `stop`."""
+        """Stop claiming jobs, and cancel the running jobs at once. See also `stop`."""
         self._request_stop(ClientRun.stop_hard)
 
     def _request_stop(self, stop_method: Callable[[ClientRun], None]) -> None:
@@ -561,25 +561,23 @@ class Client(
             stop_method(self._run)
             return
         with suppress(RuntimeError):  # without an event loop, no task of `run` exists
-            # A task of `run` that exists now starts before this callback.
+            # If a task of `run` exists now, it starts before this callback.
             asyncio.get_running_loop().call_soon(setattr, self, "_stop_next_run", None)
             self._stop_next_run = stop_method
 
     def running_claims(self) -> list[ClaimKey]:
-        """Return the claim keys of the running attempts. This method may be called in another
-        thread."""
+        """Return the claim keys of the running attempts. Any thread may call this method."""
         return (
             sorted(self._run.running_attempts.collect_claim_keys()) if self._run is not None else []
         )
 
     async def release_claims(self, claim_keys: Sequence[ClaimKey]) -> int:
-        """Release the jobs of these attempts over a separate connection. The attempts do not count,
-        and the jobs become available.
+        """Make the jobs of these attempts available again, over a separate connection. The attempts
+        do not count. Return how many jobs were released.
 
-        Call this method as the last step of a process, because the code of the attempts must not
-        run after it. The method kills the child processes of the attempts. If a child does not end,
-        its job is not released. The method takes at most 2.5 seconds. Returns the number of
-        released jobs.
+        Call this only when the process is about to end: the code of the attempts must not run after
+        it. This takes at most 2.5 seconds and kills the child processes of the attempts. If a child
+        process does not end, its job is not released.
         """
         working = await self._child_processes.kill_children(claim_keys)
         ended = [claim_key for claim_key in claim_keys if claim_key not in working]

@@ -1,4 +1,4 @@
-"""The settings of a client. Values are checked when a config is created."""
+"""The settings of a client. Their values are checked when a `Config` is created."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ MAX_WORKERS_MAX = 10_000
 MAX_PROCESSES_MAX = 1000
 _QUEUES_EXAMPLE = 'queues={"default": QueueConfig(max_workers=100)}'
 SETTING_DURATION_MAX = timedelta(days=365_000)
-"""The longest duration. A longer duration would lead to times that PostgreSQL cannot store."""
+"""The maximum value of a setting that is a duration. With longer durations, some times would be too
+late for PostgreSQL."""
 REINDEXER_INDEX_NAMES_DEFAULT = (
     "river_job_args_index",
     "river_job_kind",
@@ -41,16 +42,16 @@ REINDEXER_INDEX_NAMES_DEFAULT = (
     "river_job_state_and_finalized_at_index",
     "river_job_unique_idx",
 )
-"""The indexes of the table of jobs that River rebuilds."""
+"""The indexes of the table `river_job` that River rebuilds by default."""
 DomainConflictPolicy: TypeAlias = Literal["error", "warn", "takeover"]
 JOB_TIMEOUT_DEFAULT = timedelta(minutes=1)
 SOFT_STOP_TIMEOUT_DEFAULT = timedelta(seconds=30)
 HARD_STOP_TIMEOUT_DEFAULT = timedelta(seconds=10)
 LEASE_TTL_MAX = timedelta(days=1)
-"""The longest TTL of a lease in riverpy's table."""
+"""The maximum time for which a lease in riverpy's own table lasts without a renewal."""
 LEASE_DURATION_MIN = timedelta(milliseconds=100)
-"""The shortest duration for leases and heartbeats. With a shorter duration, a slow round trip or a
-busy event loop would make a leader lose its lease."""
+"""The minimum value of a duration for leases and heartbeats. If it were shorter, a slow round trip
+or a busy event loop would make a leader lose its lease."""
 _ZERO_MINIMUM = (timedelta(0), "zero")  # a minimum, and its text in errors
 _MILLISECOND_MINIMUM = (timedelta(milliseconds=1), "one millisecond")
 _LEADER_MINIMUM = (LEASE_DURATION_MIN, "100 milliseconds")
@@ -61,7 +62,7 @@ _MINIMUM_BY_SETTING = {
     "leader_ttl": _LEADER_MINIMUM,
     "dead_after": _LEADER_MINIMUM,
 }
-"""The shortest values of some durations. The other durations are at least
+"""The minimum values of some durations. The minimum of all other durations is
 `_MILLISECOND_MINIMUM`."""
 _MAXIMUM_BY_SETTING = {
     "max_workers": MAX_WORKERS_MAX,
@@ -69,36 +70,39 @@ _MAXIMUM_BY_SETTING = {
     "pool_size": 1000,
     "max_processes": MAX_PROCESSES_MAX,
 }
-"""The largest values of settings that are numbers. The smallest value is 1."""
+"""The maximum values of settings that are numbers. Their minimum is 1."""
 ELECT_JITTER_FRACTION = 0.2
-"""The largest random time that a client adds to `elect_interval` before it tries again to become
-leader, as a fraction of `elect_interval`."""
+"""A client that tries to become leader waits `elect_interval` plus a random time between two
+attempts. This is the maximum of the random time, as a fraction of `elect_interval`."""
 RESCUE_AFTER_DEFAULT = timedelta(hours=1)
 JOB_RETENTION_DEFAULT = timedelta(hours=24)
 
 
 class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How a client works one queue."""
+    """The settings for one queue of a client."""
 
     max_workers: int = 100
-    """The number of slots: how many jobs of the queue run at a time, 1 to 10,000. Default 100."""
+    """The number of slots, i.e. how many jobs of the queue run at the same time: 1 to 10,000.
+    Default 100."""
     fetch_cooldown: timedelta | None = None
-    """The minimum time between two claims. Default None: no minimum."""
+    """The minimum time between two claims. Default None: there is no minimum."""
     fetch_poll_interval: timedelta | None = None
-    """How often an idle queue is polled. Default None: the value of `Config`."""
+    """How often the client polls the queue while it is idle. Default None: the value of
+    `fetch_poll_interval` in `Config`."""
     prefetch: bool = False
-    """Claim a few jobs before slots are free, if jobs are so short that slots would otherwise wait
-    for the database. Default False. Such a job is `running` in the database while it waits in this
-    process, so more than `max_workers` jobs can be `running`. It waits at most 50 ms. After that,
-    or at a stop or pause, the job becomes available again, and the attempt does not count.
-    `attempted_at` is the time of the claim. The job's timeout starts when its code starts."""
+    """Claim a few jobs before slots are free. This is only done if jobs are so short that slots
+    would otherwise wait for the database. Default False. A claimed job that waits for a slot is
+    already `running` in the database, so more than `max_workers` jobs can be `running`. It waits at
+    most 50 ms. After that, or at a stop or pause, the job becomes available again, and the attempt
+    does not count. `attempted_at` is the time of the claim. The job's timeout starts when its code
+    starts."""
 
     def __post_init__(self) -> None:
         _check_fields(self)
 
 
 class JobRetention(msgspec.Struct, frozen=True, kw_only=True):
-    """How long finished jobs are kept. None: forever."""
+    """How long jobs are kept after they have ended. None: forever."""
 
     cancelled: timedelta | None = JOB_RETENTION_DEFAULT
     """How long a cancelled job is kept. Default 24 hours."""
@@ -115,8 +119,8 @@ class JobRetention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConfigChanges(TypedDict, total=False):
-    """The settings that `Client.configure` changes, besides the database and the queues. UNSET
-    leaves a setting as it is. `Config` describes each one."""
+    """The settings of `Config` that `Client.configure` can change. UNSET leaves a setting
+    unchanged."""
 
     schema: str | UnsetType | None
     name: str | UnsetType | None
@@ -136,154 +140,170 @@ class ConfigChanges(TypedDict, total=False):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a client other than its database, workers and queues."""
+    """The settings of a client, except for its database, workers and queues."""
 
     schema: str | None = None
-    """The schema of River's tables. Default None: the first schema of the search path that has
+    """The schema of River's tables. Default None: the first schema in the search path that has
     these tables."""
     id: str | None = None
-    """The client's id, at most 100 characters. Each running client needs its own id. Default None:
-    `NAME:PID:RANDOM`."""
+    """The id of the client, at most 100 characters. Each running client needs its own id. Default
+    None: the generated id `NAME:PID:RANDOM`."""
     name: str | None = None
-    """The NAME part of the default id. Default None: the host's name."""
+    """The NAME part of the generated id. Default None: the host name."""
     job_timeout: timedelta | None = JOB_TIMEOUT_DEFAULT
-    """How long a job may run. A worker or a job can override it. Default 1 minute. None: no
+    """How long an attempt may run. A worker or a job can override this. Default 1 minute. None: no
     limit."""
     max_attempts: int = MAX_ATTEMPTS_DEFAULT
-    """How many attempts an inserted job has: 1 to 32,767. Default 25."""
+    """The maximum number of attempts of an inserted job, 1 to 32,767. The options of an insert can
+    override this. Default 25."""
     clock: Callable[[], datetime] | None = None
-    """A function that returns the time of an insert, with a time zone. This time decides the period
-    of a job with `UniqueOpts(by_period=...)`. A test sets it, for example to
-    `riverpy.testing.FixedClock()`. All other times are the server's. Default None: the clock of the
-    system."""
+    """A function that returns the current time, with a time zone. It is called at an insert to
+    choose the period of a job with `UniqueOpts(by_period=...)`. Tests can set it, for example to
+    `riverpy.testing.FixedClock()`. For all other times, the clock of the server is used. Default
+    None: the system clock of this process."""
     retry_policy: RetryPolicy = msgspec.field(default_factory=DefaultRetryPolicy)
-    """When a failed job is retried. Default: n^4 seconds after failure n, with 10 % jitter."""
+    """Decides when a failed job is retried. Default: n^4 seconds after failure number n, with 10 %
+    jitter."""
     error_handler: ErrorHandler | None = None
-    """Called after each failed attempt. It may cancel the job. Default None."""
+    """Is called after each failed attempt. It can cancel the job. Default None: no handler."""
     job_stuck_threshold: timedelta = timedelta(seconds=10)
-    """How long a job may keep running after it was cancelled. After that the job is stuck, and this
-    is logged. Default 10 seconds."""
+    """How long a job may keep running after it was cancelled. If it is still running after this
+    time, it is stuck, and this is logged. Default 10 seconds."""
     job_stuck_handler: JobStuckHandler | None = None
-    """Called for each stuck job. It may free the job's slot. Default None: the slot stays taken."""
+    """Is called for each stuck job. It can free the slot of the job. Default None: a stuck job
+    keeps its slot."""
     soft_stop_timeout: timedelta | None = SOFT_STOP_TIMEOUT_DEFAULT
-    """How long running jobs may continue after a stop was requested. After that they are cancelled.
-    Default 30 seconds. None: no limit."""
+    """How long running jobs may continue after a stop request. Then they are cancelled. Default 30
+    seconds. None: no limit."""
     hard_stop_timeout: timedelta = HARD_STOP_TIMEOUT_DEFAULT
-    """How long a stop waits for cancelled jobs to end and for results to be stored. Default 10
+    """How long a stop waits until cancelled jobs have ended and results are stored. Default 10
     seconds."""
     max_processes: int | None = None
-    """How many jobs with `executor="process"` run at a time in this client, 1 to 1,000. Further
-    such jobs wait for a process, and their timeout does not start while they wait. Default None:
-    the number of CPU cores that this process may use."""
+    """How many jobs with `executor="process"` run at the same time in this client, 1 to 1,000. More
+    such jobs wait for a process. Their timeout does not run while they wait. Default None: the
+    number of CPU cores that this process may use."""
     fetch_poll_interval: timedelta = timedelta(seconds=1)
-    """How often an idle queue is polled. Default 1 second."""
+    """How often the client polls an idle queue. Default 1 second."""
     quiet_interval: timedelta | None = None
-    """The minimum time between two checks for lost notifications in an idle client. Set it for a
-    database that stops while it is idle. The client may need this time to detect a broken listening
-    connection. Default None: checks run every 10 and 30 seconds."""
+    """The minimum time between two checks for lost notifications while the client is idle. Set this
+    if the database server stops while it is not used. But then it may take this long until the
+    client detects a broken connection for notifications. Default None: the client checks every 10
+    and 30 seconds."""
     poll_only: bool = False
-    """Find jobs by polling, without LISTEN. Default False."""
+    """Find jobs only by polling, without LISTEN. Default False."""
     pooler: bool = False
-    """Whether the database URL leads to a pooler in transaction mode, such as PgBouncer. Default
-    False."""
+    """Whether the database URL is the address of a connection pooler in transaction mode, such as
+    PgBouncer. Default False."""
     listen_url: str | None = None
-    """A URL for the listening connection that bypasses the pooler. Default None: the database
-    URL."""
+    """The URL for the connection that receives notifications. It must not lead through a pooler.
+    Default None: the database URL."""
     pool_size: int = 10
-    """The maximum number of connections for inserts and other calls: 1 to 1,000. Default 10."""
+    """The maximum number of connections in the pool for inserts and other calls, 1 to 1,000.
+    Default 10."""
     durable_claims: bool = False
-    """Wait until each claim is on the server's disk. Default False: if the server crashes, a job
-    that was claimed just before the crash may run twice. Only one result is stored."""
+    """Wait until each claim is on the disk of the server. Default False: if the server crashes, a
+    job that was claimed just before the crash may run twice, but only one result is stored."""
     insert_notify: bool = True
-    """Whether inserts notify the workers. If False, jobs wait for the next poll. Default True."""
+    """Whether inserts notify workers of new jobs. If False, workers find new jobs at their next
+    poll. Default True."""
     known_kinds_only: bool = True
-    """Claim only jobs whose kind, or an alias of it, has a worker when the client starts. Jobs of
-    other kinds stay in the queue for other clients. Default True. If False, as in River, jobs of
-    every kind are claimed, and the attempts of unknown kinds fail."""
+    """Claim only jobs whose kind had a worker when the client started; the aliases of a kind count
+    too. Jobs of other kinds stay in the queue for other clients. Default True. If False, jobs of
+    all kinds are claimed, as in River, and attempts of unknown kinds fail."""
     skip_unknown_job_check: bool = False
-    """Allow a client with workers to insert kinds without a worker. Default False."""
+    """Whether a client with workers may insert jobs of kinds for which it has no worker. Default
+    False."""
     skip_job_kind_validation: bool = False
-    """Allow kinds that do not match River's pattern. Default False."""
+    """Whether kinds are allowed that do not match River's pattern for names of kinds. Default
+    False."""
     trace_internal: bool = False
-    """Let OpenTelemetry's instrumentation of asyncpg create spans for riverpy's own statements,
-    such as claims, results, heartbeats and maintenance. Default False. Statements of jobs, inserts
-    and other calls always have spans."""
+    """Whether OpenTelemetry's instrumentation of asyncpg creates spans for riverpy's own
+    statements, such as claims, results, heartbeats and maintenance. Default False. Statements of
+    jobs, inserts and other calls always have spans."""
     candidate: bool = True
-    """Take part in leader election. One client is the leader and runs maintenance for all. If
-    False, this client never inserts its periodic jobs, and warns if it has any. Default True."""
+    """Whether this client takes part in leader election. One client is the leader and runs
+    maintenance for all. If False, this client never inserts its periodic jobs, and logs a warning
+    if it has any. Default True."""
     elect_interval: timedelta = timedelta(seconds=5)
-    """How often the leader renews its lease and other clients try to acquire it. Default 5 seconds,
-    at least 100 ms."""
+    """How often the leader renews its lease, and how often other clients try to acquire it. At
+    least 100 ms. Default 5 seconds."""
     leader_ttl: timedelta = timedelta(seconds=15)
-    """How long a lease lasts without a renewal. Default 15 seconds. It is at least 2.4 times
-    `elect_interval`, and at most one day if the client uses a `leader_domain`, leases or
-    singletons."""
+    """How long a lease lasts without a renewal. At least 2.4 times `elect_interval`. At most one
+    day if the client uses a `leader_domain`, leases or singletons. Default 15 seconds."""
     max_leases: int | None = None
-    """The maximum number of leases that this client holds at a time. The leases of singletons
-    (functions that run in one process at a time) count too. At the limit the client does not
-    acquire another lease, and `client.lease` waits. Use this setting to spread leases over
-    processes. Default None: no limit."""
+    """The maximum number of leases that this client holds at the same time, including the leases of
+    singletons (functions that run in only one process at a time). At the limit, the client acquires
+    no further lease, and `client.lease` waits. Use this to spread leases over processes. Default
+    None: no limit."""
     spread_leases: bool = False
-    """Hand singletons over to clients that start later. The share of a client is the number of
-    running singletons, divided by the number of clients that run one or wait for one. If this
-    client runs more than its share, and a client that waits runs at least two fewer, this client
-    cancels the function of one singleton, so that the other client runs it. It does this at most
-    once in each `leader_ttl`. Needs version 8 of the migration line `riverpy`. Default False: a
-    client keeps its singletons."""
+    """Hand singletons over to clients that have started later. Default False: a client keeps its
+    singletons. Needs version 8 of the migration line `riverpy`.
+
+    The share of each client is the number of running singletons, divided by the number of clients
+    that run or could run one. A client hands over one singleton if it runs more than its share, and
+    another client waits that runs at least two fewer. For this, it cancels the function of the
+    singleton, and then the other client runs it. A client does this at most once in each
+    `leader_ttl`.
+    """
     leader_domain: str | None = None
-    """The leader domain of this client. Each domain has its own leader, which maintains the queues
-    that the domain claims. Default None: the domain `default`, to which clients of River in Go
-    belong too. Most deployments need no other domain."""
+    """The leader domain of this client, i.e. a group of clients and queues with its own leader. The
+    leader maintains the queues that its domain has claimed. Default None: the domain `default`,
+    which also has all clients of River in Go. Most deployments need no other domain."""
     domain_queues: Sequence[str] | None = None
-    """The queues that this client claims for its `leader_domain`. Default None: the queues that it
+    """The queues that this client claims for its `leader_domain`. Default None: all queues that it
     works."""
     on_domain_conflict: DomainConflictPolicy = "error"
-    """What to do at start if a queue belongs to another domain. "error": refuse to start. "warn":
-    work the queue, and leave its maintenance to the other domain. "takeover": claim the queue, or
-    refuse to start if the other domain has a live client. Default "error"."""
+    """What the client does at its start if a queue belongs to another domain. "error": refuse to
+    start. "warn": work the queue, but leave its maintenance to the other domain. "takeover": claim
+    the queue, but refuse to start if the other domain has a live client. Default "error"."""
     dead_after: timedelta = timedelta(minutes=1)
-    """The time without a heartbeat after which a client is dead and its running jobs are rescued.
-    A client writes six heartbeats in this time. Default 1 minute, at least 100 ms."""
+    """How long a client may send no heartbeat. After this time it counts as dead, and its running
+    jobs are rescued. A client sends six heartbeats in this time. At least 100 ms. Default 1
+    minute."""
     rescue_after: timedelta | None = None
-    """The run time after which a job is rescued if its client writes no heartbeats: a Go client, or
-    a Python client without the `riverpy` migrations. At least `job_timeout`. Default None: 1 hour,
-    plus `job_timeout` if that is set and not the default."""
+    """The run time after which a job is rescued if its client sends no heartbeats. These are
+    clients in Go, and Python clients without the migration line `riverpy`. At least `job_timeout`.
+    Default None: 1 hour. If `job_timeout` is set and is not its default, it is added."""
     retention: JobRetention = msgspec.field(default_factory=JobRetention)
-    """How long finished jobs are kept. Default: completed and cancelled jobs 24 hours, discarded
-    jobs 7 days."""
+    """How long jobs are kept after they have ended. Default: cancelled and completed jobs 24 hours,
+    discarded jobs 7 days."""
     retention_by_queue: Mapping[str, JobRetention] = msgspec.field(
         default_factory=dict[str, JobRetention]
     )
-    """Overrides `retention` for the jobs of these queues. Default empty."""
+    """By name of a queue, the retention of its jobs. It overrides `retention`. Default empty."""
     retention_by_kind: Mapping[str, JobRetention] = msgspec.field(
         default_factory=dict[str, JobRetention]
     )
-    """Overrides `retention` and `retention_by_queue` for the jobs of these kinds. Default empty."""
+    """By kind, the retention of its jobs. It overrides `retention` and `retention_by_queue`.
+    Default empty."""
     hooks: Sequence[Hook] = ()
-    """Hooks for all jobs, called in this order. Default empty."""
+    """The hooks for all jobs. They are called in this order. Default empty."""
     middleware: Sequence[Middleware] = ()
-    """Middleware for all inserts and attempts. The first is the outermost. Default empty."""
+    """The middleware for all inserts and attempts. The first one is the outermost. Default
+    empty."""
     plugins: Sequence[Plugin] = ()
-    """Objects with methods of any hooks and middleware. riverpy calls all these methods, before
+    """Objects that have methods of hooks, of middleware or of both. Their methods are called before
     those of `hooks` and `middleware`. Default empty."""
     reindexer_schedule: PeriodicSchedule | None = None
-    """When the indexes are rebuilt. Default None: daily at midnight, UTC."""
+    """When the leader rebuilds the indexes. Default None: every day at midnight UTC."""
     reindexer_timeout: timedelta | None = timedelta(minutes=1)
-    """How long the rebuild of one index may take. Default 1 minute. None: no limit."""
+    """How long rebuilding one index may take. Default 1 minute. None: no limit."""
     reindexer_index_names: Sequence[str] = REINDEXER_INDEX_NAMES_DEFAULT
-    """Which indexes are rebuilt. Empty: none. Default: the indexes that River rebuilds. To add one:
-    `[*Config().reindexer_index_names, "my_index"]`."""
+    """The names of the indexes that are rebuilt. If it is empty, none is rebuilt. Default: the
+    indexes that River rebuilds. To add an index: `[*Config().reindexer_index_names,
+    "my_index"]`."""
 
     @property
     def domain(self) -> str:
-        """The leader domain: `leader_domain`, or `default`."""
+        """The name of the leader domain: the value of `leader_domain`, or `default` if that is
+        None."""
         return DEFAULT_DOMAIN if self.leader_domain is None else self.leader_domain
 
     @property
     def rescue_age(self) -> timedelta:
-        """The run time after which a job of a client without heartbeats is rescued: `rescue_after`
-        or, by default, 1 hour. `job_timeout` is added to the hour, if it is set and not the
-        default."""
+        """The run time after which a job is rescued if its client sends no heartbeats. It is
+        `rescue_after` if that is set, otherwise 1 hour. If `job_timeout` is set and is not its
+        default, it is added to the hour."""
         if self.rescue_after is not None:
             return self.rescue_after
         if self.job_timeout is None or self.job_timeout == JOB_TIMEOUT_DEFAULT:
@@ -360,13 +380,14 @@ def find_leader_setting_faults(
     name_setting: Callable[[str], str] = str,
     format_time: Callable[[timedelta], str] = str,
 ) -> list[str]:
-    """Return one text for each rule that these values break together. Each value alone is valid.
+    """Return a text for each rule that a combination of these values breaks. Each single value must
+    already be valid.
 
     Args:
-        settings: values of `elect_interval`, `leader_ttl`, `leader_domain` and `domain_queues`. A
-            rule is checked only if each value that it needs is present.
+        settings: the values of `elect_interval`, `leader_ttl`, `leader_domain` and `domain_queues`,
+            or of some of them. A rule is checked only if all values that it needs are present.
         name_setting: returns the name of a setting for the text.
-        format_time: returns a duration as text.
+        format_time: returns the text of a duration.
     """
     faults: list[str] = []
     interval, ttl = settings.get("elect_interval"), settings.get("leader_ttl")
@@ -396,7 +417,7 @@ def find_leader_setting_faults(
 
 
 def check_queues(queues: Mapping[str, QueueConfig]) -> None:
-    """Raise ConfigError unless `queues` maps queue names to QueueConfigs."""
+    """Check that `queues` maps names of queues to QueueConfigs. Raise ConfigError if not."""
     if not isinstance(queues, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
             f"queues must map names to QueueConfigs, as in {_QUEUES_EXAMPLE}, got "
@@ -467,7 +488,8 @@ def _check_duration(name: str, value: timedelta, minimum: tuple[timedelta, str])
 
 
 def _check_fields(settings: QueueConfig | Config) -> None:
-    """Check the fields whose annotation is a bool, a number or a duration."""
+    """Check all fields whose annotation is a bool, a number or a duration. Raise ConfigError if a
+    value is not allowed."""
     for name, annotation in type(settings).__annotations__.items():
         type_name = annotation.removesuffix(" | None")
         if type_name != annotation and getattr(settings, name) is None:

@@ -1,4 +1,5 @@
-"""The running job, for code that does not get it as a parameter."""
+"""Context variables for the running job and its client, for code that does not get them as
+parameters."""
 
 from __future__ import annotations
 
@@ -14,32 +15,34 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 running_client: ContextVar[object | None] = ContextVar("riverpy_running_client", default=None)
-"""The client that runs the calling code. `riverpy.current_client` returns it with its type."""
+"""The client that runs the calling code. `riverpy.current_client` returns it with the right
+type."""
 
 
 running_client_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar(
     "riverpy_running_client_loop", default=None
 )
-"""The event loop of the client that runs the calling code, which may run in another thread."""
+"""The event loop of the client that runs the calling code. The calling code may run in another
+thread."""
 
 
 running_blocking_client: ContextVar[object | None] = ContextVar(
     "riverpy_running_blocking_client", default=None
 )
 """The client that `riverpy.sync.current_client` returns in a test with a blocking transaction.
-Default None: that function returns a client that calls the running client."""
+Default None: that function returns a client that forwards its calls to the running client."""
 
 
 @contextmanager
 def set_running_client(client: object) -> Generator[None]:
-    """Set the running client for the `with` block, and for tasks that start in it. The client runs
-    in the running event loop."""
+    """Set `running_client` for the `with` block and for tasks that start in it. The client must run
+    in the current event loop."""
     token = running_client.set(client)
     loop_token = running_client_loop.set(asyncio.get_running_loop())
     try:
         yield
     finally:
-        with suppress(ValueError):  # the block may end in another context, at the end of the loop
+        with suppress(ValueError):  # when the event loop ends, the block may end in another context
             running_client_loop.reset(loop_token)
             running_client.reset(token)
 
@@ -48,7 +51,7 @@ running_job: ContextVar[Job[Any] | None] = ContextVar("riverpy_running_job", def
 
 
 def current_job() -> Job[Any]:
-    """Return the job in which the calling code runs.
+    """Return the job that runs the calling code.
 
     Raises:
         ClientStateError: the calling code does not run in a job.

@@ -167,8 +167,8 @@ def _change_periodic_job(
 async def _request_periodic_run(
     connection: Connection, schema: str | None, job_id: str
 ) -> str | None:
-    """Request that a periodic job is inserted. Return the leader that inserts it; None: there is no
-    leader now."""
+    """Request that a leader inserts a periodic job now. Return the id of the leader of the domain
+    of this job, or None if the domain has no leader now."""
     async with connection.transaction():
         await table.periodic_request_run(connection, schema, job_id)
     _, _, domain = job_id.partition("@")
@@ -184,7 +184,8 @@ async def _request_periodic_run(
 async def _connect_and_run_statement(
     database: DatabaseSettings, statement: Callable[..., Awaitable[ResultT]], *args: str
 ) -> ResultT:
-    """Connect to a database with periodic jobs, and return the result of a statement."""
+    """Connect to the database, check that it has the table of periodic jobs, and return the result
+    of a statement."""
     async with open_command_connection(database) as found:
         found.expect_riverpy_migration(PERIODIC_JOBS_MIGRATION, "table of periodic jobs")
         return await found.run_read_statement(statement, *args)

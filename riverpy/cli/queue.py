@@ -115,8 +115,8 @@ async def _resume_queue(client: Client, name: str, tx: Transaction) -> ItemChang
 
 
 async def _read_queue(client: Client, name: str, tx: Transaction) -> Queue | None:
-    """Return the queue with this name. For `*`, return None. Raise NotFoundError if there is no
-    such queue."""
+    """Return the queue with this name; for `*`, return None. Raise NotFoundError if the queue does
+    not exist or, for `*`, if there is no queue at all."""
     if name != _ALL_QUEUES:
         return await client.queue_get(name, tx=tx)
     if not await client.queue_list(limit=1, tx=tx):

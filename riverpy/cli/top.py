@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 READ_INTERVAL_MIN = timedelta(milliseconds=100)
 READ_PAUSE_FACTOR = 9.0
-"""The minimum pause after a read, as a multiple of the time that the read took. So reads use at
+"""The pause after a read is at least this multiple of the duration of the read. So reads use at
 most a tenth of the time."""
 
 _EPILOG = """\b
@@ -72,8 +72,8 @@ def top(*, interval: timedelta, once: bool, as_json: bool, database: DatabaseSet
 
 
 class _StatusPrinter:
-    """Shows the status. On a terminal the status is updated in place. Elsewhere each status is
-    printed below the last one."""
+    """Prints the status on stdout. On a terminal, the new status replaces the previous one.
+    Otherwise it is printed below the previous one."""
 
     def __init__(self, *, as_json: bool, once: bool) -> None:
         self._as_json, self.should_print_once = as_json, once
@@ -106,7 +106,8 @@ class _StatusPrinter:
             self._write_to_stdout(text if self._is_first_print else f"\n{text}")
 
     async def repaint_on_resize(self) -> None:
-        """Print the status again when the size of the terminal changes."""
+        """Wait for changes of the size of the terminal, and print the status again after each of
+        them."""
         if self._is_updated_in_place and sys.platform != "win32":
             with anyio.open_signal_receiver(signal.SIGWINCH) as changes:
                 async for _ in changes:
@@ -134,7 +135,7 @@ class _StatusPrinter:
 
 async def _watch_status(reader: StatusReader, printer: _StatusPrinter, interval: float) -> None:
     try:
-        status = await reader.read()  # an error of the first read ends the command
+        status = await reader.read()  # if the first read fails, the command ends
         printer.print_status(status)
         if printer.should_print_once:
             return
@@ -150,7 +151,7 @@ async def _watch_status(reader: StatusReader, printer: _StatusPrinter, interval:
 
 
 async def _read_and_print_status(reader: StatusReader, printer: _StatusPrinter) -> float:
-    """Read and show the status. Return the seconds that the database needed."""
+    """Read and print the status. Return how many seconds the database needed for the read."""
     try:
         status = await reader.read()
     except (RiverError, *DATABASE_ERRORS) as error:

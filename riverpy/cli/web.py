@@ -1,4 +1,4 @@
-"""`riverpy web`: the dashboard in a process of its own."""
+"""`riverpy web`: run the dashboard in its own process."""
 
 from __future__ import annotations
 
@@ -174,15 +174,16 @@ def _check_address_and_password(
 
 
 class _PasswordCheck:
-    """Checks the password of each request (HTTP basic authentication)."""
+    """Checks the password of each HTTP request (basic authentication)."""
 
     def __init__(self, password: str, path_prefix: str) -> None:
         self._password = password.encode()
         self._health_checks_path = f"{path_prefix}{_HEALTH_CHECKS_PATH}"
 
     def authorize(self, request: Request) -> Access:
-        """Return the access of a user. Without the password, ask the browser for it. Health checks
-        need no password, because a load balancer has none."""
+        """Return what the sender of a request may do. Without the right password, raise an
+        HTTPException that makes the browser ask for it. Health checks need no password, because
+        load balancers do not send one."""
         from starlette.exceptions import HTTPException
 
         from riverpy.web import Access

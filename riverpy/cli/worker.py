@@ -1,4 +1,4 @@
-"""`riverpy worker`: run a client in a process of its own."""
+"""`riverpy worker`: run a client in its own process."""
 
 from __future__ import annotations
 
@@ -89,14 +89,15 @@ if TYPE_CHECKING:
     from riverpy.worker import RegisteredWorker
 
 _ValueBySetting = dict[Setting[Any], SettingValue[Any]]
-"""The value of each setting."""
+"""The settings of the command with their values."""
 
 FIRST_CONNECTION_TIMEOUT = 10.0
-"""The longest time that a starting worker waits for a writable database, in seconds."""
+"""The maximum number of seconds that a worker waits at its start until the database accepts
+writes."""
 PROCESS_EXIT_TIMEOUT = 3.0
-"""The longest time from the end of the client's run to the end of the process, in seconds."""
+"""The maximum number of seconds from the end of the client's run until the process has ended."""
 _SERVER_NOT_READY_SQLSTATES = frozenset({"57P03", "53300", "55000"})
-"""SQLSTATEs of a server that is starting or stopping, or that has too many connections."""
+"""The SQLSTATEs of a server that is starting or stopping, or that has too many connections."""
 
 _EPILOG = """\b
 Exit codes:
@@ -212,7 +213,7 @@ def worker(
 
 
 class _WorkerProcess:
-    """Runs the client of a loaded target in this process, until it stops."""
+    """Runs the client in this process until it stops."""
 
     def __init__(self, settings: _ValueBySetting, stream: LogStream, *, drain: bool) -> None:
         self._settings = settings
@@ -257,8 +258,9 @@ class _WorkerProcess:
         )
 
     def run(self, target: ClientTarget) -> int:
-        """Work until stopped, and return the exit code. After the run, threads and tasks of the
-        user's code can delay the end of the process by at most `PROCESS_EXIT_TIMEOUT`."""
+        """Run the client of the target until it stops, and return the exit code. After that,
+        threads and tasks of the user's code can delay the end of the process by at most
+        `PROCESS_EXIT_TIMEOUT`."""
         self._log_stream.on_reader_ended = self._signal_handler.request_soft_stop
         if self._supervisor_connection is not None:
             self._supervisor_connection.soft_stop = self._signal_handler.request_uncounted_soft_stop
@@ -274,7 +276,7 @@ class _WorkerProcess:
         except asyncio.CancelledError:  # only the user's code can cancel this task
             self._log.error(WORKER_CANCELLED, effect="the worker stops")
         except Exception as error:
-            # Print now, because threads of the user's code may delay the end of the process.
+            # Print the error now: threads of the user's code may delay the end of the process.
             sys.excepthook(type(error), error, error.__traceback__)
         finally:
             if not self._is_process_kept:
@@ -380,8 +382,8 @@ class _WorkerProcess:
             raise CommandError(error_to_one_line(error), exit_code=EXIT_NOT_READY) from error
 
     def started(self, value: None = None) -> None:
-        """Log the start, and notify systemd. The client calls this, as `started` of anyio's
-        TaskStatus."""
+        """Log that the worker has started, and notify systemd. The client calls this method,
+        because it gets this object as an anyio TaskStatus."""
         client = self._client
         assert client is not None  # noqa: S101 (set before the start)
         self._has_client_started = True
@@ -407,8 +409,8 @@ class _WorkerProcess:
         reduce_garbage_collection()
 
     async def _exit_after_abandoned_jobs(self, client: Client, report: StopReport) -> NoReturn:
-        """Release the jobs that did not end, and end the process. Otherwise the code of these jobs
-        would keep running."""
+        """Release the jobs that did not end, and end the process. If the process continued, the
+        code of these jobs would continue too."""
         self._signal_handler.exit_within(EXIT_UNCLEAN_STOP, PROCESS_EXIT_TIMEOUT)
         self._log.warning(
             WORKER_STOPPED_WITH_ABANDONED_JOBS,
@@ -418,8 +420,8 @@ class _WorkerProcess:
         await _release_jobs_and_exit(client, report.abandoned)
 
     def _exit_from_blocked_loop(self, client: Client) -> None:
-        """Release the jobs and exit. Called in a separate thread, because the event loop is
-        blocked."""
+        """Release the running jobs, and end the process. A separate thread calls this, because the
+        event loop is blocked."""
         claim_keys = self._abandoned_claims or client.running_claims()
         anyio.run(_release_jobs_and_exit, client, claim_keys, "the stop took too long; ")
 
@@ -427,8 +429,8 @@ class _WorkerProcess:
 async def _release_jobs_and_exit(
     client: Client, claim_keys: Sequence[ClaimKey], note_prefix: str = ""
 ) -> NoReturn:
-    """Release jobs, print a note, and exit without closing the event loop, because closing it could
-    wait for a thread."""
+    """Release the jobs with these claim keys, print a note, and end the process. The event loop is
+    not closed, because that could wait for a thread."""
     try:
         count = await client.release_claims(claim_keys)
         note = f"{note_prefix}released {count} of {len(claim_keys)} running jobs"
@@ -438,14 +440,16 @@ async def _release_jobs_and_exit(
 
 
 def _make_health_server(source: Address | ConnectionListener) -> HealthRequestHandler:
-    """Return a health server. Workers without one do not load its modules."""
+    """Return a health server. `source` is its address, or the listener for connections from the
+    supervisor."""
     from riverpy._tools.health.worker_health import HealthRequestHandler
 
     return HealthRequestHandler(source)
 
 
 def _describe_job_limits(unit: RegisteredWorker, client: Client) -> str:
-    """Return the default timeout and number of attempts of a kind."""
+    """Return a text with the timeout and the default maximum number of attempts of the jobs of a
+    kind."""
     timeout = unit.resolve_timeout(client.config.job_timeout)
     text = "by job" if unit.get_job_timeout is not None else format_duration(timeout)
     default = " (default)" if unit.timeout is UNSET and unit.get_job_timeout is None else ""
@@ -456,7 +460,7 @@ async def _wait_for_writable_database(client: Client) -> None:
     """Wait until the database accepts connections and writes.
 
     Raises:
-        CommandError: the database refused the connection, or was not ready in time.
+        CommandError: the database refused the connection, or was not ready before the timeout.
     """
     give_up_at = time.monotonic() + FIRST_CONNECTION_TIMEOUT
     backoff = Backoff(timedelta(milliseconds=100), timedelta(seconds=1))
@@ -481,7 +485,7 @@ async def _wait_for_writable_database(client: Client) -> None:
 
 
 async def _check_database_writable(client: Client) -> None:
-    """Raise one of DATABASE_ERRORS if the database does not accept writes now."""
+    """Check that the database accepts writes now. Raise one of DATABASE_ERRORS if not."""
     connection = await connect(
         client.database_url,
         application_name="riverpy start",
