@@ -1,4 +1,5 @@
-"""DomainMap: the clients, the queues and the leader of each leader domain at one time."""
+"""DomainMap: the clients, the queues and the leader of each leader domain, as read at one
+moment."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ TABLE_MISSING_SQLSTATE = "42P01"
 
 @dataclass(frozen=True)
 class DomainMap:
-    """The leader domains of a schema, including `default`. A domain is a group of queues with its
-    own leader."""
+    """The leader domains of a schema, including `default`. A leader domain is a group of queues
+    that has its own leader."""
 
     leaders: Sequence[DomainLeader]
     queue_owners: Sequence[QueueOwnerStatus]
@@ -51,12 +52,12 @@ class DomainMap:
         return {member.client_id for member in self.live_members if member.domain != DEFAULT_DOMAIN}
 
     def last_leader(self, domain: str) -> DomainLeader | None:
-        """Return the current or last leader of a domain; None: there was no leader. For `@schema`,
-        return the holder of the schema lease."""
+        """Return the current leader of a domain, or else the last one. Return None if the domain
+        never had a leader. For `@schema`, return the holder of the schema lease."""
         return next((lead for lead in self.leaders if lead.domain == domain), None)
 
     def current_leader(self, domain: str) -> DomainLeader | None:
-        """Return the current leader of a domain; None: there is no leader now."""
+        """Return the current leader of a domain, or None if there is no leader now."""
         lead = self.last_leader(domain)
         return None if lead is None or lead.has_lease_ended else lead
 
@@ -65,13 +66,17 @@ class DomainMap:
         return self.current_leader(domain) is not None
 
     def owned_queues(self, domain: str) -> list[QueueOwnerStatus]:
-        """Return the queues of a domain other than `default`."""
+        """Return the queues that a domain owns. The domain is not `default`, which owns no
+        queues."""
         return [row for row in self.queue_owners if row.domain == domain]
 
     def has_had_client(self, domain: str) -> bool:
-        """Return whether a domain that owns queues has ever had a client. If an operator claims a
-        queue for a domain without clients, riverpy stores an old heartbeat time, so that the queue
-        is orphaned at once."""
+        """Return whether a domain that owns queues has ever had a client.
+
+        An operator can assign a queue to a domain that has no clients. riverpy then stores an old
+        heartbeat time with the queue, so that the queue is orphaned at once. This method recognizes
+        that time.
+        """
         owned = self.owned_queues(domain)
         last_seen_at = max(row.last_seen_at for row in owned)
         return all(row.claimed_at - row.last_seen_at != _ORPHANED_AFTER for row in owned) or any(
@@ -83,16 +88,17 @@ class DomainMap:
         return [member for member in self.live_members if member.domain == domain]
 
     def has_leader_for_orphaned_queues(self) -> bool:
-        """Return whether a client maintains the queues of domains without live clients. If the
-        leader of `default` is a riverpy client, it maintains these queues. Otherwise the holder of
-        the lease `@schema` does it."""
+        """Return whether a client maintains the orphaned queues. A queue is orphaned if its domain
+        has no live client. The leader of `default` maintains these queues if it is a riverpy
+        client. Otherwise the holder of the lease `@schema` maintains them."""
         leader = self.current_leader(DEFAULT_DOMAIN)
         return self.has_leader(SCHEMA_LEASE_NAME) or (
             leader is not None and leader.is_riverpy_client
         )
 
     def unmaintained_queues_by_domain(self, queues: Iterable[str]) -> dict[str, list[str]]:
-        """Return the queues that no leader maintains, by the domain whose leader is missing."""
+        """Return those of `queues` that no leader maintains. The key is the domain whose leader is
+        missing."""
         owners = {row.queue: row for row in self.queue_owners}
         found: dict[str, list[str]] = {}
         for queue in queues:
@@ -118,9 +124,11 @@ async def read_domains(connection: Transaction, schema: str | None) -> DomainMap
 async def read_domains_if_permitted(
     connection: Transaction, schema: str | None
 ) -> DomainMap | None:
-    """Read all domains; None: the role may not read their tables. A role does not need this
-    privilege if all clients are in domain `default`. A savepoint keeps an open transaction usable
-    after the error."""
+    """Read all domains, or return None if the role may not read their tables. A role does not need
+    this privilege if all clients are in domain `default`.
+
+    The statements run in a savepoint, so an open transaction remains usable after the error.
+    """
     try:
         async with connection.transaction():
             return await read_domains(connection, schema)

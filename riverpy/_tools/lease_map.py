@@ -1,4 +1,7 @@
-"""LeaseMap: for which leases the live clients stand by, and how far the holders are behind."""
+"""LeaseMap: which live clients stand by for each lease, and the lag that each holder has reported.
+
+A client stands by for a lease if it would acquire the lease when the lease is free.
+"""
 
 from __future__ import annotations
 
@@ -18,37 +21,36 @@ if TYPE_CHECKING:
 
 
 def leader_lease_name(domain: str) -> str:
-    """Return the name that lease reports use for the lease of a domain's leader, or for the lease
-    of the schema."""
+    """Return the name of the lease of a domain's leader, as lease reports use it. `domain` may also
+    be `@schema`, the name of the schema lease."""
     return domain if domain in {DEFAULT_DOMAIN, SCHEMA_LEASE_NAME} else domain_lease_name(domain)
 
 
 @dataclass(frozen=True)
 class LeaseMap:
-    """What the clients with a recent heartbeat have reported about leases. A `LeaseManager` without
-    a client writes no heartbeat, so it is not in the map."""
+    """The lease reports of the clients with a recent heartbeat. A `LeaseManager` without a client
+    writes no heartbeat, so it is not in the map."""
 
     clients_by_lease: Mapping[str, Sequence[ReportingClient]]
-    """The clients that stand by for a lease, by the name of the lease in the table, in the order of
-    their starts."""
+    """For each lease, the clients that stand by for it, in the order of their starts. The key is
+    the name of the lease in the table."""
     clients_by_id: Mapping[str, ReportingClient]
     client_ids_without_report: frozenset[str]
-    """The live clients whose report is missing or incomplete. These clients may stand by for any
-    lease."""
+    """The live clients whose report is missing or incomplete. They may stand by for any lease."""
 
     def standby_clients(self, name: str, *, holder: str | None) -> list[ReportingClient]:
-        """Return the clients that stand by for a lease. The holder is left out, because its last
-        report may be older than its term."""
+        """Return the clients that stand by for a lease. The result excludes `holder`: its last
+        report may be from the time before it acquired the lease."""
         found = self.clients_by_lease.get(name, ())
         return [client for client in found if client.client_id != holder]
 
     def standby_client_ids(self, name: str, *, holder: str | None) -> list[str]:
-        """Return the ids of the clients that stand by for a lease."""
+        """Return the ids of the clients that stand by for a lease, without `holder`."""
         return [client.client_id for client in self.standby_clients(name, holder=holder)]
 
     def find_lag(self, name: str, *, holder: str | None, epoch: int) -> LeaseLag | None:
-        """Return what the current holder of a lease last reported about its lag in this term; None:
-        it reported nothing, or there is no holder."""
+        """Return the lag that the holder of a lease last reported in its current term. Return None
+        if it reported no lag, or if there is no holder."""
         client = None if holder is None else self.clients_by_id.get(holder)
         if client is None or client.report is None:
             return None
@@ -64,7 +66,7 @@ class LeaseMap:
 
 
 class LeaseReports(NamedTuple):
-    """What the live clients have reported about one lease. None: not known."""
+    """What the live clients have reported about one lease. A value is None if it is not known."""
 
     standbys: list[str] | None
     """The ids of the clients that stand by."""
@@ -74,8 +76,8 @@ class LeaseReports(NamedTuple):
 def find_lease_reports(
     lease_map: LeaseMap | None, name: str, *, holder: str | None, epoch: int
 ) -> LeaseReports:
-    """Return the reports about a lease. `name` is its name in the table, and `holder` its current
-    holder, if there is one."""
+    """Return what the live clients have reported about a lease. `name` is the name of the lease in
+    the table. `holder` is the current holder, or None."""
     if lease_map is None:
         return LeaseReports(None, None)
     return LeaseReports(
@@ -85,7 +87,7 @@ def find_lease_reports(
 
 
 def describe_lag(lag: LeaseLag) -> str:
-    """Return a lag for people, such as `40 items, the oldest 1m5s, reported 3s ago`."""
+    """Return a text about a lag, such as `40 items, the oldest 1m5s, reported 3s ago`."""
     parts = [] if lag.count is None else [format_count(lag.count, "item")]
     if lag.age is not None:
         parts.append(f"the oldest {format_seconds(lag.age)}")
@@ -93,7 +95,7 @@ def describe_lag(lag: LeaseLag) -> str:
 
 
 async def read_lease_map(connection: Transaction, schema: str | None) -> LeaseMap:
-    """Read what the live clients have reported. Migration CLIENTS_MIGRATION must be applied."""
+    """Read the lease reports of the live clients. Migration CLIENTS_MIGRATION must be applied."""
     clients = await client_list_lease_reports(connection, schema)
     by_lease: dict[str, list[ReportingClient]] = {}
     unknown: set[str] = set()

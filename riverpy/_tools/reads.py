@@ -1,5 +1,5 @@
-"""Reads that doctor and top share: the registered clients, the leader of `default`, and jobs. Some
-jobs may be damaged: the server cannot read their rows."""
+"""Functions with which `riverpy doctor` and `riverpy top` read clients, the leader of `default`,
+and jobs. They also work if some jobs are damaged, i.e. the server cannot read their rows."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ ResultT = TypeVar("ResultT")
 
 
 class SkippedRow(msgspec.Struct, frozen=True):
-    """A row that a client skips for a while, because statements for this row fail."""
+    """A row that a client skips for a while, because statements on this row fail."""
 
     operation: str = msgspec.field(name="what")
-    """The operation that fails for the row."""
+    """The operation that failed for the row."""
     row_key: str = msgspec.field(name="row")
-    """The id or the key of the row."""
+    """The id or another key of the row."""
     error: str
     tries: int
     failing_since: str = msgspec.field(name="since")
-    """The time at which the operation first failed for this row alone, in the format of RFC
-    3339."""
+    """The time at which the operation first failed for this row alone, as a RFC 3339 text."""
 
 
 class SkippedRowsReport(msgspec.Struct, frozen=True):
-    """The rows that a client skips for a while."""
+    """The rows that a client currently skips, because statements on these rows fail."""
 
     row_count: int = msgspec.field(name="count")
     first_rows: list[SkippedRow] = msgspec.field(name="rows")
-    """The first of the skipped rows. A client reports only a limited number of rows."""
+    """The first skipped rows. A client reports only a limited number of rows."""
 
 
 class ClientRow(NamedTuple):
@@ -58,13 +57,13 @@ class ClientRow(NamedTuple):
     uptime: float
     """Seconds since the start of the client."""
     heartbeat_age: float
-    """Seconds since the client's last heartbeat, by the server's clock; negative: the server's
+    """Seconds since the client's last heartbeat, by the server's clock. Negative if the server's
     clock was set back."""
     dead_after: float
     is_stopping: bool
     queue_slots: list[int] | None
-    """The number of slots of each queue, in the order of `queues`; None: an older version of
-    riverpy does not report slots."""
+    """The number of slots of each queue, in the order of `queues`. None if the client has an older
+    version of riverpy, which does not report slots."""
     stuck_job_ids: list[int]
     """The ids of the jobs that still run after their cancellation."""
     skipped_rows: SkippedRowsReport | None
@@ -77,11 +76,12 @@ class ClientRow(NamedTuple):
 
 
 class DefaultDomainLeader(NamedTuple):
-    """The current or the last leader of `default`."""
+    """The current or last leader of domain `default`."""
 
     leader_row: LeaderRow
     is_registered: bool | None
-    """Whether the leader is a registered riverpy client; None: the table of clients is missing."""
+    """Whether the leader is a registered riverpy client. None if the table of clients is
+    missing."""
 
     @property
     def has_lease_expired(self) -> bool:
@@ -119,8 +119,8 @@ def _decode_skipped_rows(text: str | None) -> SkippedRowsReport | None:
 async def read_default_domain_leader(
     connection: Transaction, schema: str | None, *, has_client_table: bool
 ) -> DefaultDomainLeader | None:
-    """Return the current or last leader; None: there was no leader, or the last leader resigned.
-    `has_client_table` means that the table of clients exists."""
+    """Return the current or last leader of domain `default`. Return None if there was no leader or
+    the last leader resigned. `has_client_table` says whether the table of clients exists."""
     row = await leader_get(connection, schema)
     if row is None:
         return None
@@ -139,9 +139,13 @@ async def run_job_statement_despite_damage(
     /,
     **values: Any,
 ) -> ResultT:
-    """Return the result of a statement that reads jobs of these states. `damaged_job_errors` has
-    the errors of known damaged jobs by id. The errors of newly found damaged jobs are added to it.
-    The statement does not read the wide columns of `damaged_job_ids`."""
+    """Run a statement that reads jobs with these states, even if some of the jobs are damaged.
+    Return its result.
+
+    `damaged_job_errors` maps the ids of known damaged jobs to the server's errors. The function
+    adds the damaged jobs that it finds. `statement` gets the ids as `damaged_job_ids` and does not
+    read the wide columns of these jobs.
+    """
     result, found = await read_jobs_despite_damage(
         connection,
         schema,

@@ -1,4 +1,4 @@
-"""Texts for people: the forms in which the tools show numbers, names and statements."""
+"""Functions that format numbers, names and statements for the output of the tools."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 QUERY_LENGTH_MAX = 80
-"""The maximum number of characters of a statement that are shown."""
+"""The maximum length of a shown statement, in characters."""
 ERROR_LENGTH_MAX = 160
-"""The maximum number of characters of an error that are shown."""
+"""The maximum length of a shown error, in characters."""
 SHOWN_NAMES_MAX = 5
-"""The maximum number of names in a list that are shown."""
+"""The maximum number of shown names in a list."""
 _DURATION_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 _SQL_TOKEN_PATTERN = re.compile(
@@ -29,9 +29,11 @@ _SQL_TOKEN_PATTERN = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
-"""Matches a comment, a quoted name or a literal in a statement. If its end is uncertain, the match
-goes to the end of the text. The end is uncertain in a nested comment, and at a backslash before a
-quote."""
+"""Matches a comment, a quoted name or a literal in a statement.
+
+The end of a nested comment, or of a literal with a backslash before a quote, is uncertain. The
+match then extends to the end of the text.
+"""
 
 
 def format_seconds(seconds: float) -> str:
@@ -58,7 +60,8 @@ def format_size(byte_count: float) -> str:
 def format_count(
     number: int, noun: str, *, plural: str | None = None, limit: int | None = None
 ) -> str:
-    """Return `1 job`, `2 jobs`, or, if counting ended at `limit`, `at least 1,000 jobs`."""
+    """Return a text such as `1 job`, `2 jobs` or `at least 1,000 jobs`. `limit` is the number at
+    which counting ended, if there is one."""
     prefix = "at least " if limit is not None and number >= limit else ""
     return f"{prefix}{number:,} {noun if number == 1 else plural or noun + 's'}"
 
@@ -73,12 +76,13 @@ def format_waiting_count(
 
 
 def format_names(names: Iterable[str]) -> str:
-    """Return a text with the first names in quotes, and the number of further names."""
+    """Return a text with the first names in quotes, and the number of the remaining names."""
     return _format_list([f'"{value}"' for value in names])
 
 
 def format_job_ids(job_ids: Iterable[int]) -> str:
-    """Return a text such as `job 1` or `jobs 1, 2`, and the number of further jobs."""
+    """Return a text such as `job 1` or `jobs 1, 2`. A long list ends with the number of the
+    remaining jobs."""
     found = [str(value) for value in job_ids]
     return f"job{'s' * (len(found) != 1)} {_format_list(found)}"
 
@@ -94,13 +98,13 @@ def format_error(error: str) -> str:
 
 
 def shorten_line(line: str, length: int) -> str:
-    """Return the line, cut to `length` characters."""
+    """Return the line, shortened to at most `length` characters."""
     return line if len(line) <= length else line[: length - 1] + "…"
 
 
 def mask_query(statement: str) -> str:
-    """Return the start of a statement in one line, without strings and comments, which may contain
-    private data or a password."""
+    """Return the start of a statement in one line. Literals and comments are removed, because they
+    may contain private data or a password."""
     line = mask_passwords(" ".join(_SQL_TOKEN_PATTERN.sub(_mask_token, statement).split()))
     return shorten_line(line, QUERY_LENGTH_MAX)
 

@@ -1,5 +1,5 @@
-"""Checks of what makes the tables slow: foreign keys, old snapshots, locks, dead rows and bloated
-indexes."""
+"""Checks of `riverpy doctor` for causes of slow tables: foreign keys, old snapshots, locks, dead
+rows and bloated indexes."""
 
 from __future__ import annotations
 
@@ -34,35 +34,35 @@ if TYPE_CHECKING:
     )
 
 SNAPSHOT_AGE_WARN_SECONDS = 60.0
-"""A snapshot that is this many seconds old or older is reported."""
+"""The check reports a snapshot that is at least this many seconds old."""
 SNAPSHOT_WARN_TRANSACTIONS = 1_000_000
-"""If the age of a snapshot is not known, it is reported when this number of transactions have
-started after the snapshot."""
+"""If the age of a snapshot is not known, the check reports it when at least this many transactions
+have started after it."""
 LOCK_AGE_WARN_SECONDS = 30.0
-"""A transaction that holds locks on River's tables for this many seconds is reported."""
+"""The check reports a transaction that has held locks on River's tables for this many seconds."""
 BLOCKING_LOCK_AGE_WARN_SECONDS = 3.0
-"""If other sessions wait for the locks of a transaction, it is reported after this many seconds."""
+"""The shorter limit, in seconds, for a transaction whose locks make other sessions wait."""
 BLOATED_INDEX_BYTES_MIN = 64 * 1024 * 1024
-"""An index with this size in bytes or more may be reported as bloated."""
+"""The check reports an index as bloated only if its size in bytes is at least this."""
 BLOATED_INDEX_SIZE_FACTOR = 4.0
-"""An index of `BLOATED_INDEX_BYTES_MIN` or more is bloated if its size is this many times the
-estimated size of a new index."""
+"""The check reports an index as bloated only if its size is at least this many times the estimated
+size of a new index."""
 NEEDED_INDEXES = {
     "river_job_pkey",
     "river_job_prioritized_fetching_index",
     "river_job_state_and_finalized_at_index",
     "river_job_unique_idx",
 }
-"""The indexes of the table of jobs that riverpy's statements use."""
+"""The indexes of `river_job` that riverpy's statements use."""
 DEAD_ROWS_WARN_COUNT = 100_000
-"""A missing vacuum is reported if there are at least this many dead rows."""
+"""The check reports a late vacuum only if the table has at least this many dead rows."""
 LATE_VACUUM_SECONDS = 600.0
-"""If the last vacuum was this many seconds ago, autovacuum is late. Autovacuum starts every
-minute."""
+"""The vacuum is late when the last one was at least this many seconds ago. By default, autovacuum
+checks the tables every minute."""
 
 
 async def check_foreign_keys(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report the tables whose foreign keys refer to rows that a leader deletes."""
+    """Report foreign keys that prevent the leader from deleting rows of River's tables."""
     findings = [
         warn_finding(
             f"table {row.referring_table} refers to {row.referenced_table} by "
@@ -80,7 +80,8 @@ async def check_foreign_keys(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 async def check_indexes(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report indexes that are missing, invalid, left by a rebuild, or too large."""
+    """Report indexes that are missing, invalid, left over from an interrupted rebuild, or
+    bloated."""
     rows = await snapshot.session.read(read_indexes, snapshot.schema)
     total = sum(row.size for row in rows)
     text = f"{format_count(len(rows), 'index', plural='indexes')}, {format_size(total)}"
@@ -160,7 +161,7 @@ async def check_vacuum(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 def _find_vacuum_problem(row: JobTableStatsRow, table: str) -> tuple[str, str] | None:
-    """Return the problem and the remedy; None: there is no problem."""
+    """Return the problem with vacuum and the remedy, or None if there is no problem."""
     if row.is_autovacuum_off_for_table:
         return (
             "autovacuum is off for the table",
@@ -183,7 +184,8 @@ def _find_vacuum_problem(row: JobTableStatsRow, table: str) -> tuple[str, str] |
 
 
 async def check_open_snapshots(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report sessions, prepared transactions and slots that prevent the removal of dead rows."""
+    """Report sessions, prepared transactions and replication slots that prevent the removal of dead
+    rows."""
     rows = await snapshot.session.read(read_open_snapshots)
     old = [row for row in rows if _is_old_snapshot(row)]
     if not old:
@@ -250,7 +252,7 @@ def _describe_session(row: OpenSnapshotRow | LockHolderRow) -> str:
 
 
 async def check_locks(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report open transactions that hold locks on River's tables."""
+    """Report transactions that have held locks on River's tables for too long."""
     findings = [
         warn_finding(
             f"{_describe_session(row)} locks {'all' if row.is_whole_table_locked else 'rows'} of "

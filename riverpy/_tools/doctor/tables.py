@@ -1,4 +1,5 @@
-"""Checks of the migrations of River's and riverpy's tables, and of the privileges of the role."""
+"""Checks of the migrations of River's and riverpy's tables, and of the privileges of the database
+role."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ _RIVERPY_TABLES_BY_VERSION = {
     6: "riverpy_queue_owner",
     9: "riverpy_job_count",
 }
-"""The versions of riverpy's own migrations that create a table, each with the table."""
+"""riverpy's own tables. The key is the version of the migration that creates the table."""
 _INSERT_PRIVILEGES = {
     "river_migration": ("SELECT",),
     "river_job": ("SELECT", "INSERT", "UPDATE (kind)"),
@@ -46,8 +47,9 @@ _WORK_PRIVILEGES = dict.fromkeys(
 
 
 def check_migrations(state: SchemaState, requested_schema: str | None, url: str) -> list[Finding]:
-    """Report the migrations of River's tables and of riverpy's own tables. `requested_schema`
-    is the schema that the user named; None: the user named no schema."""
+    """Report missing and unknown migrations of River's tables and of riverpy's own tables. The
+    remedy is a `riverpy migrate up` command for the database `url`. `requested_schema` is the
+    schema that the user named, or None."""
     command = make_migrate_command("riverpy migrate up", requested_schema, url)
     main = _check_river_migrations(state, command)
     if state.missing_needed_versions() or state.are_migrations_unrecorded():
@@ -155,7 +157,7 @@ async def check_dropped_tables(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 async def check_grants(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report whether the role may insert jobs, work jobs, migrate and rebuild indexes."""
+    """Report whether the database role may insert jobs, work jobs, migrate and rebuild indexes."""
     relations = await snapshot.session.read(read_relation_privileges, snapshot.schema)
     on_schema = await snapshot.session.read(read_schema_privileges, snapshot.schema)
     security = snapshot.schema_state.row_security
@@ -188,8 +190,8 @@ async def check_grants(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 def row_security_finding(security: RowSecurity, /, **data: object) -> Finding:
-    """Report tables with row security. The server hides rows from the role without an error, so
-    riverpy does not find jobs."""
+    """Report tables with row-level security. PostgreSQL can hide rows of these tables from the role
+    without an error, so riverpy does not find some jobs."""
     report = fail_finding if security.hidden_tables else warn_finding
     return report(security.problem, security.remedy, **data, row_security=security.affected_tables)
 
@@ -197,7 +199,8 @@ def row_security_finding(security: RowSecurity, /, **data: object) -> Finding:
 def _find_missing_privileges(
     relations: Mapping[str, RelationPrivilegesRow], needed_privileges: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """Return the privileges that the role needs and does not have, in the words of GRANT."""
+    """Return the privileges that the role needs and does not have. The texts have the syntax of
+    GRANT."""
     found: list[str] = []
     for name, privileges in needed_privileges.items():
         row = relations.get(name)

@@ -1,4 +1,5 @@
-"""Checks of due jobs that are not worked: available jobs, scheduled jobs and periodic jobs."""
+"""Checks of `riverpy doctor` for due jobs that no client works: available jobs, scheduled jobs and
+periodic jobs."""
 
 from __future__ import annotations
 
@@ -19,18 +20,18 @@ if TYPE_CHECKING:
     from riverpy._tools.reads import ClientRow
 
 LATE_SCHEDULED_WARN_SECONDS = 30.0
-"""A scheduled job or a retry that is late by this many seconds is reported. Every 5 s a leader
-makes due jobs available."""
+"""The check reports a scheduled job or a retry that is late by at least this many seconds. The
+leader makes due jobs available every 5 s."""
 LATE_PERIODIC_WARN_SECONDS = 60.0
-"""A periodic job that is late by this many seconds is reported."""
+"""The check reports a periodic job that is late by at least this many seconds."""
 UNWORKED_QUEUE_FAIL_LAG_FACTOR = 10
-"""If no client works a queue, the check fails when the oldest job has been due for this many times
-`max_lag`. Before that, the check warns."""
+"""If no client works a queue, the check fails when the oldest job has been due for longer than
+`max_lag` times this factor. Until then, it only warns."""
 
 
 async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report for each queue how long its jobs have been due, and how many clients work the queue.
-    The data of the finding also has the queues without jobs."""
+    """Report how long the available jobs of each queue have been due and how many clients work the
+    queue. The data of the first finding also includes queues without jobs."""
     backlogs = {row.queue: row for row in await snapshot.backlogs() if row.state == "available"}
     rows = {row.name: row for row in await snapshot.queues()}
     queues = sorted({*backlogs, *rows})
@@ -84,9 +85,11 @@ def _queue_finding(
     max_lag_seconds: float,
     kinds: Sequence[str],
 ) -> Finding | None:
-    """Return the problem of a queue that has available jobs; None: there is no problem. A job may
-    wait for `max_lag_seconds` after it is due. If no client works the queue, `kinds` has the kinds
-    of its first jobs."""
+    """Return the problem of a queue that has available jobs, or None if there is no problem.
+
+    A due job may wait up to `max_lag_seconds` before this is a problem. If no client works the
+    queue, `kinds` contains the kinds of the queue's first jobs, for the remedy.
+    """
     lag = backlog.seconds_since_due or 0
     if lag < 0:
         return None
@@ -120,7 +123,7 @@ def _queue_finding(
 
 
 async def check_late_scheduled_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report scheduled jobs and retries that are due and did not become available."""
+    """Report scheduled jobs and retries that are due but did not become available in time."""
     backlogs = [row for row in await snapshot.backlogs() if row.state in {"scheduled", "retryable"}]
     late = [row for row in backlogs if (row.seconds_since_due or 0) >= LATE_SCHEDULED_WARN_SECONDS]
     jobs = sum(row.job_count for row in backlogs)
@@ -145,7 +148,8 @@ async def check_late_scheduled_jobs(snapshot: DatabaseSnapshot) -> list[Finding]
 async def _describe_missing_leaders(
     snapshot: DatabaseSnapshot, queues: Sequence[str]
 ) -> str | None:
-    """Return a text that names the missing leaders of these queues; None: no leader is missing."""
+    """Return a text that names the leaders that are missing for these queues, or None if no leader
+    is missing."""
     domains = await snapshot.domains()
     if domains is not None and domains.non_default_domains:
         unmaintained = domains.unmaintained_queues_by_domain(queues)
@@ -178,7 +182,8 @@ async def check_periodic_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 def find_late_periodic_jobs(rows: Iterable[PeriodicJobRow]) -> list[PeriodicJobRow]:
-    """Return the periodic jobs that are late."""
+    """Return the periodic jobs that are late. Rows that no client has updated recently are
+    ignored."""
     used = [row for row in rows if row.is_recently_updated]
     return [row for row in used if (row.seconds_since_due or 0) >= LATE_PERIODIC_WARN_SECONDS]
 
@@ -186,8 +191,8 @@ def find_late_periodic_jobs(rows: Iterable[PeriodicJobRow]) -> list[PeriodicJobR
 async def _late_periodic_job_findings(
     snapshot: DatabaseSnapshot, late_jobs: Sequence[PeriodicJobRow]
 ) -> list[Finding]:
-    """Report late periodic jobs by domain, because each domain's leader inserts its own periodic
-    jobs."""
+    """Return one finding for each domain that has late periodic jobs. Only the leader of a domain
+    inserts the domain's periodic jobs."""
     if not late_jobs:
         return []
     domains = await snapshot.domains()

@@ -1,4 +1,4 @@
-"""ServerAccount: the system user that runs the server.
+"""ServerAccount: the system user that runs the embedded PostgreSQL server.
 
 PostgreSQL refuses to run as root. So root runs the server as the user `postgres` or, if there is no
 such user, as `nobody`. Any other user runs the server under its own account.
@@ -21,7 +21,7 @@ _NON_ROOT_USER_NAMES = ("postgres", "nobody")
 
 
 class ServerAccount(NamedTuple):
-    """The user that runs the server. The ids are None for the current user."""
+    """The system user that runs the server. The ids are None if it is the current user."""
 
     name: str
     user_id: int | None
@@ -54,8 +54,8 @@ class ServerAccount(NamedTuple):
         )
 
     def can_run_program(self, program: Path) -> bool:
-        """Return whether this account can run the program. Run it to find out, because not only
-        file modes can forbid it."""
+        """Return whether this account can run the program. The method runs `program --version`,
+        because file modes alone do not show this."""
         if self.user_id is None:
             return True
         try:
@@ -71,7 +71,7 @@ class ServerAccount(NamedTuple):
 
 
 def find_server_account(data_directory: Path) -> ServerAccount:
-    """Return the account that can run a server on this cluster. The cluster may not exist yet."""
+    """Return the account that must run the server of a cluster. The cluster may not exist yet."""
     user = os.geteuid()
     if user == 0:
         return _find_cluster_owner(data_directory) or _find_non_root_user()
@@ -85,8 +85,8 @@ def find_server_account(data_directory: Path) -> ServerAccount:
 
 
 def _find_cluster_owner(data_directory: Path) -> ServerAccount | None:
-    """Return the owner of the cluster: PostgreSQL accepts no other user. None: there is no
-    cluster."""
+    """Return the owner of the cluster, or None if there is no cluster. PostgreSQL only starts as
+    the owner of its data directory."""
     try:
         status = data_directory.stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,5 @@
-"""PostgresInstallation: PostgreSQL's programs, their directory and their version."""
+"""PostgresInstallation: where PostgreSQL's programs are found, their directory and their
+version."""
 
 from __future__ import annotations
 
@@ -47,8 +48,12 @@ class PostgresInstallation(NamedTuple):
 
 
 def find_installation() -> PostgresInstallation:
-    """Search for the programs in this order: RIVERPY_PG_BIN, the Python packages, the system's
-    newest PostgreSQL."""
+    """Find PostgreSQL's programs. The search order is: the directory in `RIVERPY_PG_BIN`, the
+    Python packages, the newest PostgreSQL of the system.
+
+    Raises:
+        DatabaseError: no usable programs were found.
+    """
     if chosen := os.environ.get(BINARIES_ENV_VARIABLE):
         directory = Path(chosen).expanduser().absolute()
         if version := _read_usable_version(directory):
@@ -85,8 +90,8 @@ def _find_system_program_directories() -> set[Path]:
 
 
 def _read_usable_version(directory: Path) -> tuple[int, int] | None:
-    """Return the version of the programs in a directory; None: there are none, or they are too old
-    or do not run."""
+    """Return the version of the programs in a directory. Return None if the programs are missing,
+    too old or do not run."""
     if not (directory / "initdb").is_file():
         return None
     try:
@@ -108,14 +113,15 @@ def _read_usable_version(directory: Path) -> tuple[int, int] | None:
 def make_installation_runnable(
     account: ServerAccount, installation: PostgresInstallation, base_directory: Path
 ) -> PostgresInstallation:
-    """Return the installation, or a copy of it below `base_directory` that the account can run.
+    """Return an installation that the account can run: the given one, or a copy below
+    `base_directory`.
 
-    For example, the account cannot read a Python package in root's home directory. riverpy does not
-    change the permissions of that directory. Instead, it copies each build of the programs once
-    (about 40 MB).
+    A copy is needed, for example, if the programs are in a Python package in root's home directory,
+    where the account cannot read them. riverpy does not change the permissions of that directory.
+    It copies each build of the programs once (about 40 MB).
 
     Raises:
-        DatabaseError: the programs need files outside of their directory, and cannot be copied.
+        DatabaseError: the programs must be copied, but they need files outside of their directory.
     """
     postgres = installation.program_directory / "postgres"
     if account.can_run_program(postgres):
@@ -134,8 +140,8 @@ def make_installation_runnable(
 
 
 def _copy_installation(tree: Path, destination: Path) -> None:
-    """Copy an installation and its package's libraries to a temporary directory, then rename this
-    directory."""
+    """Copy an installation and the libraries of its package. The copy is made in a temporary
+    directory and then renamed, so that other processes never see an incomplete copy."""
     package = tree.parent
     libraries = package.with_name(f"{package.name}.libs")
     staging = Path(tempfile.mkdtemp(prefix=".copy-", dir=destination.parent))

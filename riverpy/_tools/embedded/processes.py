@@ -1,19 +1,19 @@
-"""The two processes beside an embedded server: its supervisor and its holder.
+"""The two helper processes of an embedded server: its supervisor and its holder.
 
 The supervisor is the parent process of the server. Each client of the server holds a shared lock on
-`clients.lock`. The kernel releases the lock when the client ends, also after `kill -9`. When no
-process holds this lock, the supervisor stops the server. The holder is a process that only holds
-this lock. It keeps a server running when the command that started the server has ended.
+`clients.lock`. The kernel releases the lock when the client process ends, even after `kill -9`.
+When no client holds the lock, the supervisor stops the server. The holder is a process that only
+holds this lock. It keeps the server running after the command that started the server has ended.
 
 Both processes run this file by its path in an isolated interpreter. This file imports only the
 standard library, so a broken environment cannot stop them.
 
-Files in the directory of a server:
+Files in the directory of a server, and when a process holds a lock on them:
 
-    start.lock       exclusive: a process starts, stops or removes the server
-    clients.lock     shared: one for each client; exclusive: the supervisor checks for clients
-    supervisor.lock  exclusive: the supervisor runs
-    holder.lock      exclusive: the holder runs
+    start.lock       exclusive: while a process starts, stops or removes the server
+    clients.lock     shared: by each client; exclusive: while the supervisor checks for clients
+    supervisor.lock  exclusive: while the supervisor runs
+    holder.lock      exclusive: while the holder runs
     data/            the cluster, renamed to this name when initdb has finished
     run/             the socket
     postgres.log
@@ -37,27 +37,29 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SERVER_START_TIMEOUT = 60.0
-"""The longest time from the start of a server until it answers, in seconds. It includes crash
-recovery."""
+"""The longest time from the start of a server until it accepts connections, in seconds. It includes
+crash recovery."""
 
 SERVER_STOP_TIMEOUT = 30.0
-"""The timeout of a fast shutdown (SIGINT), in seconds. When it expires, the server gets SIGQUIT,
-and recovers at its next start."""
+"""The timeout of a fast shutdown (SIGINT), in seconds. When it expires, the supervisor sends
+SIGQUIT, and the server recovers at its next start."""
 
 CONDITION_POLL_INTERVAL = 0.02
-"""Seconds between two checks whether a condition is true."""
+"""Seconds between two checks of a condition in `wait_until`."""
 
 SERVER_LOG_BYTES_MAX = 10_000_000
-"""The maximum size of the log in bytes. The next start renames a log that is larger."""
+"""The maximum size of the log in bytes. If the log is larger at the start of the server, it is
+renamed to `postgres.log.old`."""
 
 SOCKET_FILE_NAME = ".s.PGSQL.5432"
 
 _OLD_BACKENDS_LOG_TEXT = b"pre-existing shared memory block"
-"""PostgreSQL logs this text if backends of a killed postmaster still run. They end soon."""
+"""PostgreSQL logs this text if it cannot start because backends of a killed postmaster still run.
+These backends end soon."""
 
 
 class ServerSpec(TypedDict):
-    """The arguments of the supervisor."""
+    """What the supervisor needs to start the server."""
 
     directory: str
     socket_directory: str
@@ -94,7 +96,7 @@ def lock_file(path: Path, lock_flags: int) -> int:
 
 
 def is_unlocked(path: Path) -> bool:
-    """Return whether no process holds the lock."""
+    """Return whether no process holds the lock of a file."""
     try:
         os.close(lock_file(path, fcntl.LOCK_EX | fcntl.LOCK_NB))
     except BlockingIOError:
@@ -106,17 +108,17 @@ def is_unlocked(path: Path) -> bool:
 
 
 def find_postmaster_pid(data_directory: Path) -> int | None:
-    """Return the process id of this cluster's running postmaster.
+    """Return the process id of the cluster's running postmaster, or None.
 
-    After a crash the pid file still exists, and another process may have that process id. So check
-    the command line: only the command line of this cluster's postmaster has the directory.
+    After a crash the pid file still exists, and its process id may now belong to another process.
+    So the function also checks that the command line of the process contains the data directory.
     """
     pid = _read_pid_file(data_directory / "postmaster.pid")
     return pid if pid and f" -D {data_directory} " in f"{_read_command_line(pid)} " else None
 
 
 def _read_pid_file(path: Path) -> int | None:
-    """Return the process id in a lock file of PostgreSQL. None: there is no such file."""
+    """Return the process id in a lock file of PostgreSQL, or None if there is no such file."""
     try:
         return abs(int(path.read_text().splitlines()[0]))
     except (OSError, ValueError, IndexError):
@@ -153,7 +155,8 @@ def remove_stale_lock_files(data_directory: Path, socket_directory: Path) -> Non
     """Remove the lock files of a dead postmaster if another process now has its process id.
 
     With these files, PostgreSQL would treat the other process as a postmaster and would not start.
-    PostgreSQL itself handles all other stale files, and finds running backends without the files.
+    PostgreSQL itself handles all other stale lock files. It detects running backends without these
+    files.
     """
     for path in (data_directory / "postmaster.pid", socket_directory / f"{SOCKET_FILE_NAME}.lock"):
         pid = _read_pid_file(path)
@@ -162,7 +165,11 @@ def remove_stale_lock_files(data_directory: Path, socket_directory: Path) -> Non
 
 
 def stop_postmaster(data_directory: Path) -> bool:
-    """Stop the server and wait for its end. Returns whether the server was running."""
+    """Stop the server and wait until it has ended. Return whether it was running.
+
+    Raises:
+        TimeoutError: the server did not end, even after SIGQUIT.
+    """
     pid = find_postmaster_pid(data_directory)
     if pid is None:
         return False
@@ -187,7 +194,7 @@ class _ServerSupervisor:
         self._server_process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
-        """Start the server if it does not run. Stop it when it has no clients, and return.
+        """Start the server if it does not run. When the server has no clients, stop it and return.
 
         Raises:
             BlockingIOError: the server has another supervisor.
@@ -228,8 +235,8 @@ class _ServerSupervisor:
         return os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def _check_start_and_retry(self) -> bool:
-        """Return whether the start has ended: the server is ready or has failed. If backends of an
-        earlier server made the start fail, start the server again and return False."""
+        """Return whether the start has ended, i.e. the server is ready or has failed. If the start
+        failed because old backends still run, start the server again and return False."""
         if not self._has_server_ended():
             return is_server_ready(self._data_directory)
         if _OLD_BACKENDS_LOG_TEXT not in self._log_path.read_bytes()[self._log_size_at_start :]:
@@ -243,7 +250,8 @@ class _ServerSupervisor:
         return find_postmaster_pid(self._data_directory) is None
 
     def _exit_when_server_ends(self) -> None:
-        """Exit when the server ends, so that the next start makes a new supervisor."""
+        """Exit this process when the server ends. The next start of the server then starts a new
+        supervisor."""
         if self._server_process is not None:
             self._server_process.wait()
         else:
@@ -265,7 +273,7 @@ class _ServerSupervisor:
 
 
 def keep_server_running(directory: Path) -> None:
-    """Hold the lock of a client until the server ends."""
+    """Keep the server running, until it is stopped, by holding the lock that each client holds."""
     lock_file(directory / "holder.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
     lock_file(directory / "clients.lock", fcntl.LOCK_SH)
     report_start_result("")
@@ -273,8 +281,8 @@ def keep_server_running(directory: Path) -> None:
 
 
 def report_start_result(error_text: str) -> None:
-    """Report to the parent process that the start has ended. The text is the error, if any. The
-    parent waits until the standard streams are closed."""
+    """Report the result of the start to the parent process, which waits for it. Write the error
+    (empty if there is none) to stdout, then redirect the standard streams to /dev/null."""
     os.write(1, error_text.encode("utf-8", "replace"))
     with Path(os.devnull).open("r+b", buffering=0) as nothing:
         for standard in range(3):
@@ -282,8 +290,11 @@ def report_start_result(error_text: str) -> None:
 
 
 def main(role: str, argument: str) -> None:
-    """Run a supervisor or a holder in a detached process. Errors are written to stdout. When this
-    process or an earlier one is ready, stdout is closed without an error."""
+    """Run the supervisor or the holder in a detached process. `role` is `supervise` or `hold`.
+
+    The process writes an error of its start to stdout. It closes stdout when it is ready, or when
+    another process already runs in this role.
+    """
     if os.fork():
         return
     os.setsid()

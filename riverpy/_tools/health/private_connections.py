@@ -1,8 +1,8 @@
 """Connections between a supervisor and the health server of one of its workers.
 
-The supervisor and the worker share a pair of sockets. For each request the supervisor makes another
-pair, sends one of the two sockets to the worker, and sends the request over the other one. So these
-connections need no port and no file, and no other process can open one.
+The supervisor and the worker share a pair of sockets. For each request, the supervisor makes a
+second pair, sends one socket of it to the worker, and sends the request over the other socket. So
+these connections need no port and no file, and no other process can open one.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 _HOST_HEADER = "localhost"
 _SOCKET_MESSAGE = b"+"
-"""The byte that each socket is sent with."""
+"""The data of the message that carries a socket. A message must contain at least one byte."""
 _NO_ANSWER_ERROR = "no answer"
 
 
 class PrivateConnectionListener:
-    """The worker's end: accepts the connections that the supervisor opens."""
+    """Accepts, in the worker, the connections that the supervisor opens."""
 
     def __init__(self, shared_socket: socket.socket) -> None:
         shared_socket.setblocking(False)
         self._shared_socket = shared_socket
 
     async def accept(self) -> UNIXSocketStream:
-        """Wait for the next connection. If the supervisor has ended, wait without end."""
+        """Wait for the next connection. If the supervisor has ended, wait forever."""
         while True:
             await anyio.wait_readable(self._shared_socket)
             try:
@@ -60,14 +60,14 @@ class PrivateConnectionListener:
 
 
 class PrivateHttpClient:
-    """The supervisor's end: sends requests to the health server of one worker."""
+    """Sends requests from the supervisor to the health server of one worker."""
 
     def __init__(self, shared_socket: socket.socket) -> None:
         shared_socket.setblocking(False)
         self._shared_socket = shared_socket
         self._unanswered_connection: socket.socket | None = None
-        """The connection of a request that got no answer in time. While it has no answer, the
-        worker is frozen or blocked, and gets no further requests."""
+        """The connection of a request that timed out, or None. While the worker does not answer
+        this request, it is frozen or blocked, and the supervisor sends it no other requests."""
 
     @asynccontextmanager
     async def get(self, target: str, timeout: float) -> AsyncGenerator[HttpResponse]:
@@ -75,8 +75,8 @@ class PrivateHttpClient:
 
         Raises:
             OSError: the worker has ended, or is not able to answer.
-            TimeoutError: there was no response within `timeout` seconds, or the worker has not yet
-                answered an earlier request.
+            TimeoutError: there was no response within `timeout` seconds, or the worker has still
+                not answered an earlier request that timed out.
         """
         if self._is_worker_blocked():
             raise TimeoutError(_NO_ANSWER_ERROR)
@@ -99,7 +99,7 @@ class PrivateHttpClient:
                 one.close()
 
     def close(self) -> None:
-        """Close the end of this process. The supervisor calls this when the worker has ended."""
+        """Close the supervisor's sockets. The supervisor calls this when the worker has ended."""
         self._shared_socket.close()
         self._replace_unanswered_connection(None)
 

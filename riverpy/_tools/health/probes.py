@@ -1,5 +1,5 @@
-"""Probes: whether a worker is alive and ready, from its stats, and whether each domain has a
-leader."""
+"""The probes of a worker: whether it is alive, whether it is ready, and whether each leader domain
+has a leader."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ if TYPE_CHECKING:
     from riverpy.stats import ClientStats, QueueStats
 
 CLAIM_AGE_MAX_POLL_INTERVALS = 3
-"""A worker with free slots is ready if its last claim is younger than this number of poll
-intervals."""
+"""A worker with free slots is ready only if its last claim is at most this many poll intervals
+old."""
 CLAIM_AGE_MARGIN_SECONDS = 1.0
-"""Seconds that are added to the limit for the age of the last claim, because poll intervals may be
-short."""
+"""Seconds that are added to this limit, because poll intervals may be very short."""
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """Whether one check is ok, and why."""
+    """The result of one check: whether it is ok, and the reason."""
 
     ok: bool
     reason: str
@@ -51,8 +50,8 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
 
 def check_liveness(stats: ClientStats | None) -> ProbeResult:
-    """Check that the services of the worker run. The event loop runs, because it answers this
-    probe. The database is not checked. If `stats` is None, there is no client yet."""
+    """Check that no service of the worker is stuck. The event loop is not blocked, because it
+    answers this probe. The database is not checked. `stats` is None if there is no client yet."""
     stuck = stats.stuck if stats is not None else ()
     reason = f"stuck: {', '.join(stuck)}; restart the worker" if stuck else "all run"
     services = CheckResult(not stuck, reason)
@@ -60,8 +59,8 @@ def check_liveness(stats: ClientStats | None) -> ProbeResult:
 
 
 def check_readiness(stats: ClientStats | None, lag_check: CheckResult | None = None) -> ProbeResult:
-    """Check that the worker works jobs. If `stats` is None, there is no client yet. `lag_check`
-    is the result of `check_queue_lags`; None: the request has no parameter `max_lag`."""
+    """Check that the worker works jobs. `stats` is None if there is no client yet. `lag_check` is
+    the result of `check_queue_lags`, or None if the request has no parameter `max_lag`."""
     state = "starting" if stats is None else stats.state
     checks = {"state": CheckResult(state == "working", state)}
     if stats is not None and stats.state not in {"starting", "stopped"}:
@@ -78,7 +77,10 @@ def check_queue_lags(
     max_lag: timedelta, queue_lags: Mapping[str, timedelta] | None, stats: ClientStats | None
 ) -> CheckResult:
     """Check that no due job waits for longer than `max_lag`. Paused queues are ignored.
-    `queue_lags` has the wait of the oldest due job of each queue; None: not known."""
+
+    `queue_lags` contains how long the oldest due job of each queue has waited. It is None if this
+    is not known.
+    """
     if queue_lags is None:
         return CheckResult(False, "the wait of due jobs is not known: the database did not answer")
     queues = list(stats.queues.items()) if stats is not None else []
@@ -92,10 +94,12 @@ def check_queue_lags(
 
 
 def check_leaders(max_leader_gap: timedelta, domains: DomainMap) -> CheckResult:
-    """Check that each domain with live clients has a leader, or had one within `max_leader_gap`.
+    """Check that no domain has been without a leader for longer than `max_leader_gap`. Domains
+    without live clients are ignored, except `default`.
 
-    The time without a leader starts when the last lease expired. If the last leader released its
-    lease, the time starts when the oldest client started. Clients that are stopping do not count.
+    The time without a leader starts when the last lease expired, but not before the oldest live
+    client started. If the last leader released its lease, only the start of the oldest client
+    counts. Clients that are stopping are ignored.
     """
     missing: list[str] = []
     facts: list[str] = []

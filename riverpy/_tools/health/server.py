@@ -1,8 +1,8 @@
-"""The HTTP server of a worker.
+"""The HTTP server that answers the health requests of a worker.
 
-Each connection has one request. A slow client is disconnected. When the number of connections
-reaches the limit, the server closes the oldest connection that has sent no request. So idle
-connections never block a probe.
+Each connection has one request. The server disconnects a slow client. When the number of
+connections reaches the limit, the server closes the oldest connection that has sent no request. So
+idle connections never block a probe.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ SEND_TIMEOUT = 10.0
 RESPONSE_PART_BYTES_MAX = 64 * 1024
 """The maximum number of bytes that are sent at once."""
 CLIENT_DISCONNECT_TIMEOUT = 1.0
-"""Seconds to wait for the client to close the connection. If the server closed a connection with
-unread input, the client could lose the response."""
+"""Seconds to wait after a response until the client closes the connection. If the server closed the
+connection first, with unread input, the client could lose the response."""
 ACCEPT_RETRY_DELAY = 0.5
-"""Seconds to wait after accept failed, for example because there are no free file descriptors."""
+"""Seconds to wait after `accept` has failed, for example because there are no free file
+descriptors."""
 _DISCONNECTION_ERRORS = (
     anyio.BrokenResourceError,
     anyio.ClosedResourceError,

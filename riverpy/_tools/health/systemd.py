@@ -1,4 +1,4 @@
-"""SystemdNotifier: notifies the service manager that the worker is ready, stopping or alive."""
+"""SystemdNotifier: notifies systemd that the worker is ready, stopping or alive."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
 WATCHDOG_INTERVAL_FACTOR = 1 / 3
-"""The interval of watchdog notifications, as a fraction of the service manager's limit
+"""The interval between watchdog notifications, as a fraction of systemd's timeout
 (`WatchdogSec`)."""
 
 
 class SystemdNotifier:
-    """Notifies the service manager. If the environment has no NOTIFY_SOCKET, no call has an
-    effect."""
+    """Notifies systemd, the service manager. If the environment has no NOTIFY_SOCKET, its methods
+    do nothing."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         path = environ.get("NOTIFY_SOCKET", "")
@@ -30,7 +30,7 @@ class SystemdNotifier:
         """The watchdog's limit in seconds; 0: this process has no limit."""
 
     def notify(self, **values: object) -> None:
-        """Send values to the manager, as in `notify(READY=1)`, without waiting for the manager."""
+        """Send values to systemd, as in `notify(READY=1)`. Do not wait for systemd."""
         if not self._socket_path:
             return
         text = "\n".join(f"{name}={value}" for name, value in values.items())
@@ -43,8 +43,9 @@ class SystemdNotifier:
 
     @asynccontextmanager
     async def run_watchdog_pings(self, is_alive: Callable[[], bool]) -> AsyncGenerator[None]:
-        """During the `async with` block, notify the watchdog repeatedly while `is_alive` returns
-        true. The event loop does this, so a blocked event loop sends no notification."""
+        """Notify the watchdog at regular intervals during the `async with` block, while `is_alive`
+        returns true. The event loop sends the notifications. So none is sent while the event loop
+        is blocked."""
         if not self.watchdog_timeout:
             yield
             return

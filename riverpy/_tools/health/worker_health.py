@@ -1,4 +1,4 @@
-"""HealthRequestHandler: the pages of one worker's health server."""
+"""HealthRequestHandler: answers the requests to one worker's health server."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from riverpy.client import Client
 
 QUEUE_LAGS_CACHE_SECONDS = 10.0
-"""Seconds for which queue lags (waits of the oldest due jobs) are cached, so that requests cause
-few statements."""
+"""Seconds for which queue lags are cached, so that frequent requests do not load the database. A
+queue lag is how long the oldest due job of a queue has waited."""
 QUEUE_LAGS_TIMEOUT = 1.0
-"""Seconds that the statement that reads queue lags may take."""
+"""The timeout, in seconds, of the statement that reads the queue lags."""
 RENDER_SLICE_SECONDS = 0.002
-"""Seconds after which rendering lets other tasks run."""
+"""After this many seconds of rendering a page, other tasks may run."""
 EVENT_STREAMS_MAX = 8
 """The maximum number of readers of /events at the same time."""
 JSON_CONTENT_TYPE = "application/json"
@@ -44,21 +44,21 @@ EVENTS_CONTENT_TYPE = "application/x-ndjson"
 
 
 class WorkerProcessStatus(msgspec.Struct, frozen=True):
-    """What the supervisor of several workers needs to know about one of them."""
+    """The status of one worker process, for the supervisor of several workers."""
 
     state: str
-    """The state of its client: `starting`, `working`, `stopping` or `stopped`."""
+    """The state of the worker's client: `starting`, `working`, `stopping` or `stopped`."""
     is_alive: bool
     """Whether /livez answers 200."""
     soft_stop_timeout: float | None
-    """Seconds for which running jobs may continue after a stop; None: without a limit."""
+    """Seconds for which running jobs may continue after a stop was requested; None: no limit."""
     hard_stop_timeout: float
     """The maximum time of the hard stop, in seconds."""
 
 
 class HealthRequestHandler:
-    """Answers /livez, /readyz, /metrics and /events, on private connections also /status. It also
-    answers before the client starts and after the client has stopped.
+    """Answers /livez, /readyz, /metrics and /events. On private connections, it also answers
+    /status. It answers requests even before the client starts and after the client has stopped.
 
     Args:
         source: the address to listen on, or a listener of private connections.
@@ -88,7 +88,7 @@ class HealthRequestHandler:
         return stats if stats is not None and stats.uptime else None
 
     async def _answer_livez(self, request: Request) -> Response:
-        # If the event loop was blocked until now, let the waiting tasks run first.
+        # If the event loop was blocked until now, let other tasks run before the check.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
         return build_probe_response(check_liveness(self._client_stats()))
@@ -157,8 +157,8 @@ class HealthRequestHandler:
     async def _count_as_open_stream(
         self, lines: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[bytes, None]:
-        """Yield an empty part, then the lines. From the first part to the last line, the reader of
-        this stream counts as one of `EVENT_STREAMS_MAX`."""
+        """Yield an empty part, then `lines`. While this generator runs, it counts as one of the
+        `EVENT_STREAMS_MAX` readers. The empty part lets the caller start the counting at once."""
         self._open_stream_count += 1
         try:
             yield b""
@@ -170,7 +170,7 @@ class HealthRequestHandler:
 
 
 def parse_max_lag(request: Request) -> timedelta | None:
-    """Return the value of the parameter `max_lag`; None: the request does not have it.
+    """Return the value of the query parameter `max_lag`, or None if the request does not have it.
 
     Raises:
         HttpError: the value is not a duration.
@@ -196,6 +196,7 @@ async def _join_page_parts(parts: Iterator[str]) -> bytes:
 
 
 def build_probe_response(result: ProbeResult) -> Response:
-    """Return the answer with the result of a probe: 200 if it is ok, otherwise 503."""
+    """Return the response for the result of a probe: status 200 if the result is ok, otherwise
+    503."""
     status = HTTPStatus.OK if result.ok else HTTPStatus.SERVICE_UNAVAILABLE
     return Response(status, JSON_CONTENT_TYPE, msgspec.json.encode(result) + b"\n")

@@ -1,4 +1,5 @@
-"""SupervisorHealthServer: answers requests with pages that it makes from those of its workers."""
+"""SupervisorHealthServer: answers health requests for all workers of a supervisor. It combines the
+workers' answers."""
 
 from __future__ import annotations
 
@@ -30,10 +31,11 @@ if TYPE_CHECKING:
     from riverpy._tools.processes.slot import ProcessSlot
 
 WORKER_ANSWER_TIMEOUT = 3.0
-"""Seconds within which a worker must answer a request. Some pages need the database, for a second
-at most."""
+"""Seconds within which a worker must answer a request. The worker may need up to a second of this
+to read the database."""
 WORKER_START_TIMEOUT = 60.0
-"""Seconds for which a process that has not answered yet counts as alive, because it loads code."""
+"""A process that has not answered yet counts as alive for this many seconds after its start,
+because it loads code."""
 _NO_ANSWER_REASON = (
     "no answer: the event loop of the worker is blocked, or the process is suspended"
 )
@@ -71,7 +73,7 @@ class SupervisorHealthServer:
         return build_probe_response(await self._check_all_workers(_check_liveness))
 
     async def _answer_readyz(self, request: Request) -> Response:
-        parse_max_lag(request)  # refuse a wrong value once, not in each worker
+        parse_max_lag(request)  # report a wrong value here, not once for each worker
         target = _make_request_target(request)
 
         async def check_worker_readiness(slot: ProcessSlot) -> CheckResult:
@@ -82,7 +84,7 @@ class SupervisorHealthServer:
     async def _check_all_workers(
         self, check: Callable[[ProcessSlot], Awaitable[CheckResult]]
     ) -> ProbeResult:
-        """Return one check for each worker. The checks run at the same time."""
+        """Run a check for all workers at the same time. Return the result for each worker."""
         checks = dict.fromkeys(map(_make_check_name, self._slots), _UNCHECKED_RESULT)
 
         async def check_worker(slot: ProcessSlot) -> None:
@@ -142,7 +144,7 @@ async def _check_readiness(slot: ProcessSlot, target: str) -> CheckResult:
 
 
 async def _read_probe_result(slot: ProcessSlot, target: str) -> ProbeResult | None:
-    """Return the result of a probe of the worker; None: it does not answer."""
+    """Return the result of a worker's probe, or None if the worker does not answer."""
     page = await _read_page(slot, target)
     try:
         return None if page is None else msgspec.json.decode(page, type=ProbeResult)
@@ -151,7 +153,7 @@ async def _read_probe_result(slot: ProcessSlot, target: str) -> ProbeResult | No
 
 
 async def _read_page(slot: ProcessSlot, target: str) -> str | None:
-    """Return a page of the worker; None: it does not answer."""
+    """Return a page of a worker, or None if the worker does not answer."""
     if slot.process is None:
         return None
     try:

@@ -22,16 +22,17 @@ if TYPE_CHECKING:
     from riverpy._tools.processes.slot import ProcessSlot
 
 BUFFERED_LINES_MAX = 100
-"""The maximum number of lines that are buffered for a slow reader. Then the workers wait, and each
-drops events as for any slow reader."""
+"""The maximum number of lines that are buffered for a slow reader. When the buffer is full, the
+workers must wait, and each worker drops events that its own buffer cannot hold."""
 WORKER_ANSWER_TIMEOUT = 3.0
 """Seconds within which a worker must answer the request for its events."""
 RECONNECT_DELAY = 0.5
-"""Seconds until the next request to a worker that ended its stream or did not answer."""
+"""Seconds to wait before the next request to a worker that has ended its stream or did not
+answer."""
 
 
 class MergedEvents:
-    """Reads the events of all workers, including workers that start later."""
+    """Merges the event streams of all workers, including workers that start later."""
 
     def __init__(self, slots: Sequence[ProcessSlot]) -> None:
         self._slots = slots
@@ -40,7 +41,8 @@ class MergedEvents:
 
     @asynccontextmanager
     async def run_stream_tasks(self) -> AsyncGenerator[None]:
-        """Own the tasks of open streams during the `async with` block."""
+        """Run the tasks of event streams during the `async with` block. `open_stream` needs these
+        tasks."""
         try:
             async with anyio.create_task_group() as self._tasks:
                 yield
@@ -49,10 +51,10 @@ class MergedEvents:
             raise unwrap_single_error(group) from None
 
     async def open_stream(self, target: str) -> AsyncGenerator[bytes, None]:
-        """Return the lines that the workers send for a request of `target`.
+        """Request `target` from all workers, and return the event lines that they send.
 
         Raises:
-            HttpError: there are too many readers.
+            HttpError: there are too many readers already.
         """
         if self._tasks is None or self._open_stream_count >= EVENT_STREAMS_MAX:
             reason = f"{EVENT_STREAMS_MAX} readers already: try again later"
@@ -70,7 +72,7 @@ class MergedEvents:
     async def _forward_events_to_reader(
         self, target: str, sender: MemoryObjectSendStream[bytes], reader_left: anyio.Event
     ) -> None:
-        """Send the lines of all workers to one reader, until the reader has left."""
+        """Forward the lines of all workers to one reader, until the reader disconnects."""
         try:
             async with sender, anyio.create_task_group() as tasks:
                 for slot in self._slots:
@@ -102,7 +104,7 @@ async def _forward_events_of_slot(
 async def _read_lines(
     receiver: MemoryObjectReceiveStream[bytes], reader_left: anyio.Event
 ) -> AsyncGenerator[bytes, None]:
-    """Yield an empty part, then the lines. Set `reader_left` at the end."""
+    """Yield an empty part, then the lines. Set `reader_left` when the generator ends."""
     try:
         async with receiver:
             yield b""

@@ -12,15 +12,16 @@ if TYPE_CHECKING:
     from riverpy._tools.processes.slot import RestartCounts
 
 PROCESS_LABEL = "process"
-"""The label that has the number of the process."""
+"""The label whose value is the number of the worker process."""
 
 
 def merge_metrics(pages: Mapping[int, str | None], restarts: Mapping[int, RestartCounts]) -> bytes:
-    """Return one page. Each sample of a worker gets the label `process`.
+    """Return one page with the metrics of all workers. Each sample gets the label `process`.
 
     Args:
-        pages: the page of each worker; None: the worker does not answer.
-        restarts: the numbers of restarts of each worker.
+        pages: the page of each worker, by the number of its process; None: the worker does not
+            answer.
+        restarts: how often each worker was restarted, by the number of its process.
     """
     headers: dict[str, dict[str, str]] = {}
     """The lines HELP and TYPE of each metric."""

@@ -24,34 +24,36 @@ if TYPE_CHECKING:
 
 RESTART_DELAY_MIN, RESTART_DELAY_MAX = timedelta(milliseconds=500), timedelta(seconds=30)
 RESTART_DELAY_RESET_AFTER = 60.0
-"""If a process ran for this many seconds before it failed, the delays of restarts begin again with
-the shortest one."""
+"""If a process ran for at least this many seconds, the next delay is `RESTART_DELAY_MIN` again."""
 START_STATUS_POLL_INTERVAL = 0.1
 """Seconds between two requests for the status of a starting worker."""
 WATCHDOG_POLLS_PER_TIMEOUT = 6
-"""The number of requests for the status of a worker within the timeout of the watchdog."""
+"""How often the supervisor requests the status of a worker within the watchdog timeout."""
 ABORT_TIMEOUT = 3.0
-"""Seconds that an aborted process may take to print its tracebacks."""
+"""Seconds for which an aborted process may print its tracebacks. Then it is killed."""
 
 
 class ExitRules(NamedTuple):
     """What the supervisor does when a worker ends or makes no progress."""
 
     limit_exit_code: int
-    """The exit code of a worker that has reached one of its limits. It is replaced at once."""
+    """The exit code of a worker that has reached one of its limits. The supervisor replaces it at
+    once."""
     should_drain: bool
-    """Whether a worker that ended with exit code 0 is not replaced."""
+    """Whether the workers end when the queues are empty. If so, the supervisor does not replace a
+    worker that ended with exit code 0."""
     watchdog_timeout: float
-    """A worker that was not alive for this many seconds is killed and replaced; 0: no worker is."""
+    """The supervisor kills and replaces a worker that was not alive for this many seconds; 0: no
+    watchdog."""
 
 
 class RestartCounts(NamedTuple):
     """How often a process was replaced, by reason."""
 
     limit: int = 0
-    """The number of restarts after the process had reached one of its limits."""
+    """Restarts because the process had reached one of its limits."""
     failure: int = 0
-    """The number of restarts after the process had ended for another reason."""
+    """Restarts because the process had ended for another reason."""
 
 
 class SharedSlotState:
@@ -64,7 +66,8 @@ class SharedSlotState:
 
 
 class ProcessSlot:
-    """One of the worker processes, through all its restarts. `number` counts from 1."""
+    """One of the places for worker processes of a supervisor. When the process of the slot ends,
+    the slot starts the next one. `number` counts the slots from 1."""
 
     def __init__(
         self, number: int, command: WorkerCommand, rules: ExitRules, shared: SharedSlotState
@@ -82,11 +85,13 @@ class ProcessSlot:
         process has ended."""
         self.restart_counts = RestartCounts()
         self.has_worked_event = anyio.Event()
-        """Set when a process of this slot works for the first time."""
+        """Set when the client of a process of this slot reaches the state `working` for the first
+        time."""
 
     @property
     def has_ended_cleanly(self) -> bool:
-        """Whether the last process that ended had stored all results."""
+        """Whether the last process that ended had stored all results. True if no process has
+        ended."""
         return self.exit_code in {None, 0, self._rules.limit_exit_code}
 
     def describe_missing_process(self) -> str:
@@ -98,8 +103,8 @@ class ProcessSlot:
         return f"ended with exit code {self.exit_code}{effect}"
 
     async def run(self, *, must_work_once: bool = False) -> None:
-        """Run one process after the other, until a stop is requested. With `must_work_once`, end if
-        the first process ends before it works."""
+        """Run one process after another, until a stop is requested or the queues are drained. With
+        `must_work_once`, return if the first process ends before it has worked."""
         while not self._shared.stop_requested.is_set():
             seconds = await self._run_process()
             delay: float | None = None
@@ -139,14 +144,14 @@ class ProcessSlot:
             code = 0  # it was stopped before the worker could handle signals
         self.exit_code = 128 - code if code < 0 else code
         if self.exit_code == self._rules.limit_exit_code:
-            self.has_worked_event.set()  # no poll may have seen its work
+            self.has_worked_event.set()  # it may have worked between two polls
         if self.exit_code == 0 and self._rules.should_drain:
             self._shared.has_drained = True
         return process.age
 
     async def _watch_status(self, process: WorkerProcess) -> None:
-        """Poll the status of the worker until it works. With a watchdog, continue to poll, and kill
-        the worker if its services or its event loop make no progress."""
+        """Poll the status of the worker until it works. If there is a watchdog, continue to poll,
+        and kill the worker if its services or its event loop make no progress."""
         timeout, interval = self._rules.watchdog_timeout, START_STATUS_POLL_INTERVAL
         last_alive = anyio.current_time()
         while True:
@@ -195,8 +200,8 @@ class ProcessSlot:
         )
 
     def _count_restart_and_choose_delay(self, run_seconds: float) -> float | None:
-        """Count the restart, and return the delay before the next process, in seconds; None: there
-        is no next process. `run_seconds` is how long the last process ran."""
+        """Count the restart, and return the delay before the next process starts, in seconds.
+        Return None if no process starts. `run_seconds` is how long the last process ran."""
         has_reached_limit = self.exit_code == self._rules.limit_exit_code
         if self._shared.stop_requested.is_set():
             return None

@@ -1,8 +1,8 @@
 """WorkerSupervisor: runs several worker processes, and stops them together.
 
-The first process starts alone. If it fails before it works, the others are not started, and the
-supervisor ends with its exit code: then a wrong setting is reported once. Otherwise the other
-processes start, and each process that ends is replaced.
+The first process starts alone. If it ends before it works, the supervisor does not start the
+others, and ends with the same exit code. So a wrong setting is reported only once. Otherwise the
+supervisor starts the other processes, and replaces each process that ends.
 
 The supervisor has no connection to the database and does not import the user's code.
 """
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from riverpy._tools.processes.worker_process import WorkerCommand
 
 KILLED_PROCESSES_TIMEOUT = 5.0
-"""Seconds to wait for the end of killed processes."""
+"""Seconds to wait until killed processes have ended."""
 
 
 class WorkerSupervisor:
-    """Runs worker processes until a signal arrives.
+    """Runs worker processes until a signal stops them.
 
     Args:
         command: how to start a worker.
         count: the number of workers.
         rules: what to do when a worker ends.
         unclean_exit_code: the exit code of the supervisor if a worker did not stop cleanly.
-        health: the address of the health server; None: there is none.
+        health: the address of the health server; None: the supervisor has no health server.
         systemd: notifies the service manager.
     """
 
@@ -64,7 +64,8 @@ class WorkerSupervisor:
         self._forced_exit_event = anyio.Event()
 
     def request_stop(self) -> None:
-        """Start a soft stop, unless a stop has started. Call this in the event loop."""
+        """Start a soft stop. If a stop has started already, do nothing. Call this in the event
+        loop."""
         self._shared.stop_requested.set()
 
     async def run(self) -> int:

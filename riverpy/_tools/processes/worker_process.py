@@ -24,23 +24,24 @@ if TYPE_CHECKING:
     from anyio.abc import Process
 
 SOFT_STOP_MESSAGE = b"s"
-"""The message that starts a soft stop, unless a stop has started. The end of the pipe has the same
-meaning."""
+"""The message that starts a soft stop. The worker ignores it after a stop has started. If the pipe
+is closed, the worker also starts a soft stop."""
 HARD_STOP_MESSAGE = b"h"
-"""The message that starts a hard stop, unless a hard stop has started."""
+"""The message that starts a hard stop. The worker ignores it after a hard stop has started."""
 STATUS_TIMEOUT = 2.0
 """Seconds within which a worker must answer a request for its status."""
 EXIT_MARGIN = 10.0
-"""Seconds that a worker may take to end after its own time limits. The worker ends itself some
-seconds after these limits; only a process that cannot do so is killed."""
+"""Seconds that the supervisor waits after a worker's own time limits before it kills the worker. A
+worker usually ends itself some seconds after these limits."""
 
 
 class WorkerCommand(NamedTuple):
     """How to start a worker process."""
 
     program: Sequence[str]
-    """The program. Its arguments are two descriptors (the pipe that stops it, and the socket of its
-    health server) and the number of the process, and then `arguments`."""
+    """The program and its first arguments. `WorkerProcess.start` adds two file descriptors (the
+    pipe that stops the worker, and the socket of its health server), the number of the process, and
+    `arguments`."""
     arguments: Sequence[str]
     """The name of the module that runs the command, and the arguments of the command."""
     environ: Mapping[str, str]
@@ -49,13 +50,15 @@ class WorkerCommand(NamedTuple):
 
 
 class WorkerProcess:
-    """One worker process. It is in a session of its own, so that Ctrl-C in a terminal reaches only
-    the supervisor, which then sends a message. A message has no effect the second time, so a
-    worker that also receives a signal, for example from systemd, is not stopped twice.
+    """One worker process, as the supervisor sees it.
+
+    The process is in a session of its own, so Ctrl-C in a terminal reaches only the supervisor,
+    which then sends a message to the worker. The worker may also receive a signal, for example from
+    systemd. It then ignores the message, so it is not stopped twice.
     """
 
     def __init__(self, process: Process, stop_pipe: int, health: PrivateHttpClient) -> None:
-        """Create the object of a started process. `start` calls this."""
+        """Represent a process that was started. Only `start` calls this."""
         self._process, self._stop_pipe = process, stop_pipe
         self.health = health
         self._started_at = anyio.current_time()
@@ -99,7 +102,7 @@ class WorkerProcess:
 
     @property
     def age(self) -> float:
-        """Seconds since the start."""
+        """Seconds since the start of the process."""
         return anyio.current_time() - self._started_at
 
     @property
@@ -109,8 +112,8 @@ class WorkerProcess:
 
     @property
     def exit_timeout(self) -> float:
-        """The longest time from the start of a soft stop until the process ends by itself, in
-        seconds."""
+        """The timeout of a soft stop, in seconds: how long the supervisor waits for the end of the
+        process."""
         status = self._status
         if status is None:
             return self.hard_stop_exit_timeout
@@ -122,14 +125,14 @@ class WorkerProcess:
 
     @property
     def hard_stop_exit_timeout(self) -> float:
-        """The longest time from the start of a hard stop until the process ends by itself, in
-        seconds."""
+        """The timeout of a hard stop, in seconds: how long the supervisor waits for the end of the
+        process."""
         if self._status is None:
             return HARD_STOP_TIMEOUT_DEFAULT.total_seconds() + EXIT_MARGIN
         return self._status.hard_stop_timeout + EXIT_MARGIN
 
     async def read_status(self) -> WorkerProcessStatus | None:
-        """Request the status of the worker; None: it does not answer."""
+        """Request the status of the worker. Return None if it does not answer."""
         try:
             async with self.health.get("/status", STATUS_TIMEOUT) as response:
                 self._status = msgspec.json.decode(
@@ -149,15 +152,15 @@ class WorkerProcess:
             self.health.close()
 
     def request_stop(self) -> None:
-        """Start a soft stop, unless a stop has started."""
+        """Send the message that starts a soft stop."""
         self._send_message(SOFT_STOP_MESSAGE)
 
     def request_hard_stop(self) -> None:
-        """Start a hard stop, unless a hard stop has started."""
+        """Send the message that starts a hard stop."""
         self._send_message(HARD_STOP_MESSAGE)
 
     def abort(self) -> None:
-        """Let the process print the tracebacks of its threads and end."""
+        """Send SIGABRT, so that the process prints the tracebacks of its threads and ends."""
         with suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGABRT)
 
