@@ -1,5 +1,5 @@
-"""The arguments that async and blocking clients share: their checks, and the insert settings that
-they give."""
+"""The arguments that async and blocking clients have in common: their checks, and the insert
+settings that follow from them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ def check_client_arguments(workers: object, config: object) -> None:
 
 
 def get_known_kinds(config: Config, workers: Workers | None) -> Workers | None:
-    """Return the kinds that a client may insert; None: all kinds."""
+    """Return the registry of the kinds that a client may insert. None: the client may insert all
+    kinds."""
     return None if config.skip_unknown_job_check else workers
 
 
 def make_insert_settings(config: Config, workers: Workers | None) -> InsertSettings:
-    """Return the settings of a client's inserts."""
+    """Return the settings with which a client inserts jobs."""
     known_kinds: Container[str] | None = get_known_kinds(config, workers)
     return InsertSettings(
         default_max_attempts=config.max_attempts,
@@ -45,5 +46,5 @@ def make_insert_settings(config: Config, workers: Workers | None) -> InsertSetti
 
 
 def make_insert_clock(config: Config) -> Clock:
-    """Return the clock of a client's inserts."""
+    """Return the clock that a client uses when it inserts jobs."""
     return Clock() if config.clock is None else ConfiguredClock(config.clock)

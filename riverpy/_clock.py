@@ -1,4 +1,4 @@
-"""The clock and the timer, which tests replace, and delays between retries."""
+"""The clock and the timer, which tests replace, and the delays between retries."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Clock:
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        """Return seconds that never decrease."""
+        """Return the time in seconds from a clock that never goes back."""
         return time.monotonic()
 
 
 class ConfiguredClock(Clock):
-    """A clock whose time comes from a function of the user."""
+    """A clock that calls the user's function `Config.clock` for the time."""
 
     def __init__(self, get_time: Callable[[], object]) -> None:
         self._get_time = get_time
@@ -54,11 +54,11 @@ class ConfiguredClock(Clock):
 
 
 class Timer:
-    """Measures time and waits. Tests replace it by a timer that they advance."""
+    """Measures time and waits. Tests replace it with a timer that they control."""
 
     def seconds_since_boot(self) -> float:
-        """Return seconds that never decrease. On Linux they include the time while the machine is
-        suspended, because leases expire in that time too."""
+        """Return the time in seconds from a clock that never goes back. On Linux it includes the
+        time while the machine is suspended, because leases expire in that time too."""
         return (
             time.monotonic()
             if _BOOTTIME_CLOCK_ID is None
@@ -66,29 +66,30 @@ class Timer:
         )
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for this many seconds."""
+        """Sleep for this many seconds."""
         await anyio.sleep(seconds)
 
     async def wait_for_event(self, event: asyncio.Event, timeout: float) -> bool:
-        """Wait for the event for at most `timeout` seconds. Return whether the event is set."""
+        """Wait for an event for at most `timeout` seconds. Return whether the event is set."""
         with anyio.move_on_after(timeout):
             await event.wait()
         return event.is_set()
 
 
 class Backoff:
-    """Delays that double from `minimum` up to `maximum`, with 10 % of jitter."""
+    """The delays between retries. They double from `minimum` up to `maximum`, with 10 % of
+    jitter."""
 
     def __init__(self, minimum: timedelta, maximum: timedelta) -> None:
         self._minimum, self._maximum = minimum.total_seconds(), maximum.total_seconds()
         self._failure_count = 0
 
     def next_delay(self) -> float:
-        """Record a failure, and return the delay before the retry in seconds."""
+        """Record a failure. Return the delay before the retry in seconds."""
         delay = min(self._minimum * 2.0 ** min(self._failure_count, 30), self._maximum)
         self._failure_count += 1
         return delay * random.uniform(0.9, 1.1)  # noqa: S311 (not a secret)
 
     def reset(self) -> None:
-        """Start again from `minimum`, after a success."""
+        """Start again with `minimum`. Call this after a success."""
         self._failure_count = 0

@@ -1,5 +1,5 @@
-"""Parses cron expressions in the same way as robfig/cron 3, which Go programs use. Also finds time
-zones by name."""
+"""Parses cron expressions in the same way as robfig/cron 3, which programs in Go use. Also finds
+time zones by name."""
 
 from __future__ import annotations
 
@@ -63,16 +63,17 @@ _CRON_FIELDS = (
 
 
 def find_time_zone(name: object) -> tzinfo:
-    """Return the time zone with this name. UTC needs no time zone files.
+    """Return the time zone with this name. UTC works without time zone files.
 
     Raises:
-        ConfigError: there is no such time zone. The text suggests similar names.
+        ConfigError: there is no such time zone. The error text suggests similar names.
     """
     if not isinstance(name, str):
         raise ConfigError(f"timezone must be a name, got {type(name).__name__}")
     if name == "UTC":
         return UTC
-    # These imports, and those below, cost 0.5 MiB, and most programs have no periodic jobs.
+    # The imports in the functions of this module cost 0.5 MiB. Most programs have no periodic jobs
+    # and do not need them.
     from zoneinfo import ZoneInfo, available_timezones
 
     try:
@@ -86,8 +87,8 @@ def find_time_zone(name: object) -> tzinfo:
 
 
 def split_time_zone(expression: object) -> tuple[str | None, str]:
-    """Split `CRON_TZ=ZONE ` or `TZ=ZONE ` from an expression. Returns the zone, if there is one,
-    and the rest. As in Go, an empty name means UTC.
+    """Split a cron expression into its time zone (`CRON_TZ=ZONE ` or `TZ=ZONE ` at the start) and
+    the rest. The time zone is None if the expression has none. As in Go, an empty name means UTC.
 
     Raises:
         ConfigError: the expression is not a string.
@@ -101,8 +102,8 @@ def split_time_zone(expression: object) -> tuple[str | None, str]:
 
 
 def parse_every_interval(expression: str) -> timedelta | None:
-    """Return the interval of `@every DURATION`, rounded down to whole seconds, but at least one
-    second. Return None if the expression does not have this form.
+    """Return the interval of an expression `@every DURATION`. It is rounded down to whole seconds,
+    but is at least one second. Return None if the expression does not have this form.
 
     Raises:
         ConfigError: the duration is not valid.
@@ -119,7 +120,8 @@ def parse_every_interval(expression: str) -> timedelta | None:
 
 
 def _parse_go_duration(text: str) -> int | None:
-    """Return the nanoseconds of a duration in Go's form, or None if the text is not a duration."""
+    """Parse a duration in Go's format. Return its nanoseconds, or None if the text is not a
+    duration."""
     if not _GO_DURATION_PATTERN.fullmatch(text):
         return None
     from fractions import Fraction
@@ -127,14 +129,14 @@ def _parse_go_duration(text: str) -> int | None:
     parts = re.findall(_GO_DURATION_PART_REGEX, text)
     try:
         total = sum(int(Fraction(number) * _NANOSECONDS_BY_UNIT[unit]) for number, unit in parts)
-    except ValueError:  # Python refuses numbers with thousands of digits
+    except ValueError:  # Python rejects numbers with thousands of digits
         return None
     total *= -1 if text.startswith("-") else 1
-    return total if -(2**63) <= total < 2**63 else None  # a duration in Go has 64 bits
+    return total if -(2**63) <= total < 2**63 else None  # Go stores durations in 64 bits
 
 
 def split_cron_fields(expression: str) -> list[str]:
-    """Return the five fields of an expression.
+    """Split a cron expression into its five fields.
 
     Raises:
         ConfigError: the expression does not have five fields, and is not a macro such as @daily.
@@ -150,11 +152,10 @@ def split_cron_fields(expression: str) -> list[str]:
 
 
 def make_cron_iterator(fields: list[str], expression: str) -> CronSim:
-    """Return an iterator over the local times that `fields` match.
+    """Return an iterator over the local times that the five fields match.
 
     Raises:
-        ConfigError: a field is not valid, or no date matches. The error text contains
-            `expression`.
+        ConfigError: a field is not valid, or no date matches. The error text contains `expression`.
     """
     try:
         texts = list(map(_expand_field, fields, _CRON_FIELDS))
@@ -164,17 +165,18 @@ def make_cron_iterator(fields: list[str], expression: str) -> CronSim:
 
     try:
         return CronSim(" ".join(texts), datetime(2000, 1, 1))  # noqa: DTZ001 (a local time)
-    except CronSimError:  # no date matches, as for the 30th of February
+    except CronSimError:  # no date matches, for example the 30th of February
         raise ConfigError(
             f"cron expression {expression[:80]!r} is not allowed: no date matches"
         ) from None
 
 
 def _expand_field(field_text: str, field: _CronField) -> str:
-    """Return the values of a field, separated by commas, or `*` if the field allows every value.
+    """Return the values that a cron field allows, separated by commas. If the field allows every
+    value, return `*`.
 
-    A day field allows every value if it has an item `*`, `?` or `*/1`. A field `*/2` allows only
-    some values, but cronsim treats every field that begins with `*` as unrestricted. So this
+    A day field allows every value if it contains an item `*`, `?` or `*/1`. A field `*/2` allows
+    only some values, but cronsim treats every field that begins with `*` as unrestricted. So this
     function lists the values of `*/2`.
     """
     values: set[int] = set()
@@ -187,7 +189,7 @@ def _expand_field(field_text: str, field: _CronField) -> str:
 
 
 def _parse_list_item(item_text: str, field: _CronField) -> range:
-    """Return the values of one item, such as `5`, `*/2` or `mon-fri`.
+    """Return the values of one item in a cron field, such as `5`, `*/2` or `mon-fri`.
 
     Raises:
         ConfigError: the item is not allowed.
@@ -212,7 +214,8 @@ def _parse_list_item(item_text: str, field: _CronField) -> range:
 
 
 def _parse_field_value(text: str, field: _CronField) -> int | None:
-    """Return the value of a number or name, or None if the text is not a value of the field."""
+    """Return the value of a number or name in a cron field. Return None if the field does not allow
+    it."""
     name, names = text.lower(), field.value_names
     value = field.minimum + names.index(name) if name in names else _parse_number(text)
     return value if value is not None and field.minimum <= value <= field.maximum else None

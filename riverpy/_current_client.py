@@ -1,4 +1,5 @@
-"""The client that runs the calling code, for jobs that insert jobs or call other methods of it."""
+"""current_client: returns the client that runs the calling code, for example for a job that inserts
+other jobs."""
 
 from __future__ import annotations
 
@@ -11,13 +12,12 @@ def current_client() -> Client:
     """Return the client that runs the calling code: a job, a singleton, or a hook of a running
     client.
 
-    A blocking job in a thread gets the client too, but the client's methods must be called in the
-    client's event loop. `riverpy.sync.current_client()` returns
-    a client for such a job.
+    A blocking job in a thread receives the client too, but the client's methods must be called in
+    the client's event loop. For such a job, use `riverpy.sync.current_client()`.
 
     Raises:
-        ClientStateError: no client runs the calling code. A blocking job in a process of its own
-            has no client.
+        ClientStateError: no client runs the calling code. A blocking job that runs in another
+            process has no client.
     """
     client = running_client.get()
     if not isinstance(client, Client):

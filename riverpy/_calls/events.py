@@ -110,12 +110,14 @@ class EventMethods(ListeningMethods):
             )
 
     def watch(self, job_id: int) -> JobWatch:
-        """Watch one job until it ends: `async for job in client.watch(job_id): …`.
+        """Watch one job until it ends: `async for change in client.watch(job_id): …`. Each item is
+        a JobChange.
 
-        The first item is the current row of the job. Another item follows when its state, attempt,
-        progress or output changes. The iteration ends after the job is completed, cancelled or
-        discarded. A slow reader receives only the newest row. A change by a riverpy worker arrives
-        within milliseconds. Any other change, for example by River in Go, arrives within a second.
+        The first item is the current state of the job. Another item follows when its state,
+        attempt, progress or output changes. The iteration ends after the job is completed,
+        cancelled or discarded. A slow reader receives only the newest state. A change by a riverpy
+        worker arrives within milliseconds. Any other change, for example by River in Go, arrives
+        within a second.
 
         To end a watch earlier, use `asyncio.timeout`. All watches of a client share one connection.
         Only one task may read a watch, so call `watch` once for each reader.

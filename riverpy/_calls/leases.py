@@ -37,20 +37,21 @@ class LeaseMethods(EventMethods):
         candidate: bool = True,
     ) -> None:
         """Register a function that runs in one process at a time. All other processes that register
-        the function wait. When the process that runs it releases or loses the lease, another one
-        takes over.
+        the function wait. When the process that runs it releases or loses the lease, another
+        process runs it.
 
-        `await fn(lease)` begins when this process has acquired the lease. When the lease is lost,
-        or the client stops, `fn` is cancelled once, so that it can await its cleanup. Writes are
+        `await fn(lease)` begins when this process has acquired the lease. When the lease is lost or
+        the client stops, `fn` is cancelled once, so that it can await its cleanup. Writes are
         always safe if each transaction begins with `await lease.fence(connection)`. If the function
-        returns, this process does not run it again until the client is started again. Another
+        returns, this process does not run it again until the client is started again, and another
         process that waits for the lease runs it. If a function ignores its cancellation for a fifth
-        of `Config.leader_ttl`, this is logged every 10 seconds. It does not start in this process
-        again until it ends.
+        of `Config.leader_ttl`, this is logged every 10 seconds. This process does not start the
+        function again until it has ended.
 
         Args:
             name: the name of the lease: 1 to 100 printable ASCII characters without a space. All
-                processes that register this name compete, whatever their functions do.
+                processes that register this name compete for the lease, even if their functions
+                differ.
             fn: a coroutine function or a plain function. A plain function runs in its own thread
                 and cannot be cancelled. It must check `lease.is_held` or call `lease.expect_held()`
                 before each step.
@@ -61,7 +62,7 @@ class LeaseMethods(EventMethods):
 
         Raises:
             ConfigError: the name is already registered or not allowed, or a value is not allowed.
-            ClientStateError: the client runs.
+            ClientStateError: the client is running.
         """
         if self.is_running:
             raise ClientStateError("singletons are registered before the client runs")
@@ -69,23 +70,24 @@ class LeaseMethods(EventMethods):
 
     def leader_only(self, name: str, fn: LeaderFn) -> None:
         """Register a function that runs while this client is the leader of its domain. The function
-        needs no lease besides the leader's.
+        needs no lease of its own.
 
-        `await fn(term)` begins soon after the client became leader. It is cancelled once when the
-        term, the client's time as leader, ends. Each transaction that writes begins with `await
-        term.fence(connection)`. A function that returns does not run again in this term. A function
-        that raises runs again after a delay of 1 to 8 seconds. While a function ignores its
-        cancellation, this client does not become leader again.
+        `await fn(term)` begins soon after the client has become leader. A term is the time during
+        which the client is the leader. When the term ends, the function is cancelled once. Each
+        transaction that writes must begin with `await term.fence(connection)`. If the function
+        returns, it does not run again in this term. If it raises, it runs again after a delay of 1
+        to 8 seconds. While a function ignores its cancellation, this client does not become leader
+        again.
 
         Args:
             name: the name of the function in the log: 1 to 100 printable ASCII characters without a
                 space.
-            fn: a coroutine function; gets the term.
+            fn: a coroutine function. It receives the term.
 
         Raises:
-            ConfigError: the name is already registered or not allowed, or `fn` is no coroutine
+            ConfigError: the name is already registered or not allowed, or `fn` is not a coroutine
                 function.
-            ClientStateError: the client runs.
+            ClientStateError: the client is running.
         """
         if self.is_running:
             raise ClientStateError("leader functions are registered before the client runs")
@@ -93,23 +95,23 @@ class LeaseMethods(EventMethods):
 
     @asynccontextmanager
     async def lease(self, name: str, *, wait: timedelta | None = None) -> AsyncGenerator[Lease]:
-        """Run an `async with` block under a lease: `async with client.lease("stream-7") as lease:`.
-        The client waits for the lease, renews it during the block, and releases it. The block is
-        cancelled when the lease is lost.
+        """Hold a lease during an `async with` block: `async with client.lease("stream-7") as lease:
+        …`. The client waits for the lease, renews it during the block, and releases it at the end.
+        If the lease is lost, the block is cancelled.
 
         Args:
             name: the name of the lease: 1 to 100 printable ASCII characters without a space. A
-                singleton of this name competes for the same lease.
-            wait: how long to wait. Zero: try once. Default None: without limit.
+                singleton with this name competes for the same lease.
+            wait: how long to wait for the lease. Zero: try once. Default None: no limit.
 
         Raises:
             LeaseLostError: the lease was lost before the block ended.
             TimeoutError: the client did not acquire the lease within `wait`.
             ConfigError: the name, `wait` or `Config.leader_ttl` is not allowed.
-            SchemaMissingError: the migration line `riverpy` is not applied; the error text has the
-                command.
+            SchemaMissingError: the migration line `riverpy` is not applied. The error text contains
+                the command that applies it.
             ClientStateError: the client is not open, or is closed during the block.
-            Exception: one of DATABASE_ERRORS, when the client first uses leases.
+            Exception: one of DATABASE_ERRORS, when the client uses a lease for the first time.
         """
         validate_lease_name(name)
         validate_wait(wait)

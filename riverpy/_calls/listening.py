@@ -1,4 +1,4 @@
-"""ListeningMethods: the connection on which the waits and subscriptions of a client listen."""
+"""ListeningMethods: gives waits and subscriptions of a client one shared connection for LISTEN."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 LISTENING_OUTAGE_EFFECT = "waits and subscriptions poll, and the client keeps connecting"
 LISTENER_POOL_SIZE_MIN = 2
-"""The smallest pool of a caller from which the client may keep one connection for LISTEN."""
+"""The minimum size of a caller's pool from which the client may keep one connection for LISTEN."""
 
 
 class ListeningMethods(ClientMethods):
-    """The base of the methods that wait for notifications."""
+    """The base class of the methods of a client that wait for notifications."""
 
     @cached_property
     def _listener(self) -> SharedListener:
@@ -36,8 +36,9 @@ class ListeningMethods(ClientMethods):
         return SharedPoolConnection(self._get_open_pool)
 
     def _make_listener_notifier(self) -> Notifier | None:
-        """Return a notifier, which listens on its own connection or on one of the caller's pool.
-        None: LISTEN is off, the connection leads to a pooler, or the pool is too small."""
+        """Create the notifier, which receives notifications on its own connection or on one from
+        the caller's pool. Return None if `poll_only` is set, if the connection leads to a pooler,
+        or if the pool is too small."""
         config, database = self._config, self._database
         if config.poll_only or (config.pooler and config.listen_url is None):
             return None
@@ -63,6 +64,7 @@ class ListeningMethods(ClientMethods):
 
 
 async def _take_connection(pool: Pool) -> Connection:
-    """Take a connection out of the caller's pool, which replaces it after it is closed."""
+    """Take a connection out of the caller's pool for a long time. The pool replaces the connection
+    after it is closed."""
     connection: Any = await pool.acquire()
     return connection

@@ -1,4 +1,4 @@
-"""PeriodicJobMethods: the methods for one periodic job."""
+"""PeriodicJobMethods: the methods of a client that pause, resume or run a periodic job."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class PeriodicJobMethods(ClientMethods):
-    """The methods for one periodic job."""
+    """The methods of a client that pause, resume or run a periodic job."""
 
     async def periodic_pause(self, job_id: str, *, tx: CallerTransaction | None = None) -> None:
-        """Stop inserting jobs of this periodic job until `periodic_resume`. The pause continues
-        after a change of leader.
+        """Stop inserting jobs of this periodic job until `periodic_resume` is called. The pause
+        continues when another client becomes leader.
 
         Raises:
             NotFoundError: no leader has registered a periodic job with this id.
@@ -26,7 +26,7 @@ class PeriodicJobMethods(ClientMethods):
             await periodic.periodic_pause(connection, self._config.schema, job_id)
 
     async def periodic_resume(self, job_id: str, *, tx: CallerTransaction | None = None) -> None:
-        """Resume a paused periodic job. Runs that were due during the pause are skipped.
+        """Resume a paused periodic job. Runs whose time was during the pause are skipped.
 
         Raises:
             NotFoundError, SchemaMissingError: as `periodic_pause`.
@@ -35,8 +35,8 @@ class PeriodicJobMethods(ClientMethods):
             await periodic.periodic_resume(connection, self._config.schema, job_id)
 
     async def periodic_run(self, job_id: str, *, tx: CallerTransaction | None = None) -> None:
-        """Let the leader insert one job of this periodic job now, in addition to the schedule. This
-        also works while the periodic job is paused.
+        """Request that the leader inserts one job of this periodic job now, in addition to the
+        schedule. This also works while the periodic job is paused.
 
         Raises:
             NotFoundError, SchemaMissingError: as `periodic_pause`.

@@ -1,4 +1,4 @@
-"""QueueMethods: the methods for queues."""
+"""QueueMethods: the methods of a client that read and change queues."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 QUEUE_LIST_LIMIT_DEFAULT = 100
 """The default maximum number of queues in a list."""
 NOTIFICATION_PAYLOAD_SIZE_MAX = 7_999
-"""The maximum number of bytes of a notification's payload. It is PostgreSQL's limit."""
+"""PostgreSQL's limit for the payload of a notification, in bytes."""
 
 
 class QueueMethods(ClientMethods):
-    """The methods for queues."""
+    """The methods of a client that read and change queues."""
 
     async def queue_get(self, name: str, *, tx: CallerTransaction | None = None) -> Queue:
-        """Return one queue.
+        """Return one queue, as stored in the table `river_queue`.
 
         Raises:
             NotFoundError: no client has worked a queue with this name.
@@ -62,7 +62,8 @@ class QueueMethods(ClientMethods):
     async def queue_lags(
         self, names: Sequence[str], *, tx: CallerTransaction | None = None
     ) -> dict[str, timedelta]:
-        """Return how long the oldest due job of each queue has been waiting. Zero: no job waits.
+        """Return for each queue how long its oldest due job has been waiting. Zero: no job is
+        waiting.
 
         The query is fast even for long queues. Use it for metrics and autoscaling.
 
@@ -77,7 +78,7 @@ class QueueMethods(ClientMethods):
     async def queue_update(
         self, name: str, *, metadata: Mapping[str, object], tx: CallerTransaction | None = None
     ) -> Queue:
-        """Replace the metadata of a queue, and notify all clients. Returns the queue.
+        """Replace the metadata of a queue and notify all clients. Return the queue.
 
         Raises:
             ArgsError: the metadata is not a JSON object, or does not fit into a notification of
@@ -102,8 +103,8 @@ class QueueMethods(ClientMethods):
         return found
 
     async def queue_pause(self, name: str, *, tx: CallerTransaction | None = None) -> None:
-        """Stop all clients from claiming jobs of a queue, or of all queues if the name is `*`.
-        Running jobs continue.
+        """Stop all clients from claiming jobs of a queue. The name `*` pauses all queues. Running
+        jobs continue.
 
         Raises:
             NotFoundError: no client has worked a queue with this name.
@@ -111,7 +112,7 @@ class QueueMethods(ClientMethods):
         await self._pause_or_resume_queue(queues.queue_pause, "pause", name, tx)
 
     async def queue_resume(self, name: str, *, tx: CallerTransaction | None = None) -> None:
-        """Let all clients claim jobs of a paused queue again, or of all queues if the name is `*`.
+        """Let all clients claim jobs of a paused queue again. The name `*` resumes all queues.
 
         Raises:
             NotFoundError: no client has worked a queue with this name.

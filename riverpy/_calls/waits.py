@@ -40,22 +40,23 @@ class WaitMethods(ListeningMethods):
     async def wait(
         self, job_id: int, *, timeout: timedelta | None = WAIT_TIMEOUT_DEFAULT
     ) -> JobRow:
-        """Wait until a job has ended: completed, cancelled or discarded. Returns its row, with the
-        state, the errors and the output. `riverpy.result(row)` returns the output, or raises.
+        """Wait until a job has ended, i.e. is completed, cancelled or discarded. Return its row
+        with the state, the errors and the output. `riverpy.result(row)` returns the output or
+        raises the error.
 
-        A job that fails and is retried, or is snoozed, has not ended: the wait continues. Any
-        process may wait for a job, and any client may work it, also River in Go. All waits of a
-        client share one connection that listens, and continue after an outage of the database. A
-        client that does not listen polls.
+        The wait continues while a job is snoozed, or fails and is retried. Any process may wait for
+        a job, and any client may work it, also River in Go. All waits of a client share one
+        connection for LISTEN. They continue after an outage of the database. A client without such
+        a connection polls.
 
         Args:
-            job_id: the id of the job. Its insert must be committed.
+            job_id: the id of the job. The transaction that inserts it must be committed.
             timeout: how long to wait. Default 60 seconds. None: no limit.
 
         Raises:
             WaitTimeoutError: the job did not end in time. It is not changed.
             NotFoundError: there is no job with this id, or it was deleted.
-            ConfigError: the id is no whole number of 64 bits, or the timeout is not above zero.
+            ConfigError: the id is not an integer of 64 bits, or the timeout is not above zero.
             ClientStateError: the client is not open, or was closed during the wait.
             JobDamagedError: the server cannot read the job.
         """
@@ -64,16 +65,18 @@ class WaitMethods(ListeningMethods):
     async def wait_many(
         self, job_ids: Iterable[int], *, timeout: timedelta | None = WAIT_TIMEOUT_DEFAULT
     ) -> list[JobRow]:
-        """Wait until all of these jobs have ended. Returns their rows in the order of the ids. An
-        id may occur more than once.
+        """Wait until all of these jobs have ended. Return their rows in the order of the ids. An id
+        may occur more than once.
 
         Args:
             job_ids: the ids of the jobs.
             timeout: how long to wait for all of them. Default 60 seconds. None: no limit.
 
         Raises:
-            WaitTimeoutError: a job did not end in time. The error has the rows of those that did.
-            NotFoundError: one of the jobs does not exist, or was deleted. This is raised at once.
+            WaitTimeoutError: a job did not end in time. The error contains the rows of the jobs
+                that ended.
+            NotFoundError: one of the jobs does not exist, or was deleted. The error is raised
+                without waiting for the other jobs.
             ConfigError, ClientStateError, JobDamagedError: as `wait`.
         """
         ids, seconds = check_job_ids(job_ids), check_wait_timeout(timeout)
@@ -88,23 +91,25 @@ class WaitMethods(ListeningMethods):
         *,
         timeout: timedelta | None = WAIT_TIMEOUT_DEFAULT,
     ) -> JobRow:
-        """Insert a job on the client's pool, and wait until it has ended. Returns its row, as
-        `wait`.
+        """Insert a job on the client's pool and wait until it has ended. Return its row, as `wait`
+        does.
 
-        There is no `tx`: other clients see the job only after the commit of its transaction. Insert
-        it with `InsertOpts(notify_end=True)` there, and `wait` for it after the commit. If the job
-        is a duplicate of a unique job, this method waits for the existing job.
+        There is no argument `tx`, because other clients see a job only after its transaction
+        commits. In your own transaction, insert the job with `InsertOpts(notify_end=True)`, and
+        call `wait` after the commit. If the job is a duplicate of a unique job, this method waits
+        for the existing job.
 
         Args:
             args: the args of the job.
-            opts: the options of this insert.
+            opts: the insert options of the job.
             timeout: how long the insert and the wait may take together. Default 60 seconds. None:
                 no limit.
 
         Raises:
-            WaitTimeoutError: the job did not end in time. It stays: `error.job_ids` has its id. If
-                the insert did not end in time, the list is empty, and the job may be stored.
-            InsertError, SchemaMissingError: as `insert`; nothing was inserted.
+            WaitTimeoutError: the job did not end in time. The job is not changed, and
+                `error.job_ids` contains its id. If the insert did not end in time, `error.job_ids`
+                is empty, and the job may be stored.
+            InsertError, SchemaMissingError: as `insert`. Nothing was inserted.
             NotFoundError, ConfigError, ClientStateError, JobDamagedError: as `wait`.
         """
         seconds = check_wait_timeout(timeout)
@@ -124,7 +129,7 @@ class WaitMethods(ListeningMethods):
 
     @cached_property
     def _waiter(self) -> JobWaiter:
-        from riverpy._waiting.waiter import JobWaiter  # most clients wait for no job
+        from riverpy._waiting.waiter import JobWaiter  # most clients do not need it
 
         return JobWaiter(
             self._pool_connection,
@@ -135,9 +140,10 @@ class WaitMethods(ListeningMethods):
         )
 
     async def _close_waiter_and_listener(self) -> None:
-        """End all waits, and close the connection that listens, also if the caller is cancelled."""
+        """End all waits and close the connection for LISTEN. A cancellation of the caller does not
+        interrupt this method."""
 
-        # The next waiter and listener may run in another event loop, so they are new objects.
+        # Forget the waiter and the listener, because the next ones may run in another event loop.
         waiter: JobWaiter | None = vars(self).pop("_waiter", None)
         listener: SharedListener | None = vars(self).pop("_listener", None)
 
@@ -152,8 +158,8 @@ class WaitMethods(ListeningMethods):
 
 
 def with_end_notification(opts: InsertOpts | None) -> InsertOpts | None:
-    """Return the options with `notify_end=True`. Return an object of another class unchanged: the
-    insert refuses it."""
+    """Return the options with `notify_end=True`. If `opts` is not InsertOpts, return it unchanged,
+    because the insert raises an error for it."""
     if opts is None:
         return InsertOpts(notify_end=True)
     if not isinstance(opts, InsertOpts):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -162,7 +168,7 @@ def with_end_notification(opts: InsertOpts | None) -> InsertOpts | None:
 
 
 def check_job_ids(job_ids: Iterable[int]) -> list[int]:
-    """Return the ids as a list. Raise ConfigError unless they are whole numbers of 64 bits."""
+    """Return the ids as a list. Raise ConfigError if an id is not an integer of 64 bits."""
     if not isinstance(job_ids, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"job_ids is a list of ids of jobs, got {job_ids!r}")
     ids = list(job_ids)
@@ -172,7 +178,8 @@ def check_job_ids(job_ids: Iterable[int]) -> list[int]:
 
 
 def check_wait_timeout(timeout: timedelta | None) -> float:
-    """Return a timeout in seconds, infinity for None. Raise ConfigError unless it is above zero."""
+    """Return a timeout in seconds. None becomes infinity. Raise ConfigError if the timeout is not
+    above zero."""
     if timeout is None:
         return math.inf
     if not isinstance(timeout, timedelta) or timeout <= timedelta(0):  # pyright: ignore[reportUnnecessaryIsInstance]

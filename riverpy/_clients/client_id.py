@@ -1,8 +1,9 @@
-"""ClientIdRegistration: lets at most one live run use a client id. A run lasts from a client's
-start to its end.
+"""ClientIdRegistration: makes sure that at most one live run uses a client id. A run is the time
+from a client's start to its end.
 
-The row of another run is replaced only if that run is dead. It is dead if its process has certainly
-ended. It is also dead if its heartbeat has not changed for `dead_after` by this process's clock.
+The row of another run is replaced only if that run is dead. A run is dead if its process has
+certainly ended. A run is also dead if its heartbeat has not changed for `dead_after`, measured by
+this process's clock.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 REGISTRATION_STATEMENT_TIMEOUT = 10.0
 """The timeout of one statement at the start of a run, in seconds."""
 HEARTBEAT_READS_WITHIN_DEAD_AFTER = 12
-"""The number of reads of another client's heartbeat within that client's `dead_after`."""
+"""How often the heartbeat of another run is read within the `dead_after` of that run."""
 HEARTBEAT_READ_INTERVAL_MAX = 5.0
-"""The longest time between two reads of such a heartbeat, in seconds."""
+"""The maximum time between two reads of the heartbeat of another run, in seconds."""
 
 _registered_client_runs: set[tuple[str | None, str, int]] = set()
-"""The registered runs of this process. Each has the name of the process, the client id, and the
-time of the registration. A forked process has another name."""
+"""The registered runs of this process. Each entry contains the name of the process, the client id,
+and the time of the registration. A forked process has another name."""
 
 
 class ClientIdRegistration:
@@ -43,7 +44,8 @@ class ClientIdRegistration:
         connection: DedicatedConnection,
         timer: Timer,
     ) -> None:
-        """Create the registration. It sends no statement. `registration` is the client's row."""
+        """Create the registration without sending a statement. `registration` is the row to write
+        for this client."""
         self._registration, self._schema = registration, schema
         self._connection, self._timer = connection, timer
         self._client_id = registration.client_id
@@ -51,10 +53,11 @@ class ClientIdRegistration:
         self._log = get_logger()
 
     async def register(self) -> int:
-        """Register the run. Return the time of the registration in microseconds since 2000.
+        """Register the run under the client id. Return the time of the registration in microseconds
+        since 2000.
 
         Raises:
-            ClientIdInUseError: a live run has the id.
+            ClientIdInUseError: a live run has this client id.
             Exception: one of DATABASE_ERRORS.
         """
         dead: bytes | None = None
@@ -67,12 +70,13 @@ class ClientIdRegistration:
             dead = None if holder is None else await self._wait_until_dead(holder)
 
     def forget_registered_run(self) -> None:
-        """Record that the run has ended in this process."""
+        """Record in this process that the run has ended."""
         if self._registered_run is not None:
             _registered_client_runs.discard(self._registered_run)
 
     async def _wait_until_dead(self, other_run: RegisteredClientRun) -> bytes | None:
-        """Wait until the other run is dead. Return its last heartbeat, or None if its row is gone.
+        """Wait until the other run with this client id is dead. Return its last heartbeat, or None
+        if its row was deleted.
 
         Raises:
             ClientIdInUseError: the other run is alive.
@@ -112,7 +116,7 @@ class ClientIdRegistration:
         return None
 
     def _has_process_ended(self, other_run: RegisteredClientRun) -> bool:
-        """Whether the process of the other run has certainly ended.
+        """Return whether the process of the other run has certainly ended.
 
         Raises:
             ClientIdInUseError: the process of the other run is alive, and the heartbeat is recent.
@@ -132,9 +136,12 @@ class ClientIdRegistration:
     async def _try_to_register(
         self, dead_heartbeat: bytes | None
     ) -> tuple[int | None, RegisteredClientRun | None]:
-        """Try to register the run. First delete the row of the dead run whose last heartbeat is
-        `dead_heartbeat`. Return the time of the registration in microseconds since 2000, or the run
-        that has the id."""
+        """Try to register the run once.
+
+        Before that, delete the row of the dead run whose last heartbeat is `dead_heartbeat`. Return
+        the time of the registration in microseconds since 2000, and None. If another run has the
+        id, return None and that run.
+        """
         async with (
             self._connection.acquire("registering", REGISTRATION_STATEMENT_TIMEOUT) as connection,
             connection.transaction(isolation="read_committed"),

@@ -1,7 +1,8 @@
-"""HeartbeatWriter: writes the heartbeats of one run, and measures its contact with the server.
+"""HeartbeatWriter: writes the heartbeats of one run of a client, and measures its contact with the
+server.
 
 If a client writes no heartbeat for `dead_after`, the leader treats it as dead and rescues its
-running jobs. So a client that cannot write a heartbeat stops claiming long before that.
+running jobs. So a client that cannot write a heartbeat stops claiming jobs long before that.
 """
 
 from __future__ import annotations
@@ -52,31 +53,33 @@ if TYPE_CHECKING:
     from riverpy.config import Config
 
 HEARTBEATS_WITHIN_DEAD_AFTER = 6
-"""The number of heartbeats within `dead_after`."""
+"""How many heartbeats a client writes within `dead_after`."""
 STOP_CLAIMING_AT_SHARE_OF_DEAD_AFTER = 1 / 3
 """A client stops claiming jobs when its last heartbeat is older than this fraction of
 `dead_after`."""
 CONTACT_LOST_AT_SHARE_OF_DEAD_AFTER = 1 / 2
-"""The contact counts as broken when the last heartbeat is older than this fraction of
+"""A client has lost contact with the server when its last heartbeat is older than this fraction of
 `dead_after`."""
 WRITE_TIMEOUT_SHARE_OF_DEAD_AFTER = 1 / 30
 WRITE_TIMEOUT_MIN = 0.25
-"""The timeout for writing a heartbeat on one connection: this fraction of `dead_after`, but at
-least `WRITE_TIMEOUT_MIN` seconds."""
+"""The minimum timeout for writing a heartbeat on one connection, in seconds. Otherwise the timeout
+is `WRITE_TIMEOUT_SHARE_OF_DEAD_AFTER` of `dead_after`."""
 HEARTBEAT_RETRY_DELAY_MAX = 1.0
-"""The longest delay before the next heartbeat after every connection failed, in seconds."""
+"""The maximum delay before the next attempt after a heartbeat failed on every connection, in
+seconds."""
 EARLY_HEARTBEAT_DELAY = 1.0
-"""Seconds from a request for an early heartbeat until the heartbeat. Further requests during this
-time cause no further heartbeat."""
+"""The delay from a request for an early heartbeat until the heartbeat, in seconds. Further requests
+during this time cause no further heartbeat."""
 UNREGISTER_TIMEOUT = 1.0
-"""The timeout for deleting the client's row at the end of a run, in seconds."""
+"""The timeout for deleting the client's row when a run ends, in seconds."""
 
 
 class HeartbeatWriter:
-    """Writes heartbeats while a client runs, also while it stops.
+    """Writes heartbeats while a client runs and while it stops.
 
-    Until the first heartbeat is written, claiming jobs is allowed and `contact_duration` returns 0.
-    In a database without the tables of the migration line `riverpy`, no heartbeat is ever written.
+    Until the first heartbeat is written, the client may claim jobs, and `contact_duration` returns
+    0. If the database does not have the tables of the migration line `riverpy`, no heartbeat is
+    written.
     """
 
     name = "heartbeat"
@@ -90,23 +93,23 @@ class HeartbeatWriter:
         on_client_id_lost: Callable[[], None],
         get_lease_report: Callable[[], LeaseReport | None] = lambda: None,
     ) -> None:
-        """Create the heartbeat writer.
+        """Create the heartbeat writer without sending a statement.
 
         Args:
-            connections: the connections for heartbeats. Each one is used only if those before it in
-                the list fail. The first one should have a short `lock_timeout`. Otherwise a wait
-                for a locked table would reach the heartbeat's timeout, which closes the connection.
-                The last one registers the run.
-            on_client_id_lost: called once when another run has registered under the client's id.
-                After that, no heartbeat is written, and no job is claimed.
-            get_lease_report: returns what a heartbeat writes about leases. None: the column for it
-                is missing.
+            connections: the connections for heartbeats, in the order in which they are tried. The
+                first one should have a short `lock_timeout`. Otherwise a wait for a locked table
+                would last until the heartbeat's timeout, which closes the connection. The last one
+                registers the run.
+            on_client_id_lost: called once when another run has registered under the client id.
+                After that, this run writes no heartbeats and claims no jobs.
+            get_lease_report: returns what a heartbeat reports about leases. It returns None if the
+                database has no column for this report.
         """
         self._registration, self._config = registration, config
         self._connections, self._timer = connections, timer
         self._on_client_id_lost, self._get_lease_report = on_client_id_lost, get_lease_report
         self._has_lease_column = True
-        """False: a heartbeat has failed because the column for lease reports was removed."""
+        """False after a heartbeat has failed because the column for lease reports was removed."""
         self._early_heartbeat_event = asyncio.Event()
         self._id_registration = ClientIdRegistration(
             registration, config.schema, connections[-1], timer
@@ -115,20 +118,19 @@ class HeartbeatWriter:
         self._interval = self._dead_after / HEARTBEATS_WITHIN_DEAD_AFTER
         self._timeout = max(self._dead_after * WRITE_TIMEOUT_SHARE_OF_DEAD_AFTER, WRITE_TIMEOUT_MIN)
         self._claims_allowed_event = asyncio.Event()
-        """An event that is set when claiming is allowed again."""
+        """Set when a successful heartbeat allows the client to claim jobs again."""
         self._last_heartbeat_at = -math.inf
-        """The time at which the last successful heartbeat started, by
-        `Timer.seconds_since_boot`."""
+        """The start time of the last successful heartbeat, by `Timer.seconds_since_boot`."""
         self._contact_started_at = 0.0
         self.contact_start_count = 0
-        """How often contact with the server began. After a break, the client may have another
-        row."""
+        """How often the contact with the server has begun. A new contact may also mean a new row of
+        the client."""
         self._claims_allowed_until = math.inf
         self.registered_at: int | None = None
-        """The server's time of the registration of this run, in microseconds since 2000. None: not
+        """The time at which the server registered this run, in microseconds since 2000. None: not
         registered yet."""
         self.has_lost_client_id = False
-        """Whether another run has registered under the client's id."""
+        """Whether another run has registered under the client id."""
         self._log = get_logger()
         self._failure_log = RepeatedFailureLog(self._log)
         self.heartbeat_written = TestSignal("HeartbeatWriter.heartbeat_written")
@@ -136,34 +138,35 @@ class HeartbeatWriter:
 
     @property
     def can_claim_jobs(self) -> bool:
-        """Whether claiming is allowed: the last heartbeat is recent."""
+        """Whether the client may claim jobs, i.e. its last heartbeat is recent."""
         return self._timer.seconds_since_boot() < self._claims_allowed_until
 
     async def wait_until_can_claim_jobs(self) -> None:
-        """Wait until claiming is allowed."""
+        """Wait until the client may claim jobs."""
         while not self.can_claim_jobs:
             self._claims_allowed_event.clear()
             await self._claims_allowed_event.wait()
 
     @property
     def seconds_since_last_heartbeat(self) -> float | None:
-        """Seconds since the last heartbeat. None: no heartbeat was written yet."""
+        """Seconds since the last successful heartbeat. None: no heartbeat was written yet."""
         written_at = self._last_heartbeat_at
         return None if written_at == -math.inf else self._timer.seconds_since_boot() - written_at
 
     def contact_duration(self) -> float:
-        """Return how long the contact with the server has lasted without a break, in seconds; 0
-        during a break. Without contact this process cannot know whether other clients are dead."""
+        """Return for how many seconds this client has had contact with the server without a break.
+        Return 0 during a break. Without contact, this process cannot know whether other clients are
+        dead."""
         now = self._timer.seconds_since_boot()
         if now - self._last_heartbeat_at > self._dead_after * CONTACT_LOST_AT_SHARE_OF_DEAD_AFTER:
             return 0.0
         return now - self._contact_started_at
 
     async def register(self) -> None:
-        """Register the run. This comes before everything else that the run does.
+        """Register the run under the client id. The run must do this first.
 
         Raises:
-            ClientIdInUseError: another client has the id.
+            ClientIdInUseError: another run has the client id.
             Exception: one of DATABASE_ERRORS.
         """
         began = self._timer.seconds_since_boot()
@@ -196,7 +199,8 @@ class HeartbeatWriter:
         await anyio.sleep_forever()
 
     def request_early_heartbeat(self) -> None:
-        """Write the next heartbeat soon, because it reports something new."""
+        """Request that the next heartbeat is written soon, because the client has something new to
+        report."""
         self._early_heartbeat_event.set()
 
     async def _wait_until_next_heartbeat(self, delay: float) -> None:
@@ -208,9 +212,9 @@ class HeartbeatWriter:
         early.clear()
 
     async def is_run_still_registered(self, connection: Connection) -> bool:
-        """Return whether this run still has the client's id. Call this after reading the rows of
-        claimed jobs. If it returns True, this run has claimed them, not another run with the same
-        id.
+        """Return whether this run still has the client id. Call this after reading the rows of
+        claimed jobs. True means that this run has claimed them, and not another run with the same
+        client id.
 
         Raises:
             Exception: one of DATABASE_ERRORS.
@@ -225,11 +229,12 @@ class HeartbeatWriter:
         )
 
     def forget_registered_run(self) -> None:
-        """Record that the run has ended in this process. Its row may stay in the table."""
+        """Record in this process that the run has ended. The client's row may stay in the table."""
         self._id_registration.forget_registered_run()
 
     async def delete_client_row(self) -> None:
-        """Delete the client's row. Call this after the run has ended and no job runs any more."""
+        """Delete the client's row. Call this when the run has ended and none of its jobs is
+        running."""
         if self.registered_at is None:
             return
         try:
@@ -240,11 +245,11 @@ class HeartbeatWriter:
                     client_id=self._registration.client_id,
                     registered_at=self.registered_at,
                 )
-        except DATABASE_ERRORS as error:  # a leader deletes the row later
+        except DATABASE_ERRORS as error:  # the leader deletes the row later
             self._log.debug(CLIENT_DEREGISTRATION_FAILED, error=describe_error(error))
 
     async def _try_to_write_heartbeat(self) -> None:
-        """Write one heartbeat over the first connection that works."""
+        """Write one heartbeat on the first connection that works. Record the result."""
         error: Exception | None = None
         for connection in self._connections:
             began = self._timer.seconds_since_boot()
@@ -272,9 +277,9 @@ class HeartbeatWriter:
         self._record_failure(error)
 
     async def _write_heartbeat(self, connection: DedicatedConnection) -> bool:
-        """Write one heartbeat. Return whether this run still has the client's id."""
+        """Write one heartbeat. Return whether this run still has the client id."""
         async with connection.acquire("writing a heartbeat", self._timeout) as opened:
-            if self.registered_at is None:  # the table was missing at the start: register now
+            if self.registered_at is None:  # the table was missing before: register now
                 self.registered_at = await client_register(
                     opened, self._config.schema, self._registration
                 )
@@ -289,7 +294,7 @@ class HeartbeatWriter:
             )
             try:
                 return await write(lease_report=report)
-            except UndefinedColumnError:  # `migrate down` ran: a heartbeat matters more
+            except UndefinedColumnError:  # `migrate down` has removed the column: retry without it
                 if report is None:
                     raise
                 self._has_lease_column = False
@@ -316,8 +321,8 @@ class HeartbeatWriter:
         self.heartbeat_written.emit()
 
     def _record_missing_table(self, error: Exception) -> None:
-        """Allow claims while the table of clients is missing, because without the table no leader
-        can treat a client as dead."""
+        """Allow the client to claim jobs while the table of clients is missing. Without this table,
+        no leader can treat a client as dead."""
         self._claims_allowed_until = math.inf
         self._claims_allowed_event.set()
         self._failure_log.log_failure(

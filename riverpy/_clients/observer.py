@@ -1,7 +1,7 @@
 """HeartbeatObserver: finds heartbeats that have stopped.
 
-The server's clock may be set to another time, so the observer does not use it. The object that uses
-the observer passes all heartbeats to it at intervals. The observer measures by the clock of this
+The observer does not use the server's clock, because that clock may be set to another time. Its
+owner passes all current heartbeats to it at intervals. The observer measures with the clock of this
 process how long each heartbeat stays the same.
 """
 
@@ -18,37 +18,37 @@ if TYPE_CHECKING:
 
 
 class StoppedHeartbeats(NamedTuple):
-    """The heartbeats that have not changed for too long."""
+    """The result of a search for heartbeats that have not changed for too long."""
 
     heartbeats: dict[str, bytes]
-    """The last value of each such heartbeat, by client id, or by queue for heartbeats of
-    domains."""
+    """The last value of each stopped heartbeat, by client id, or by queue for the heartbeats of
+    leader domains."""
     seconds_until_next_stop: float
-    """Seconds until another heartbeat may count as stopped. Infinity: no other heartbeat is
-    observed."""
+    """The time in seconds until another heartbeat may count as stopped. Infinity: no other
+    heartbeat is observed."""
 
 
 class HeartbeatObserver:
-    """Measures how long heartbeats stay the same. Each object that needs this has an observer of
-    its own."""
+    """Measures how long heartbeats stay the same, to find the writers that are dead."""
 
     def __init__(self, timer: Timer, contact_duration: Callable[[], float] | None = None) -> None:
-        """Create the heartbeat observer. Nothing is observed yet.
+        """Create the observer. It knows no heartbeats until the first call of `observe`.
 
         Args:
-            contact_duration: returns how long this process has written heartbeats without a break.
-                During a break, other processes may not have been able to write heartbeats
-                either. None: each call of `observe` proves contact with the server.
+            contact_duration: returns for how many seconds this process has written heartbeats
+                without a break. During a break, other processes may not have been able to write
+                heartbeats either. None: each call of `observe` proves contact with the server.
         """
         self._timer, self._contact_duration = timer, contact_duration
         self._observed_heartbeats: dict[str, tuple[LastHeartbeat, float]] = {}
-        """The last heartbeat of each writer by name, and the time at which it was first read."""
+        """The last heartbeat of each client or domain, and the time at which this value was first
+        read."""
         self.server_start = b""
 
     def observe(self, heartbeats: Iterable[LastHeartbeat], server_start: bytes = b"") -> None:
-        """Compare all current heartbeats with the earlier ones. After a restart of the server the
-        observation begins again, because no client could write a heartbeat while the server was
-        down."""
+        """Compare all current heartbeats with those of the last call. After a restart of the
+        server, the times are measured from now on, because no client could write a heartbeat while
+        the server was down."""
         now = self._timer.seconds_since_boot()
         before = self._observed_heartbeats if server_start == self.server_start else {}
         self.server_start = server_start
@@ -62,9 +62,9 @@ class HeartbeatObserver:
     def find_stopped_heartbeats(
         self, stopped_after: float, *, extra_seconds: float = 0.0
     ) -> StoppedHeartbeats:
-        """Return the stopped heartbeats: they have not changed for `stopped_after` plus
-        `extra_seconds`. If the heartbeat's own `dead_after` is longer than
-        `stopped_after`, it is used instead."""
+        """Return the heartbeats that have stopped. A heartbeat has stopped if it has not changed
+        for `stopped_after` plus `extra_seconds`. If the heartbeat's own `dead_after` is longer than
+        `stopped_after`, it replaces `stopped_after`."""
         now = self._timer.seconds_since_boot()
         contact = math.inf if self._contact_duration is None else self._contact_duration()
         stopped: dict[str, bytes] = {}

@@ -1,4 +1,5 @@
-"""Processes: a name for a process, and the check that an object is used where it was opened."""
+"""The name of a process, by which others check whether it has ended, and the check that an object
+is used in the process and event loop that opened it."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ _ENDED_PROCESS_STATES = {"Z", "X", "x"}
 
 
 class ProcessAndLoop(NamedTuple):
-    """The process and event loop in which an object was opened. The object's sockets belong to the
-    process, and its tasks to the event loop."""
+    """The process and event loop that opened an object. The object's sockets belong to the process,
+    and its tasks belong to the event loop."""
 
     pid: int
     loop: asyncio.AbstractEventLoop
@@ -27,14 +28,14 @@ class ProcessAndLoop(NamedTuple):
 
     @property
     def is_current_process(self) -> bool:
-        """Whether the current process has opened the object, and is not a fork of that process."""
+        """Whether the current process opened the object. False in a fork of that process."""
         return self.pid == os.getpid()
 
     def expect_current(self, object_name: str) -> None:
-        """Check that this process and event loop opened the object.
+        """Check that the current process and event loop opened the object.
 
         Raises:
-            ClientStateError: the object was opened in another process or event loop; the text
+            ClientStateError: the object was opened in another process or event loop. The error text
                 begins with `object_name`.
         """
         if not self.is_current_process:
@@ -50,16 +51,16 @@ class ProcessAndLoop(NamedTuple):
 
 
 def own_process_name() -> str | None:
-    """Return the name of this process, or None if the system is not Linux. By this name, other
-    processes on this machine can check whether this process has ended."""
+    """Return the name of this process, or None if the system is not Linux. Other processes on this
+    machine use the name to check whether this process has ended."""
     pid = os.getpid()
     machine, stat = _read_boot_and_pid_namespace(), _read_process_stat(pid)
     return None if machine is None or stat is None else f"{machine} {pid} {stat[1]}"
 
 
 def has_process_ended(process_name: str) -> bool:
-    """Whether the process with this name has certainly ended. The result is False for a process of
-    another machine or container."""
+    """Return whether the process with this name has certainly ended. The result is False for a
+    process of another machine or container."""
     machine, _, rest = process_name.partition(" ")
     pid, _, started = rest.partition(" ")
     return (
@@ -70,7 +71,8 @@ def has_process_ended(process_name: str) -> bool:
 
 
 def is_process_on_this_machine(process_name: str) -> bool:
-    """Whether the process with this name runs, or ran, on this machine and in this container."""
+    """Return whether the process with this name belongs to this machine and container. It may have
+    ended."""
     return process_name.partition(" ")[0] == _read_boot_and_pid_namespace()
 
 
@@ -95,7 +97,7 @@ def _read_boot_and_pid_namespace() -> str | None:
 
 
 def _read_process_stat(pid: int) -> tuple[str, str] | None:
-    """Return the state of a process, and its start in ticks since the boot."""
+    """Return the state of a process and its start time in clock ticks since the boot."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[0], fields[19]
