@@ -1,4 +1,5 @@
-"""Who may see and change what: the function `authorize`, and the checks of each change."""
+"""Access control of the dashboard: calls the user's function `authorize`, and checks each request
+that changes something."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ CSRF_TOKEN_COOKIE = "riverpy_token"  # noqa: S105 (the name of a cookie)
 CSRF_TOKEN_FIELD = "token"  # noqa: S105 (the name of a field)
 CSRF_TOKEN_LENGTH_MAX = 100
 _FORWARDING_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
-"""Headers that proxies add. Behind a proxy, each request comes from the proxy's address."""
+"""Headers that proxies add. Behind a proxy, every request has the proxy's address, so the user's
+address is not known."""
 _NO_AUTHORIZE_ADVICE = (
     "Give the dashboard a function that decides who may use it: "
     "riverpy.web.dashboard(client, authorize=…). Without it, only a browser on the machine of the "
@@ -33,12 +35,12 @@ _NO_AUTHORIZE_ADVICE = (
 
 
 class Access(NamedTuple):
-    """What a user may do in the dashboard."""
+    """The rights of a user of the dashboard."""
 
     level: AccessLevel
-    """`read`: see all pages. `write`: also change jobs."""
+    """`read`: the user sees all pages. `write`: the user may also change jobs."""
     user: str | None = None
-    """The name of the user, for the log of changes."""
+    """The name of the user. It appears in the log of changes."""
 
 
 AuthorizeResult: TypeAlias = AccessLevel | Access | None
@@ -48,11 +50,11 @@ AuthorizeFunction: TypeAlias = "Callable[[Request], AuthorizeResult | Awaitable[
 async def authorize_request(
     request: Request, authorize: AuthorizeFunction | None, *, read_only: bool
 ) -> Access:
-    """Return what the sender of a request may do.
+    """Return the rights of the user who sent a request.
 
     Raises:
-        PageError: nothing.
-        ConfigError: `authorize` returned a wrong value.
+        PageError: the user has no rights.
+        ConfigError: `authorize` returned a value that is not allowed.
     """
     if authorize is None:
         _expect_local_request(request)
@@ -76,9 +78,9 @@ async def authorize_request(
 
 
 def _expect_local_request(request: Request) -> None:
-    """Raise PageError unless both the connection and the address in the browser are local.
-    Otherwise a site could send requests here under its own host name, by DNS that names this
-    machine."""
+    """Raise PageError if the connection or the address in the browser is not local. Without the
+    second check, another site could use DNS to give its own host name the address of this machine,
+    and send requests to the dashboard."""
     peer = request.client.host if request.client is not None else ""
     if not _is_loopback(peer):
         raise PageError(
@@ -108,12 +110,12 @@ def _is_loopback(host: str) -> bool:
 
 
 def get_or_make_csrf_token(request: Request) -> str:
-    """Return the token of the browser, or a new one. A form has to send it back."""
+    """Return the CSRF token of the browser, or a new one. Each form sends the token back."""
     return _read_csrf_token_cookie(request) or secrets.token_urlsafe(32)
 
 
 def set_csrf_token_cookie(request: Request, response: Response, token: str) -> None:
-    """Store the token in the browser, unless it is there."""
+    """Store the CSRF token in a cookie of the browser, if it is not stored yet."""
     if _read_csrf_token_cookie(request) != token:
         response.set_cookie(
             CSRF_TOKEN_COOKIE,
@@ -122,8 +124,8 @@ def set_csrf_token_cookie(request: Request, response: Response, token: str) -> N
             secure=request.url.scheme == "https",
             httponly=True,
             # Not `strict`: a browser that follows a link from another site would get a new token,
-            # and the forms of its other tabs would be too old. Forms of other sites never send a
-            # `lax` cookie either.
+            # and the forms in its other tabs would become invalid. With `lax`, the browser does not
+            # send the cookie with forms of other sites either.
             samesite="lax",
         )
 
@@ -134,8 +136,8 @@ def _read_csrf_token_cookie(request: Request) -> str | None:
 
 
 def expect_change_allowed(request: Request, access: Access, sent_token: str) -> None:
-    """Check a request that changes something: the user's rights, that a page of this dashboard sent
-    it, and its token.
+    """Check a request that changes something. The user must have the right `write`, a page of this
+    dashboard must have sent the request, and its CSRF token must be valid.
 
     Raises:
         PageError: the request is refused. Nothing was changed.
@@ -153,12 +155,13 @@ def expect_change_allowed(request: Request, access: Access, sent_token: str) -> 
 
 
 def expect_api_change_allowed(request: Request, access: Access) -> None:
-    """Check a request of the JSON API that changes something: the user's rights, and that no page
-    of another site sent it. There is no token, because programs send such requests too.
+    """Check a request of the JSON API that changes something. The user must have the right `write`,
+    and no page of another site may have sent the request. There is no CSRF token, because programs
+    send such requests too.
 
-    A browser says where a request comes from, and the request must come from this site. A request
-    that does not say so must have JSON as its type. Forms of other sites cannot send JSON, and
-    their scripts would have to ask before: the dashboard does not allow it.
+    If headers of the browser name the origin of the request, it must be this site. If there are no
+    such headers, the content type must be JSON. Forms of other sites cannot send JSON. Scripts of
+    other sites would need the permission of the dashboard, and the dashboard does not give it.
 
     Raises:
         PageError: the request is refused. Nothing was changed.
@@ -197,11 +200,11 @@ def _make_cross_origin_error() -> PageError:
 
 
 def _is_same_origin(headers: Headers) -> bool:
-    """Whether a page with the address of this dashboard sent a request.
+    """Return whether a page of this dashboard sent the request.
 
-    Without TLS, browsers do not send `Sec-Fetch-Site`, but `Origin`. A proxy may replace `Host`,
-    and keep the browser's value in `X-Forwarded-Host`. Pages of other sites cannot send this header
-    without asking before.
+    Without TLS, browsers send `Origin` instead of `Sec-Fetch-Site`. A proxy may replace `Host` and
+    keep the browser's value in `X-Forwarded-Host`. Pages of other sites cannot send this header
+    without the permission of the dashboard.
     """
     fetch_site = headers.get("sec-fetch-site")
     if fetch_site is not None:
@@ -214,5 +217,6 @@ def _is_same_origin(headers: Headers) -> bool:
 
 
 def _remove_default_port(host: str, scheme: str) -> str:
-    """Return a value of `Host` as browsers write it in `Origin`."""
+    """Return a `Host` header without the default port of the scheme, as browsers write it in
+    `Origin`."""
     return host.removesuffix({"http": ":80", "https": ":443"}.get(scheme, ""))

@@ -1,6 +1,8 @@
-"""The JSON API of the dashboard, with the addresses and fields of River UI's.
+"""The JSON API of the dashboard. It has the paths and fields of River UI's API.
 
-A new endpoint is an `Endpoint` in one of the modules `api_*`, and an entry in its `ENDPOINTS`."""
+To add an endpoint, write an `Endpoint` in one of the modules `api_*`, and add it to `ENDPOINTS` of
+that module.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = (
     *api_queues.ENDPOINTS,
     *api_status.ENDPOINTS,
 )
-"""All endpoints. Of two that fit an address, the first one is used."""
+"""All endpoints. If two of them match a path, the first one is used."""
 BODY_BYTES_MAX = 256 * 1024
 _OPENAPI_PATH = "/openapi.json"
 _API_DESCRIPTION = (
@@ -44,12 +46,12 @@ _API_DESCRIPTION = (
 
 
 def make_api(site: Site) -> Starlette:
-    """Return the application of the API, to be mounted at `/api`."""
+    """Return the ASGI application of the JSON API. The dashboard mounts it at `/api`."""
     return _Api(site).make_starlette()
 
 
 class _Api:
-    """The endpoints of one dashboard."""
+    """The JSON API of one dashboard: its endpoints and error handlers."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -107,7 +109,7 @@ class _Api:
         return response
 
     async def _send_service_unavailable(self, request: Request, error: Exception) -> Response:
-        """Answer a request that failed because of the database or the client."""
+        """Send an error response after a request failed because of the database or the client."""
         text = describe_error(error)
         self._log.warning(DASHBOARD_REQUEST_FAILED, path=request.url.path, error=text)
         return _make_response(ErrorAnswer(f"The request failed: {text}"), 503)
@@ -122,7 +124,8 @@ def _make_response(answer: object, status: int = 200) -> Response:
 
 
 def _decode_url_query(endpoint: Endpoint[Any], request: Request) -> Any:
-    """Return the input of a request without a body."""
+    """Convert the query and path parameters of a request to the endpoint's input. Used for requests
+    without a body."""
     values: dict[str, object] = {}
     for member in msgspec.structs.fields(endpoint.input):
         texts = [text for text in request.query_params.getlist(member.name) if text]
@@ -142,7 +145,8 @@ def _is_list(member_type: Any) -> bool:
 
 
 async def _decode_json_body(endpoint: Endpoint[Any], request: Request) -> Any:
-    """Return the input of a request with a body. An empty body has no members."""
+    """Convert the JSON body and the path parameters of a request to the endpoint's input. An empty
+    body means no values."""
     body = b""
     async for part in request.stream():
         body += part

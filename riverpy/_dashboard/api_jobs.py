@@ -1,4 +1,4 @@
-"""The endpoints of the JSON API about jobs, with the fields of River UI."""
+"""The endpoints of the dashboard's JSON API for jobs. Their fields are those of River UI."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 JOBS_PER_LIST_DEFAULT = 20
 JOBS_PER_LIST_MAX = 1_000
 JOBS_PER_READ = 20
-"""The number of whole jobs that a list holds in memory at a time."""
+"""The number of whole jobs that are in memory at a time while a list is read."""
 LISTED_ARGS_LENGTH_MAX = 20_000
-"""The maximum number of characters of args in a list."""
+"""The maximum number of characters of a job's args in a list. Longer args are left out."""
 VALUES_PER_FILTER_MAX = 100
 
 _FilterValuesLimit = msgspec.Meta(max_length=VALUES_PER_FILTER_MAX)
@@ -53,7 +53,7 @@ _ChangedIds = Annotated[
 
 
 class JobSummary(msgspec.Struct):
-    """A job in a list."""
+    """The fields of a job in a list."""
 
     id: int
     args: Annotated[
@@ -78,7 +78,7 @@ class JobSummary(msgspec.Struct):
 
 
 class JobError(msgspec.Struct):
-    """The error of a failed attempt."""
+    """One entry of a job's errors: a failed attempt."""
 
     at: Annotated[
         datetime, msgspec.Meta(description="The first moment of the year 1, if it is not known.")
@@ -89,7 +89,7 @@ class JobError(msgspec.Struct):
 
 
 class JobDetails(JobSummary):
-    """A job."""
+    """One job with its errors and its metadata."""
 
     errors: list[JobError]
     metadata: Annotated[msgspec.Raw, msgspec.Meta(description="An object.")]
@@ -145,19 +145,19 @@ class ListJobsInput(msgspec.Struct):
 
 
 class JobInput(msgspec.Struct):
-    """Which job is read."""
+    """The id of the job to read."""
 
     job_id: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class ChangeJobsInput(msgspec.Struct):
-    """Which jobs are changed."""
+    """The ids of the jobs to change."""
 
     ids: _ChangedIds
 
 
 async def list_jobs(call: ApiCall, given: ListJobsInput) -> JobList:
-    """Return one page of jobs."""
+    """Return one page of the jobs that pass the filters."""
     filters = {
         "states": [given.state],
         "ids": given.ids,
@@ -181,8 +181,8 @@ async def list_jobs(call: ApiCall, given: ListJobsInput) -> JobList:
 async def _read_summaries(
     site: Site, tx: Transaction, ids: Sequence[int]
 ) -> tuple[list[JobSummary], list[UnreadableJob]]:
-    """Return jobs, and those that the server cannot read. Args can be large, so only few whole jobs
-    are in memory at a time."""
+    """Return the readable jobs, and the jobs that the server cannot read. Args can be large, so
+    only a few whole jobs are in memory at a time."""
     summaries: list[JobSummary] = []
     damaged: list[UnreadableJob] = []
     for start in range(0, len(ids), JOBS_PER_READ):
@@ -247,7 +247,7 @@ async def delete_jobs(call: ApiCall, given: ChangeJobsInput) -> StatusAnswer:
 
 
 async def _change_jobs(call: ApiCall, action: JobAction, given: ChangeJobsInput) -> StatusAnswer:
-    """Change all jobs or, after an error, none."""
+    """Change all of these jobs in one transaction. If an error occurs, no job is changed."""
     form = JobChangeForm(action, sorted({parse_job_id(str(one)) for one in given.ids}))
     client = call.site.client
     async with acquire_connection(client) as connection, connection.transaction():

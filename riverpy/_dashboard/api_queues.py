@@ -1,4 +1,4 @@
-"""The endpoints of the JSON API about queues, with the fields of River UI."""
+"""The endpoints of the dashboard's JSON API for queues. Their fields are those of River UI."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 QUEUES_PER_LIST_DEFAULT = 100
 QUEUES_PER_LIST_MAX = 1_000
 _CONCURRENCY_KEY = "concurrency"
-"""The key of a queue's metadata in which River Pro stores a limit."""
+"""The key in a queue's metadata under which River Pro stores the limits for running jobs."""
 
 _ConcurrencyLimit = Annotated[int, msgspec.Meta(ge=0, lt=2**31, description="0: no limit.")]
 _JobCount = Annotated[
@@ -29,14 +29,15 @@ _JobCount = Annotated[
 
 
 class Partition(msgspec.Struct):
-    """What a limit of River Pro counts apart."""
+    """How River Pro groups the running jobs of a queue. Each group has the limits of its own."""
 
     by_args: list[str] | None = None
     by_kind: bool = False
 
 
 class Concurrency(msgspec.Struct):
-    """A limit of River Pro for the running jobs of a queue. riverpy's workers do not read it."""
+    """The limits of River Pro for the running jobs of a queue. riverpy's workers do not read
+    them."""
 
     global_limit: _ConcurrencyLimit = 0
     local_limit: _ConcurrencyLimit = 0
@@ -44,7 +45,7 @@ class Concurrency(msgspec.Struct):
 
 
 class QueueDetails(msgspec.Struct):
-    """A queue that a client has worked."""
+    """One queue, with the numbers of its jobs."""
 
     count_available: _JobCount
     count_running: _JobCount
@@ -56,25 +57,25 @@ class QueueDetails(msgspec.Struct):
 
 
 class QueueList(msgspec.Struct):
-    """The queues, by name."""
+    """The queues, sorted by name."""
 
     data: list[QueueDetails]
 
 
 class ListQueuesInput(msgspec.Struct):
-    """How many queues are listed."""
+    """The maximum number of queues to list."""
 
     limit: Annotated[int, msgspec.Meta(ge=0, le=QUEUES_PER_LIST_MAX)] = QUEUES_PER_LIST_DEFAULT
 
 
 class QueueInput(msgspec.Struct):
-    """Which queue is meant."""
+    """The name of the queue."""
 
     name: str
 
 
 class UpdateQueueInput(msgspec.Struct):
-    """What is changed of a queue."""
+    """The name of the queue, and its new limits."""
 
     name: str
     concurrency: Annotated[
@@ -87,7 +88,7 @@ class UpdateQueueInput(msgspec.Struct):
 
 
 async def list_queues(call: ApiCall, given: ListQueuesInput) -> QueueList:
-    """Return the first queues by name."""
+    """Return the queues, sorted by name, up to the limit."""
     if given.limit == 0:
         return QueueList([])
     return QueueList(
@@ -118,7 +119,8 @@ async def _make_queue_details(call: ApiCall, queues: Sequence[Queue]) -> list[Qu
 
 
 def _read_concurrency(queue: Queue) -> Concurrency | None:
-    """Return the limit in a queue's metadata. None: there is none, or it has another form."""
+    """Return the limits of River Pro in a queue's metadata. None: there are none, or they have
+    another format."""
     found = queue.metadata.get(_CONCURRENCY_KEY)
     if not found:
         return None
@@ -143,13 +145,13 @@ async def resume_queue(call: ApiCall, given: QueueInput) -> StatusAnswer:
 
 
 async def update_queue(call: ApiCall, given: UpdateQueueInput) -> QueueDetails:
-    """Change the limit of River Pro in a queue's metadata."""
+    """Change the limits of River Pro in a queue's metadata. Return the queue."""
     client = call.site.client
     if given.concurrency is msgspec.UNSET:
         return await get_queue(call, QueueInput(given.name))
     async with (
         acquire_connection(client) as connection,
-        connection.transaction(isolation="repeatable_read"),  # an update in between is an error
+        connection.transaction(isolation="repeatable_read"),  # fails after another update
     ):
         metadata = dict((await client.queue_get(given.name, tx=connection)).metadata)
         metadata.pop(_CONCURRENCY_KEY, None)

@@ -1,5 +1,5 @@
-"""The endpoints of the JSON API about the whole: counts, names, health and features, with the
-fields of River UI."""
+"""The endpoints of the dashboard's JSON API for job counts, names of kinds and queues, health and
+features. Their fields are those of River UI."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 NAMES_PER_ANSWER_MAX = 100
 NAMES_SEARCHED_MAX = 1_000
-"""The maximum number of names among which a completion searches."""
+"""The maximum number of names that `complete_name` reads to find matches."""
 
 
 class NameList(msgspec.Struct):
-    """Names, sorted."""
+    """Names of kinds or queues, sorted."""
 
     data: list[str]
 
@@ -56,7 +56,8 @@ class StateCounts(msgspec.Struct):
 
 
 class Extensions(msgspec.Struct):
-    """The parts of River Pro. The API has none of them, so River UI does not show their pages."""
+    """The features of River Pro. The API has none of them, so River UI does not show their
+    pages."""
 
     dead_letter_jobs: bool = False
     durable_periodic_jobs: bool = False
@@ -67,7 +68,7 @@ class Extensions(msgspec.Struct):
 
 
 class Features(msgspec.Struct):
-    """What this API has."""
+    """The features of this API."""
 
     extensions: Extensions
     job_list_hide_args_by_default: Annotated[
@@ -76,7 +77,7 @@ class Features(msgspec.Struct):
 
 
 class Version(msgspec.Struct):
-    """The version of riverpy. Members that only a program in Go has are empty."""
+    """The version of riverpy. Fields that only a program in Go can fill are empty."""
 
     version: str = f"riverpy {VERSION}"
     revision: str = ""
@@ -86,7 +87,7 @@ class Version(msgspec.Struct):
 
 
 class CompleteNameInput(msgspec.Struct):
-    """Which names are completed."""
+    """The part of a name to complete, and the names to leave out."""
 
     facet: Literal["job_kind", "queue_name"]
     match: Annotated[str, msgspec.Meta(description="A part of the name, in any case.")] = ""
@@ -97,7 +98,7 @@ class CompleteNameInput(msgspec.Struct):
 
 
 class HealthCheckInput(msgspec.Struct):
-    """Which check is made."""
+    """The name of the health check."""
 
     name: Annotated[
         Literal["complete", "minimal"],
@@ -106,7 +107,7 @@ class HealthCheckInput(msgspec.Struct):
 
 
 async def complete_name(call: ApiCall, given: CompleteNameInput) -> NameList:
-    """Return names of kinds or queues."""
+    """Return the names of kinds or queues that contain the text in `match`."""
     schema, limit = call.site.client.config.schema, NAMES_SEARCHED_MAX
     async with open_read_transaction(call.site.client) as tx:
         if given.facet == "job_kind":
@@ -138,12 +139,12 @@ async def count_states(call: ApiCall, _: NoInput) -> StateCounts:
 
 
 async def get_features(call: ApiCall, _: NoInput) -> Features:
-    """Return what this API has."""
+    """Return the features of this API."""
     return Features(Extensions(), call.site.options.hide_args)
 
 
 async def check_health(call: ApiCall, given: HealthCheckInput) -> StatusAnswer:
-    """Return whether the dashboard works."""
+    """Check whether the dashboard works. A request that fails is answered with an error."""
     if given.name == "complete":
         async with open_read_transaction(call.site.client) as tx:
             await read_server_time(tx)

@@ -1,7 +1,8 @@
 """The ASGI application of the dashboard: its pages, its changes, and its error pages.
 
-A new page is a module with a `Page`, a template, and an entry in `PAGES`. A new change is a
-`ChangeRoute` and an entry in `CHANGE_ROUTES`."""
+To add a page, write a module with a `Page` and a template, and add the page to `PAGES`. To add a
+change, write a `ChangeRoute`, and add it to `CHANGE_ROUTES`.
+"""
 
 from __future__ import annotations
 
@@ -96,24 +97,26 @@ CHANGE_ROUTES = (
     leader_changes.CHANGE_ROUTE,
     periodic_changes.CHANGE_ROUTE,
 )
-"""All changes that forms of the pages ask for."""
+"""The routes of all forms that change something."""
 FORM_FIELDS_MAX = 1_100
-"""The maximum number of fields of a form: the ids of many jobs, and a few others."""
+"""The maximum number of fields of a form. A form may contain the ids of many jobs."""
 FORM_BYTES_MAX = 256 * 1024
 _QUESTION_CACHE_CONTROL = "private, no-cache"
-"""A question answers a POST. Its browser may keep it, but must not use it for a new request.
-Otherwise the browser's button Back asks after the change whether to send the form again."""
+"""The header `Cache-Control` of a page that asks for confirmation of a change. The browser may
+store the page for its button Back, but must not use it for a new request. If it could not store the
+page, the button Back would ask the user whether to send the form again."""
 _QUESTION_PAGE_FIELDS = (CSRF_TOKEN_FIELD, CONFIRMED_FIELD)
-"""The fields of a form that a question fills itself."""
+"""The fields of the form that the confirmation page adds itself. It copies all other fields of the
+first form."""
 
 
 def make_app(client: Client, options: DashboardOptions) -> Starlette:
-    """Return the application."""
+    """Return the ASGI application of the dashboard."""
     return _DashboardApp(Site(client, options)).make_starlette()
 
 
 class _DashboardApp:
-    """The endpoints of the dashboard."""
+    """The pages, changes and error handlers of the dashboard."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -150,7 +153,7 @@ class _DashboardApp:
     async def _send_page(self, page: Page, request: Request) -> Response:
         view = await self._make_view(request)
         message = read_flash_message(request)
-        if message is not None:  # the change may have been made in another process
+        if message is not None:  # another process may have made the change
             self._site.invalidate_caches(_get_age_of_timestamp(message.changed_at))
         times = {"rendered": time.time()} | ({"changed": message.changed_at} if message else {})
         values = await page.load(view)
@@ -190,7 +193,8 @@ class _DashboardApp:
         return response
 
     async def _send_live_updates(self, request: Request) -> Response:
-        """Send the live updates of the page in the parameter `path`."""
+        """Open the stream of live updates for the page whose path is in the query parameter
+        `path`."""
         view = await self._make_view(request)
         place = urlsplit(request.query_params.get("path", ""))
         scope = {"type": "http", "method": "GET", "path": place.path, "root_path": ""}
@@ -202,7 +206,7 @@ class _DashboardApp:
         followed = view._replace(
             path_params=found["path_params"],
             query=QueryParams(place.query),
-            access=view.access._replace(user=None),  # all users with these rights see the same
+            access=view.access._replace(user=None),  # all users with these rights share the stream
         )
         key = RegionKey(f"{place.path}?{followed.query}", followed.access.level, followed.root_path)
         if "changed" in request.query_params:
@@ -222,7 +226,8 @@ class _DashboardApp:
         return self._site.templates.render_live_block(page.template, values)
 
     async def _handle_change_form(self, change: ChangeRoute, request: Request) -> Response:
-        """Make the change of a form, or send the question that comes before it."""
+        """Make the change that a form requests. If the change needs a confirmation and the user has
+        not given it, send the page that asks for it."""
         view = await self._make_view(request)
         fields = await _read_form(request)
         expect_change_allowed(request, view.access, fields.get(CSRF_TOKEN_FIELD, ""))
@@ -250,7 +255,7 @@ class _DashboardApp:
         return response
 
     async def _send_job_args(self, request: Request) -> Response:
-        """Send the whole args of a job as text, which browsers do not interpret."""
+        """Send the whole args of a job as plain text, so that browsers do not interpret them."""
         await self._make_view(request)
         job, _ = await job_page.read_job_and_time(self._site.client, request.path_params["job_id"])
         shown = self._site.get_visible_args(job)
@@ -270,7 +275,7 @@ class _DashboardApp:
         return response
 
     async def _send_service_unavailable(self, request: Request, error: Exception) -> Response:
-        """Answer a request that failed because of the database or the client."""
+        """Send an error page after a request failed because of the database or the client."""
         text = describe_error(error)
         self._log.warning(DASHBOARD_REQUEST_FAILED, path=request.url.path, error=text)
         advice = "Load the page again. If this stays so, run `riverpy doctor` on the server."
@@ -284,8 +289,9 @@ class _DashboardApp:
         )
 
     async def _send_internal_error(self, request: Request, _error: Exception) -> Response:
-        """Answer a request that failed because of an error in the dashboard or in `authorize`. The
-        web server logs the error. Starlette calls this handler outside of all middleware."""
+        """Send an error page after an error in the dashboard or in `authorize`. The web server logs
+        the error. Starlette calls this handler outside of all middleware, so the handler does their
+        work itself."""
         response = self._render_error_page(
             Request(correct_mount_path(request.scope)),
             500,
@@ -304,10 +310,10 @@ class _DashboardApp:
 
 
 async def _read_form(request: Request) -> QueryParams:
-    """Return the fields of a form.
+    """Return the fields of the form in a request.
 
     Raises:
-        PageError: the form is too large, or not in the form that browsers send.
+        PageError: the form is too large, or the browser did not encode it as forms are encoded.
     """
     body = b""
     async for part in request.stream():
@@ -324,15 +330,16 @@ async def _read_form(request: Request) -> QueryParams:
 
 
 def _get_path_and_query(request: Request, root_path: str) -> str:
-    """Return the path below the dashboard's own path, with the query."""
+    """Return the path and query of a request, without the path at which the dashboard is
+    mounted."""
     path = request.scope["path"].removeprefix(root_path) or "/"
     return f"{path}?{request.url.query}" if request.url.query else path
 
 
 def _get_age_of_timestamp(moment: float | str | None) -> float:
     """Return the age in seconds of a Unix timestamp that a browser has sent back. The age is never
-    negative, because the clocks of two processes may differ. A timestamp that is missing or wrong
-    has the age of the year 1970."""
+    negative, even if the clocks of two processes differ. A missing or invalid timestamp counts as
+    0, i.e. the start of 1970."""
     try:
         age = time.time() - float(moment or 0)
     except ValueError:

@@ -1,4 +1,5 @@
-"""Changes of all jobs that match a search: their start, with a question before, and their stop."""
+"""The forms of the dashboard that change all jobs that match a search. One form starts the change
+after a confirmation, another one stops it."""
 
 from __future__ import annotations
 
@@ -49,25 +50,26 @@ if TYPE_CHECKING:
 
 MATCHES_COUNTED_MAX = 10_000
 COUNT_TIMEOUT = timedelta(seconds=1)
-"""The server cancels the count of the jobs that match after this time."""
+"""The timeout of the statement that counts the matching jobs."""
 RUN_ID_FIELD = "run"
-"""The field with the id of a run. The question fills it."""
+"""The form field with the id of the run, i.e. of one change of all matching jobs. The confirmation
+page adds it."""
 _NON_FILTER_FIELDS = ("action", RUN_ID_FIELD, CSRF_TOKEN_FIELD, CONFIRMED_FIELD, BACK_PATH_FIELD)
-"""The fields that are no filters."""
+"""The form fields that are not filters of the search."""
 
 
 class BulkChangeForm(NamedTuple):
-    """A form that asks for a change of all jobs that match."""
+    """A form that requests a change of all jobs that match a search."""
 
     action: JobAction
     search: JobSearch
     run_id: str
 
     async def make_question(self, site: Site) -> ConfirmationQuestion:
-        """Return the question to the user.
+        """Return the question that the user must confirm before the change.
 
         Raises:
-            PageError: no job matches.
+            PageError: no job matches the search.
         """
         self.search.expect_filters_allowed(site.options)
         matched, is_exact = await count_matching_jobs(site, self.search)
@@ -87,8 +89,8 @@ class BulkChangeForm(NamedTuple):
 
 
 async def count_matching_jobs(site: Site, search: JobSearch) -> tuple[int, bool]:
-    """Return the number of jobs that match, up to a limit, and whether there are no more. If
-    counting takes too long, only the jobs that a list searches are counted."""
+    """Return the number of jobs that match, up to `MATCHES_COUNTED_MAX`, and whether this number is
+    exact. If the count takes too long, count only the jobs that a list would search."""
     schema = site.client.config.schema
     try:
         async with open_read_transaction(site.client) as tx:
@@ -105,10 +107,10 @@ async def count_matching_jobs(site: Site, search: JobSearch) -> tuple[int, bool]
 
 
 def parse_bulk_change_form(_path_params: Mapping[str, Any], fields: QueryParams) -> RequestedChange:
-    """Return the change of all matching jobs that a form asks for.
+    """Return the change of all matching jobs that a form requests.
 
     Raises:
-        PageError: the form is not one of this dashboard, or names no state.
+        PageError: the form does not come from this dashboard, or does not contain a state.
     """
     search = parse_search(fields, non_filter_names=_NON_FILTER_FIELDS)
     action = fields.get("action", "")
@@ -134,7 +136,8 @@ def parse_bulk_change_form(_path_params: Mapping[str, Any], fields: QueryParams)
 
 
 async def start_bulk_change(form: BulkChangeForm, site: Site, access: Access) -> None:
-    """Start the change of all matching jobs. Its page shows the progress."""
+    """Start the change of all matching jobs as a background run. The page of the run shows its
+    progress."""
     form.search.expect_filters_allowed(site.options)
     matched, is_exact = await count_matching_jobs(site, form.search)
     site.bulk_runs.start(
@@ -152,7 +155,7 @@ async def start_bulk_change(form: BulkChangeForm, site: Site, access: Access) ->
 
 
 def parse_stop_form(path_params: Mapping[str, Any], _fields: QueryParams) -> RequestedChange:
-    """Return the stop of a run that a form asks for."""
+    """Return the change that stops a run. Its form has only the id of the run, in the path."""
     run_id: str = path_params["run_id"]
     return RequestedChange(partial(_stop_run, run_id), next_path=make_bulk_run_path(run_id))
 

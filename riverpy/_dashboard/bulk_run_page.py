@@ -1,4 +1,5 @@
-"""The page of a change of all jobs that match: its progress, and its end."""
+"""The page of a run that changes all jobs that match a search. It shows the progress and the
+result."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 async def load_bulk_run_page(view: PageView) -> Mapping[str, object]:
-    """Return what this process knows of the change."""
+    """Return the progress and result of a run, as far as this process knows it."""
     run = view.site.bulk_runs.find(view.path_params["run_id"])
     if run is None:
         raise PageError(

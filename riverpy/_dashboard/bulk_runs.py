@@ -1,7 +1,8 @@
-"""Bulk runs: changes of all jobs that match a search, which go on without the page.
+"""Bulk runs: changes of all jobs that match a search. They continue when the user closes the page.
 
-A run is a task of the client, so it ends when the application closes the client. What is known of a
-run is in the memory of this process."""
+A run is a background task of the client, so it ends when the application closes the client. Its
+progress and result are stored only in the memory of this process.
+"""
 
 from __future__ import annotations
 
@@ -29,33 +30,33 @@ if TYPE_CHECKING:
     from riverpy.job_list import JobFilters
 
 RUNS_AT_A_TIME_MAX = 3
-"""The maximum number of runs at a time in one process."""
+"""The maximum number of runs in one process at the same time."""
 KEPT_RUNS_MAX = 20
-"""The number of runs whose results are kept."""
+"""The maximum number of runs whose results are kept in memory."""
 SERVER_STOPPED_TEXT = "The web server stopped."
 
 RunOutcome: TypeAlias = Literal["running", "done", "stopped", "failed"]
 
 
 class _RunStoppedError(Exception):
-    """The run has to end before its next batch."""
+    """Raised to end the run before its next batch."""
 
 
 class BulkPlan(NamedTuple):
-    """The change that a run makes, and the jobs that it changes."""
+    """What a run changes: the action, the filters of the jobs, and facts for its page."""
 
     run_id: str
     action: JobAction
     filters: JobFilters
     filters_text: str
-    """The filters in words."""
+    """The filters in words, for the page and the log."""
     list_path: str
-    """The path of the list of the jobs, below the dashboard's own."""
+    """The path of the page that lists these jobs, below the path of the dashboard."""
     user: str | None
     matched: int
-    """The number of jobs that match."""
+    """The number of jobs that matched when the run was requested."""
     is_count_exact: bool
-    """Whether no more than `matched` jobs matched."""
+    """Whether `matched` is exact. False: more jobs may have matched."""
 
 
 class BulkRun:
@@ -64,20 +65,20 @@ class BulkRun:
     def __init__(self, plan: BulkPlan) -> None:
         self.plan = plan
         self.changes = JobChanges()
-        """What was done so far."""
+        """The numbers of changed and refused jobs so far."""
         self.outcome: RunOutcome = "running"
         self.problem = ""
-        """Why the run ended early."""
+        """Why the run ended early. Empty if it did not."""
         self.started_at = datetime.now(UTC)
         self.ended_at: datetime | None = None
         self._is_stop_requested = False
 
     def request_stop(self) -> None:
-        """End the run after its present batch."""
+        """Request that the run ends after its current batch."""
         self._is_stop_requested = True
 
     async def run(self, client: Client) -> None:
-        """Change the jobs that exist now."""
+        """Change all matching jobs that exist now, in batches, and record the result."""
         plan, log = self.plan, get_logger()
         values = {"action": plan.action, "filters": plan.filters_text, "user": plan.user}
         log.info(DASHBOARD_BULK_CHANGE_STARTED, **values)
@@ -122,10 +123,11 @@ class BulkRuns:
         self._run_by_id: dict[str, BulkRun] = {}
 
     def start(self, plan: BulkPlan) -> None:
-        """Start a run. Do nothing if it was started: a browser may send a form twice.
+        """Start a run. If this run was already started, do nothing, because a browser may send a
+        form twice.
 
         Raises:
-            PageError: too many runs at a time.
+            PageError: too many runs are active.
         """
         if plan.run_id in self._run_by_id:
             return
@@ -142,11 +144,11 @@ class BulkRuns:
         self._forget_old_runs()
 
     def find(self, run_id: str) -> BulkRun | None:
-        """Return a run. None: this process does not know it."""
+        """Return the run with this id. None: this process does not know the run."""
         return self._run_by_id.get(run_id)
 
     def list_newest_first(self) -> list[BulkRun]:
-        """Return the runs that are known."""
+        """Return the runs that this process knows, the newest first."""
         return list(reversed(self._run_by_id.values()))
 
     def _forget_old_runs(self) -> None:

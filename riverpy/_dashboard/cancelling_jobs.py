@@ -1,4 +1,4 @@
-"""Jobs that still run after their cancellation, in sentences."""
+"""Sentences about jobs that still run after their cancellation was requested."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 STUCK_JOBS_READ_MAX = 1_000
-"""The maximum number of stuck jobs that are read."""
+"""The maximum number of stuck jobs to read. A stuck job ignores its cancellation."""
 
 
 class _CancelMetadata(msgspec.Struct):
-    """The part of a job's metadata that says when its cancellation was requested."""
+    """The part of a job's metadata that contains the time of the cancellation request."""
 
     cancel_attempted_at: datetime | None = None
 
 
 class CancellingJob(NamedTuple):
-    """A job that runs although its cancellation was requested."""
+    """A job that still runs after its cancellation was requested."""
 
     job_id: int
     kind: str
     client_id: str
-    """The client that runs the job. Empty: not known."""
+    """The id of the client that runs the job. Empty: not known."""
     seconds: float
-    """Seconds since the last request."""
+    """The time in seconds since the last cancellation request."""
 
 
 async def read_stuck_jobs(site: Site, fleet: FleetStatus) -> Sequence[StuckJob]:
-    """Return the jobs that workers report as stuck."""
+    """Return the jobs that workers report as stuck, i.e. that ignore their cancellation."""
     if not any(worker.stuck for worker in fleet.workers):
         return ()
     async with open_read_transaction(site.client) as tx:
@@ -55,7 +55,7 @@ async def read_stuck_jobs(site: Site, fleet: FleetStatus) -> Sequence[StuckJob]:
 
 
 def describe_ignored_cancellation(job_id: int, kind: str, client_id: str, since: str = "") -> str:
-    """Return the sentence about a stuck job, with what to do."""
+    """Return a sentence about a job that ignores its cancellation, with advice."""
     return (
         f"Job {job_id} ({kind}) ignores its cancellation{since}. Restart worker {client_id}, and "
         "correct the code of the job."
@@ -63,7 +63,8 @@ def describe_ignored_cancellation(job_id: int, kind: str, client_id: str, since:
 
 
 def as_cancelling_job(job: JobRow, now: datetime) -> CancellingJob | None:
-    """Return a CancellingJob if the job runs and its cancellation was requested, otherwise None."""
+    """Return the CancellingJob for a job that runs and whose cancellation was requested. Return
+    None for any other job."""
     if get_stored_state(job) != JobState.RUNNING:
         return None
     try:
@@ -78,7 +79,7 @@ def as_cancelling_job(job: JobRow, now: datetime) -> CancellingJob | None:
 
 
 async def describe_cancelling_job(site: Site, run: CancellingJob) -> Sentence:
-    """Return the sentence that says why the job still runs, and what to do."""
+    """Return a sentence that explains why the job still runs, with advice."""
     fleet = await site.statuses.read()
     states = {worker.client_id: worker.state for worker in fleet.workers}
     stuck_ids = {one.id for one in await read_stuck_jobs(site, fleet)}
@@ -102,8 +103,8 @@ async def describe_cancelling_job(site: Site, run: CancellingJob) -> Sentence:
 
 
 async def read_cancelling_job(site: Site, job_id: int) -> CancellingJob | None:
-    """Read a job. Return a CancellingJob if it runs and its cancellation was requested, otherwise
-    None."""
+    """Read a job and return its CancellingJob. Return None if the job does not run, or its
+    cancellation was not requested."""
     try:
         async with open_read_transaction(site.client) as tx:
             job = await site.client.job_get(job_id, tx=tx)

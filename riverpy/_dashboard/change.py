@@ -1,4 +1,4 @@
-"""ChangeRoute: the forms of the dashboard that change something, with a question before it."""
+"""ChangeRoute: the forms of the dashboard that change something. A form may need a confirmation."""
 
 from __future__ import annotations
 
@@ -20,70 +20,73 @@ if TYPE_CHECKING:
     from riverpy._dashboard.site import Site
 
 CONFIRMED_FIELD = "confirmed"
-"""The field of a form whose question the user has answered, with the value `yes`."""
+"""The form field that the confirmation page adds. Its value `yes` means that the user has confirmed
+the change."""
 BACK_PATH_FIELD = "back"
-"""The field with the path to return to, below the dashboard's own."""
+"""The form field with the path of the page to show after the change, below the path of the
+dashboard."""
 
 
 class ConfirmationQuestion(NamedTuple):
-    """What a page asks before a change that is hard to undo."""
+    """The question on the page that asks the user to confirm a change."""
 
     text: str
     """The question, such as `Delete job 5?`."""
     effect: str
     """What the change does."""
     details: str = ""
-    """What is changed, such as the ids of jobs."""
+    """The objects to change, such as the ids of jobs."""
     keep_text: str = "Keep it as it is"
-    """The text of the link that changes nothing."""
+    """The text of the link that leaves the page without the change."""
     is_dangerous: bool = False
     """Whether the change cannot be undone."""
     fields: tuple[tuple[str, str], ...] = ()
-    """Fields that the form of the question adds to those of the first form."""
+    """Form fields that the confirmation page adds to those of the first form."""
 
 
 class RequestedChange(NamedTuple):
-    """A change that a form asks for."""
+    """The change that a form requests."""
 
     apply: Callable[[Site, Access], Awaitable[FlashMessage | None]]
-    """Make the change, log it with its user, and return the message for the user. None: the next
-    page itself says what was done."""
+    """Make the change, log it with the name of the user, and return the message for the user. None:
+    the next page shows the result without a message."""
     question: ConfirmationQuestion | Callable[[Site], Awaitable[ConfirmationQuestion]] | None = None
-    """What to ask before, or a function that reads what the question needs. None: the change is
-    made at once."""
+    """The question to confirm, or a function that reads its facts and returns it. None: the change
+    needs no confirmation."""
     next_path: str | None = None
-    """The path of the page that shows the result. None: the page from which the user came."""
+    """The path of the page that shows the result. None: return to the page from which the user
+    came."""
 
 
 class ChangeRoute(NamedTuple):
-    """The address and the parser of the forms that ask for one kind of change."""
+    """The path and the parser of all forms that request one kind of change."""
 
     path: str
-    """The path below the dashboard's own, in the form of Starlette's routes."""
+    """The path below the path of the dashboard, as a Starlette route."""
     parse_form: Callable[[Mapping[str, Any], QueryParams], RequestedChange]
-    """Return the change that a form asks for, from the parameters of the path and the fields. Raise
-    PageError for a form that is not one of this dashboard."""
+    """Return the change that a form requests. The arguments are the parameters of the path and the
+    fields of the form. Raise PageError if the form does not come from this dashboard."""
     default_back_path: str
-    """The path to return to if the form names none."""
+    """The path of the page to show after the change if the form does not name one."""
 
     def get_back_path(self, fields: QueryParams) -> str:
-        """Return the path to return to. It never leads to another site."""
+        """Return the path of the page to show after the change. It never leads to another site."""
         path = fields.get(BACK_PATH_FIELD, "")
         return path if is_same_site_path(path) else self.default_back_path
 
 
 def read_button(fields: QueryParams, actions: Collection[str], noun: str) -> tuple[str, str]:
-    """Return the action of the button that was used, and the name of what it changes. The field of
-    such a button has the action as its name, and the name as its value, with escapes as in an
-    address.
+    """Return the action of the button that the user pressed, and the name of its target. The form
+    field of the button has the action as its name. Its value is the name of the target,
+    percent-encoded.
 
     Args:
         fields: the fields of the form.
-        actions: the actions of its buttons.
-        noun: what is changed, such as `queue`.
+        actions: the actions of the form's buttons.
+        noun: the kind of target, such as `queue`, for the error text.
 
     Raises:
-        PageError: the form is not one of this dashboard.
+        PageError: the form does not come from this dashboard.
     """
     used = [action for action in actions if action in fields]
     if len(used) != 1:
@@ -98,8 +101,8 @@ def log_change(access: Access, action: str, target: str) -> None:
     """Log a change of something other than jobs, such as the pause of a queue.
 
     Args:
-        access: what the user may do, with the user's name.
-        action: what was done, such as `pause queue`.
-        target: the name of what was changed.
+        access: the rights and the name of the user.
+        action: the change, such as `pause queue`.
+        target: the name of the changed object, such as a queue.
     """
     get_logger().info(DASHBOARD_MADE_A_CHANGE, action=action, target=target, user=access.user)

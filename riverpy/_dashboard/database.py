@@ -1,4 +1,5 @@
-"""Reads of the dashboard: transactions that only read, with limits."""
+"""Access of the dashboard to the database: read-only transactions with timeouts, and background
+tasks."""
 
 from __future__ import annotations
 
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
     from riverpy.client import Client
 
 STATEMENT_TIMEOUT = timedelta(seconds=5)
-"""The server cancels a statement of a page after this time."""
+"""The timeout of each statement that reads data for a page."""
 PAGE_READ_TIMEOUT = 15.0
-"""Seconds that all reads of a page may take, with the wait for a connection of the pool."""
+"""The timeout for all reads of a page in seconds. It includes the wait for a connection from the
+pool."""
 
 
 def get_pool(client: Client) -> Pool:
@@ -35,8 +37,8 @@ def get_pool(client: Client) -> Pool:
 
 
 def start_task(client: Client, name: str, run: Callable[[], Awaitable[None]]) -> None:
-    """Start a task of the client. It is cancelled when the client closes, and its error is
-    logged.
+    """Start a background task of the client. The task is cancelled when the client closes. If it
+    fails, its error is logged.
 
     Raises:
         ClientStateError: the client is not open.
@@ -60,7 +62,8 @@ def start_task(client: Client, name: str, run: Callable[[], Awaitable[None]]) ->
 
 @asynccontextmanager
 async def acquire_connection(client: Client) -> AsyncGenerator[Transaction]:
-    """Take a connection of the client's pool for a block of at most `PAGE_READ_TIMEOUT`."""
+    """Take a connection from the client's pool for the `async with` block. The block may last for
+    at most `PAGE_READ_TIMEOUT`."""
     pool = get_pool(client)
     reason = f"the database did not answer within {PAGE_READ_TIMEOUT:g} s"
     with anyio.fail_after(PAGE_READ_TIMEOUT, reason=reason):
@@ -73,7 +76,7 @@ async def acquire_connection(client: Client) -> AsyncGenerator[Transaction]:
 
 @asynccontextmanager
 async def open_read_transaction(client: Client) -> AsyncGenerator[Transaction]:
-    """Open a transaction that only reads. All statements see the same state."""
+    """Open a read-only transaction, in which all statements see the same snapshot."""
     async with (
         acquire_connection(client) as connection,
         connection.transaction(isolation="repeatable_read", readonly=True),

@@ -1,4 +1,5 @@
-"""DoctorCache: the findings of `riverpy doctor`, which all pages and viewers share."""
+"""DoctorCache: runs the checks of `riverpy doctor` and keeps their findings. All pages and users
+share them."""
 
 from __future__ import annotations
 
@@ -20,35 +21,36 @@ if TYPE_CHECKING:
     from riverpy.client import Client
 
 RUN_TIMEOUT = 120.0
-"""Seconds after which a run of the checks ends, with the findings that it has."""
+"""The timeout of one run of all checks, in seconds. After that, the run ends with the findings so
+far."""
 RUN_PAUSE_FACTOR = 20.0
-"""After a slow run, the findings are used for this multiple of the run's duration. So the checks
-run for at most a twentieth of the time."""
+"""How long the findings of a slow run are used, as a multiple of its duration. So the checks run
+for at most a twentieth of the time."""
 SERVER_STOP_POLL_INTERVAL = 0.5
-"""Seconds between two checks whether the web server stops."""
+"""The interval in seconds at which a run checks whether the web server stops."""
 
 
 class DoctorReport(NamedTuple):
-    """The findings of one run of the checks."""
+    """The findings of one run of the checks of `riverpy doctor`."""
 
     findings: Sequence[Finding]
-    """The findings, the most severe ones first."""
+    """The findings, the most severe first."""
     read_at: datetime
-    """The end of the run, by this machine's clock."""
+    """The time at which the run ended, by this machine's clock."""
     took: float
-    """Seconds."""
+    """The duration of the run in seconds."""
     is_complete: bool
-    """Whether all checks ran. Otherwise the run took too long."""
+    """Whether all checks ran. False: the run reached its timeout."""
 
     def get_pause_until_next_run(self, seconds: float) -> float:
-        """Return the seconds after this run before the next one. They are at least `seconds`, and
-        more after a slow run."""
+        """Return the pause in seconds between this run and the next one. It is at least `seconds`,
+        and longer after a slow run."""
         return max(seconds, RUN_PAUSE_FACTOR * self.took)
 
 
 class DoctorCache:
-    """Runs the checks of `riverpy doctor`, one run at a time. A run belongs to the request that
-    starts it. All others use the last findings."""
+    """Runs the checks of `riverpy doctor`, at most one run at a time. The request that finds the
+    findings too old starts the run. All other requests use the last findings."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -56,16 +58,17 @@ class DoctorCache:
         """The last findings. None: the checks have not run yet."""
         self.is_running = False
         self._ended_at = 0.0
-        """The monotonic time of the end of the last run."""
+        """The monotonic time at which the last run ended."""
 
     @property
     def can_run(self) -> bool:
-        """Whether the checks can run: they connect by a URL, and a client may have only a pool."""
+        """Whether the checks can run. They need the database URL, and a client may have only a
+        pool."""
         return self._client.database_url is not None
 
     async def run_checks_if_older(self, seconds: float) -> None:
-        """Run the checks if the last findings are older than `seconds`, and no other run has
-        started. Problems of the database are findings. If the web server stops, the run ends."""
+        """Run the checks if the last findings are older than `seconds`. Do nothing while another
+        run is active. Database errors become findings. If the web server stops, the run ends."""
         if self.is_running or not self.can_run or not self._client.is_open:
             return
         pause = 0.0 if self.last is None else self.last.get_pause_until_next_run(seconds)
@@ -81,8 +84,8 @@ class DoctorCache:
             self.is_running = False
 
     async def keep_findings_fresh(self, seconds: float) -> None:
-        """Run the checks again whenever the last findings are older than `seconds`, until the
-        caller cancels this task."""
+        """Run the checks each time the last findings are older than `seconds`, until this task is
+        cancelled."""
         while True:
             await self.run_checks_if_older(seconds)
             await anyio.sleep(SERVER_STOP_POLL_INTERVAL)
@@ -107,7 +110,7 @@ class DoctorCache:
 
 
 def _ignore_error(_error: BaseException) -> None:
-    """Do nothing: the error is a finding too."""
+    """Ignore an error of a check, because the finding of the check reports it."""
 
 
 async def _cancel_when_server_stops(scope: anyio.CancelScope) -> None:

@@ -1,4 +1,4 @@
-"""The page with the findings of `riverpy doctor`."""
+"""The page that shows the findings of `riverpy doctor`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.finding import Finding
 
 FINDINGS_AGE_MAX = 60.0
-"""Seconds after which the checks run again while a page shows their findings."""
+"""The maximum age of the findings in seconds. While the page is open, the checks run again after
+this time."""
 
 
 async def load_doctor_page(view: PageView) -> Mapping[str, object]:
-    """Return the last findings. The checks run after this page is sent."""
+    """Return the last findings. If they are too old, the checks run after this page is sent."""
     doctor = view.site.doctor
     report = doctor.last
     findings: Sequence[Finding] = () if report is None else report.findings

@@ -1,7 +1,8 @@
-"""Endpoint: one address of the JSON API, with the types of its input and its answer.
+"""Endpoint: one path of the JSON API, with the types of its input and its answer.
 
-The types are the only description of an endpoint. They check the input, they encode the answer, and
-the OpenAPI document is made from them."""
+The types are the only description of an endpoint. They validate the input, encode the answer, and
+define the OpenAPI document.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +22,17 @@ InputT = TypeVar("InputT", bound=msgspec.Struct)
 
 
 class NoInput(msgspec.Struct):
-    """The input of an endpoint that has none."""
+    """The input of an endpoint without parameters."""
 
 
 class StatusAnswer(msgspec.Struct):
-    """What was asked for is done, or is as it should be."""
+    """The answer that a request succeeded."""
 
     status: Annotated[str, msgspec.Meta(description="Always `ok`.")] = "ok"
 
 
 class ErrorAnswer(msgspec.Struct):
-    """Why a request was refused or failed."""
+    """The reason why a request was refused or failed."""
 
     message: Annotated[str, msgspec.Meta(description="A text for people.")]
 
@@ -45,17 +46,18 @@ class ApiCall(NamedTuple):
 
 @dataclass(frozen=True)
 class Endpoint(Generic[InputT]):
-    """An address of the API."""
+    """One method and path of the JSON API, with the function that answers the request."""
 
     method: str
     path: str
-    """The path below `/api`, in the form of Starlette's routes."""
+    """The path below `/api`, as a Starlette route."""
     summary: str
     input: type[InputT]
-    """The parameters of the path, and those of the query (GET) or the members of the body."""
+    """The type of the input. Its fields are the path parameters and, for GET, the query parameters.
+    For other methods they are the path parameters and the members of the JSON body."""
     answer: type[msgspec.Struct]
     respond: Callable[[ApiCall, InputT], Awaitable[msgspec.Struct]]
     """Return the answer. Raise HTTPException for an error of the caller. ConfigError and ArgsError
-    become the status 400, NotFoundError becomes 404."""
+    become status 400, NotFoundError becomes status 404."""
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
-    """The statuses of errors that are special to this endpoint, with their reasons."""
+    """The error statuses that only this endpoint has, with their reasons."""

@@ -1,4 +1,4 @@
-"""PageError: a request that gets an error page, with the text that says what to do."""
+"""PageError: an error that the user sees as an error page with advice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class PageError(HTTPException):
-    """A request that gets an error page."""
+    """An error that the user sees as an error page with advice."""
 
     def __init__(
         self, status: int, problem: str, advice: str, headers: Mapping[str, str] | None = None
@@ -20,9 +20,9 @@ class PageError(HTTPException):
 
         Args:
             status: the HTTP status.
-            problem: what is wrong, as a short sentence.
-            advice: what the reader can do.
-            headers: headers of the response.
+            problem: the problem, as a short sentence.
+            advice: what the user can do.
+            headers: additional headers of the response.
         """
         super().__init__(status, problem, headers)
         self.problem, self.advice = problem, advice

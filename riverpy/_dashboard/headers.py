@@ -1,4 +1,4 @@
-"""SecurityHeadersMiddleware: adds the headers that protect the pages to each response."""
+"""SecurityHeadersMiddleware: adds security headers to each response of the dashboard."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ SECURITY_HEADERS = {
 
 
 class SecurityHeadersMiddleware:
-    """Adds the security headers to the responses of an ASGI application, unless they are there."""
+    """Adds security headers to the responses of an ASGI application. A header that the response
+    already has stays as it is."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

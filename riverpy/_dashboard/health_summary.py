@@ -1,5 +1,5 @@
-"""HealthSummary: sentences under a headline, and sentences about leaders, leases and the checks of
-doctor, which several pages show."""
+"""HealthSummary: sentences under a headline. Also makes the sentences about leaders, leases and the
+checks of `riverpy doctor` that several pages show."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEADLINE_BY_HEALTH: dict[Health, str] = {
 
 
 class HealthSummary(NamedTuple):
-    """Sentences under a headline, the most urgent ones first."""
+    """Sentences under a headline, the most urgent first."""
 
     health: Health
     headline: str
@@ -36,8 +36,8 @@ class HealthSummary(NamedTuple):
 def make_health_summary(
     sentences: Iterable[Sentence], all_well: str = "All is well"
 ) -> HealthSummary:
-    """Return the sentences, at least one, under the headline of the most urgent one. `all_well` is
-    the headline if nothing is wrong."""
+    """Return a summary of these sentences. There must be at least one. The most urgent sentence
+    decides the headline. `all_well` is the headline if nothing is wrong."""
     ordered = sort_sentences(list(sentences))
     health = ordered[0].health
     return HealthSummary(
@@ -46,8 +46,8 @@ def make_health_summary(
 
 
 def is_silent(worker: WorkerStatus) -> bool:
-    """Return whether the last heartbeat of a registered worker is so old that the worker claims no
-    jobs if it has lost the database. It counts as dead later, after its `dead_after`."""
+    """Return whether the last heartbeat of a worker is so old that the worker has stopped claiming
+    jobs, if it is alive. It counts as dead later, after its `dead_after`."""
     if worker.state == "silent":
         return True
     if worker.silent_for is None or worker.dead_after is None:
@@ -56,13 +56,14 @@ def is_silent(worker: WorkerStatus) -> bool:
 
 
 def describe_leaders(status: FleetStatus) -> Iterator[Sentence]:
-    """Yield a sentence about the leader of `default`, and one about each domain without leader."""
+    """Yield a sentence about the leader of the domain `default`, and one sentence about each other
+    domain without a leader."""
     yield _describe_default_leader(status)
     yield from (_describe_domain(one) for one in status.domains if not has_valid_lease(one.leader))
 
 
 def has_valid_lease(leader: LeaderStatus | None) -> bool:
-    """Return whether a leader has a lease that has not expired."""
+    """Return whether there is a leader whose lease has not expired."""
     return leader is not None and leader.expires_in >= 0
 
 
@@ -95,7 +96,7 @@ def _describe_domain(domain: DomainStatus) -> Sentence:
 
 
 def describe_unheld_leases(status: FleetStatus) -> Iterator[Sentence]:
-    """Yield a sentence about the leases of user code that have no holder, if there are any."""
+    """Yield a sentence about the leases of user code that no client holds, if there are any."""
     expired = [lease for lease in status.leases if lease.state == "expired"]
     if expired:
         health: Health = "look" if all(lease.standbys for lease in expired) else "act"
@@ -105,7 +106,8 @@ def describe_unheld_leases(status: FleetStatus) -> Iterator[Sentence]:
 
 
 def describe_failed_checks(report: DoctorReport) -> Iterator[Sentence]:
-    """Yield one sentence about the failures that the checks of doctor found, if there are any."""
+    """Yield a sentence about the failures that the checks of `riverpy doctor` found, if there are
+    any."""
     failures = [one for one in report.findings if one.level is Level.FAIL]
     if failures:
         number = format_count(len(failures), "failure")

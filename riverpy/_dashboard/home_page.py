@@ -1,4 +1,5 @@
-"""The home page: whether all is well, in sentences, then queue by queue."""
+"""The home page: sentences about the health of all clients and queues, then a table of the
+queues."""
 
 from __future__ import annotations
 
@@ -39,19 +40,20 @@ if TYPE_CHECKING:
     from riverpy._tools.top.status import FleetStatus, QueueStatus, WorkerStatus
 
 FINDINGS_AGE_MAX = 120.0
-"""Seconds after which the checks of doctor run again while this page is open."""
+"""The maximum age of the findings of `riverpy doctor` in seconds. While the page is open, the
+checks run again after this time."""
 QUEUES_SHOWN_MAX = 200
-"""The maximum number of queues in the table. Those that wait longest come first."""
+"""The maximum number of queues in the table. Queues with the longest waits come first."""
 QUEUES_NAMED_MAX = 5
-"""The maximum number of queues that are behind and have a sentence of their own."""
+"""The maximum number of queues with long waits that have their own sentence."""
 STUCK_JOBS_NAMED_MAX = 5
-"""The maximum number of stuck jobs of a worker that are named."""
+"""The maximum number of stuck jobs of one worker that a sentence lists."""
 PERIODIC_JOBS_READ_MAX = 1_000
-"""The maximum number of periodic jobs that are read, to find those that are paused."""
+"""The maximum number of periodic jobs that are read to find the paused ones."""
 
 
 async def load_home_page(view: PageView) -> Mapping[str, object]:
-    """Read the status, and describe it."""
+    """Read the status of clients and queues, and return the values of the page."""
     status = await view.site.statuses.read()
     queues = sorted(status.queues, key=_get_queue_sort_key)
     shown = queues[:QUEUES_SHOWN_MAX]
@@ -81,8 +83,9 @@ PAGE = Page("home", "/", "home.html", load_home_page, "Home", findings_age_max=F
 def _describe_status(
     status: FleetStatus, facts: Sequence[QueueFacts], stuck_jobs: Sequence[StuckJob]
 ) -> list[Sentence]:
-    """Return the sentences about a status. There is always one about the leader, the workers,
-    failures, waits and stuck jobs."""
+    """Return the sentences about a status. The leader, the workers, failed attempts, waits and
+    stuck jobs each have at least one sentence, even if nothing is wrong. The other topics have a
+    sentence only if there is a problem."""
     return [
         *describe_leaders(status),
         *_describe_workers(status),
@@ -101,7 +104,8 @@ def _describe_checks(view: PageView) -> Iterable[Sentence]:
 
 
 def _get_queue_sort_key(queue: QueueStatus) -> tuple[bool, float, str]:
-    """Return the sort key of a queue: first the queues without workers, then the longest waits."""
+    """Return the sort key of a queue. Queues with jobs but without workers come first, then the
+    queues with the longest waits."""
     waits = queue.due_for or 0.0
     return not (waits and queue.workers == 0), -waits, queue.name
 
@@ -174,7 +178,8 @@ def _describe_failed_attempts(status: FleetStatus) -> Iterator[Sentence]:
 
 
 def _describe_waits(facts: Sequence[QueueFacts]) -> Iterator[Sentence]:
-    """Yield a sentence for each of the queues that are most behind, with the reason."""
+    """Yield a sentence for each of the queues with the longest waits. The sentence gives the
+    reason."""
     behind = [
         (one, reason)
         for one in facts
@@ -209,7 +214,8 @@ def _get_wait_sort_key(found: tuple[QueueFacts, WaitReason]) -> tuple[int, float
 
 
 def _is_explained_by_missing_kinds(facts: QueueFacts) -> bool:
-    """Return whether the page has already named each kind that no worker of the queue can run."""
+    """Return whether the page already has a sentence for each kind in this queue that no worker can
+    run."""
     if facts.live_worker_count == 0 or not facts.kinds_without_worker:
         return False
     known = {kind.kind for kind in facts.fleet.kinds_without_worker}
@@ -239,8 +245,8 @@ def _describe_paused_queues(facts: Sequence[QueueFacts]) -> Iterator[Sentence]:
 
 
 async def _read_paused_periodic_jobs(view: PageView) -> list[str]:
-    """Return the ids of the paused periodic jobs. Empty if their table is missing, or the role may
-    not read it."""
+    """Return the ids of the paused periodic jobs. The list is empty if the table is missing, or if
+    the role may not read it."""
     schema = view.site.client.config.schema
     async with open_read_transaction(view.site.client) as tx:
         try:
@@ -288,7 +294,7 @@ def _describe_stuck_jobs(status: FleetStatus, stuck_jobs: Sequence[StuckJob]) ->
             f"Jobs of {kind.kind}",
         )
     for worker in status.workers:
-        if worker.stuck and worker.state != "silent":  # the jobs of a dead worker run nowhere
+        if worker.stuck and worker.state != "silent":  # a dead worker runs no jobs
             is_anything_stuck = True
             is_full = worker.slots is not None and worker.stuck >= worker.slots
             jobs = [one for one in stuck_jobs if one.client_id == worker.client_id]

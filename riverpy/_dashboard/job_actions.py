@@ -1,4 +1,4 @@
-"""What users can do with jobs: retry, cancel and delete, with the words for it."""
+"""The actions of users on jobs (retry, cancel and delete) and the words that describe them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ EFFECT_BY_ACTION: dict[JobAction, str] = {
 
 
 def list_possible_actions(state: str) -> list[JobAction]:
-    """Return the changes that are possible for a job in this state. None are possible in a state of
-    a newer version of River."""
+    """Return the actions that are possible for a job in this state. There are none if a newer
+    version of River added the state."""
     if state not in _KNOWN_STATES:
         return []
     if state == JobState.RUNNING:
@@ -43,7 +43,7 @@ def list_possible_actions(state: str) -> list[JobAction]:
 
 
 def get_change_method(client: Client, action: JobAction) -> Callable[..., Awaitable[JobChanges]]:
-    """Return the method of the client that changes many jobs."""
+    """Return the method of the client that applies an action to many jobs."""
     methods: dict[JobAction, Callable[..., Awaitable[JobChanges]]] = {
         "retry": client.job_retry_many,
         "cancel": client.job_cancel_many,
@@ -53,7 +53,7 @@ def get_change_method(client: Client, action: JobAction) -> Callable[..., Awaita
 
 
 def describe_change_counts(action: JobAction, changes: JobChanges) -> list[str]:
-    """Return sentences about a change of many jobs."""
+    """Return sentences about the result of an action on many jobs."""
     noun = "job" if changes.changed == 1 else "jobs"
     parts = [f"{changes.changed:,} {noun} {PAST_PARTICIPLE_BY_ACTION[action]}."]
     if changes.running and action == "cancel":

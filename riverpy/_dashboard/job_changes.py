@@ -1,4 +1,5 @@
-"""Changes of jobs: retry, cancel and delete, with a question before."""
+"""The form of the dashboard that retries, cancels or deletes chosen jobs. Most of these changes
+need a confirmation."""
 
 from __future__ import annotations
 
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
     from riverpy.job_list import JobChanges
 
 IDS_PER_CHANGE_MAX = 1_000
-"""The maximum number of jobs that one form names."""
+"""The maximum number of job ids in one form."""
 LOGGED_IDS_MAX = 20
-"""The maximum number of job ids in one log event."""
+"""The maximum number of job ids in one log event. Further ids are left out."""
 
 _SINGLE_JOB_EFFECT_BY_ACTION: dict[JobAction, str] = {
     "retry": EFFECT_BY_ACTION["retry"],
@@ -49,13 +50,14 @@ _SINGLE_JOB_EFFECT_BY_ACTION: dict[JobAction, str] = {
 
 
 class JobChangeForm(NamedTuple):
-    """A form that asks for a change of jobs."""
+    """A form that requests a change of the jobs with these ids."""
 
     action: JobAction
     ids: Sequence[int]
 
     def make_question(self) -> ConfirmationQuestion | None:
-        """Return the question to the user. None: the change can be made at once."""
+        """Return the question that the user must confirm. None: the change needs no
+        confirmation."""
         if self.action == "retry" and len(self.ids) == 1:
             return None
         is_one = len(self.ids) == 1
@@ -70,10 +72,10 @@ class JobChangeForm(NamedTuple):
 
 
 def parse_job_change_form(_path_params: Mapping[str, Any], fields: QueryParams) -> RequestedChange:
-    """Return the change of jobs that a form asks for.
+    """Return the change of jobs that a form requests.
 
     Raises:
-        PageError: the form is not one of this dashboard, or no job is chosen.
+        PageError: the form does not come from this dashboard, or contains no job or too many jobs.
     """
     action = fields.get("action")
     if action not in get_args(JobAction):
@@ -95,10 +97,10 @@ def parse_job_change_form(_path_params: Mapping[str, Any], fields: QueryParams) 
 
 
 def parse_job_id(text: str) -> int:
-    """Return the id of a job.
+    """Parse the id of a job.
 
     Raises:
-        PageError: the text is no id.
+        PageError: the text is not a job id.
     """
     if not (text.isascii() and text.isdigit() and len(text) < 20 and 0 < int(text) < 2**63):
         raise PageError(400, f"{text[:30]!r} is no id of a job.", "Go back, and choose jobs again.")
@@ -106,7 +108,7 @@ def parse_job_id(text: str) -> int:
 
 
 async def change_jobs(form: JobChangeForm, site: Site, access: Access) -> FlashMessage:
-    """Change the jobs of a form, log it, and return the message for the user."""
+    """Change the jobs of a form, log the change, and return the message for the user."""
     earlier: CancellingJob | None = None
     if form.action == "cancel" and len(form.ids) == 1:
         earlier = await read_cancelling_job(site, form.ids[0])
@@ -122,7 +124,7 @@ async def change_jobs(form: JobChangeForm, site: Site, access: Access) -> FlashM
 
 
 def log_job_change(form: JobChangeForm, access: Access, changes: JobChanges) -> None:
-    """Log a change of jobs, with its user."""
+    """Log a change of jobs with the name of the user."""
     get_logger().info(
         DASHBOARD_CHANGED_JOBS,
         action=form.action,
@@ -135,7 +137,7 @@ def log_job_change(form: JobChangeForm, access: Access, changes: JobChanges) -> 
 
 
 def make_change_message(form: JobChangeForm, changes: JobChanges) -> FlashMessage:
-    """Return the message about a change."""
+    """Return the message for the user about a change of jobs."""
     parts: list[str] = []
     if len(form.ids) == 1:
         job = f"Job {form.ids[0]}"

@@ -1,4 +1,5 @@
-"""JobCountCache: the counts of jobs by queue and minute, which all viewers share."""
+"""JobCountCache: a cache for the counts of jobs by queue and minute. All users of the dashboard
+share it."""
 
 from __future__ import annotations
 
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
     from riverpy.client import Client
 
 COUNTS_AGE_MAX = 10.0
-"""Seconds for which counts, or the error of a read, are used again. Workers write once a minute."""
+"""How long the result of a read is used again, in seconds. This applies to errors too. Workers
+write new counts only once a minute."""
 CACHED_READS_MAX = 200
-"""The maximum number of cached reads. The oldest one is dropped."""
+"""The maximum number of cached results. If there are more, the oldest is dropped."""
 SPARKLINE_ROWS_MAX = 20_000
-"""The maximum number of rows of the last hour that are read to show the queues side by side."""
+"""The maximum number of rows that are read to draw the sparklines, i.e. the small plots of the last
+hour beside each queue."""
 SPARKLINE_STEP_SECONDS = 300
 TABLE_MISSING_TEXT = (
     "The plots need the table riverpy_job_count: run `riverpy migrate up`, and restart the workers."
@@ -37,16 +40,16 @@ CountsT = TypeVar("CountsT")
 
 
 class TimeRange(NamedTuple):
-    """A range of time, up to now, in steps of the same length."""
+    """A time range of a plot. It ends now and has steps of equal length."""
 
     name: str
     title: str
     step_seconds: int
     steps: int
     unit: str
-    """The length of a step, in words."""
+    """The length of a step in words."""
     time_format: str
-    """How the start of a step is shown."""
+    """The `strftime` format for the start of a step."""
 
 
 TIME_RANGES = (
@@ -57,26 +60,27 @@ TIME_RANGES = (
 
 
 class CountsResult(NamedTuple, Generic[CountsT]):
-    """What was read, or why nothing could be read."""
+    """The counts that were read. If they could not be read, `problem` is the reason."""
 
     counts: Sequence[CountsT]
     problem: str | None = None
 
 
 class _CountsReadCache(Generic[CountsT]):
-    """Caches the results of one kind of read. Requests that arrive during a read wait for its
+    """Caches the results of one kind of read. A request that arrives during a read waits for its
     result."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._lock = anyio.Lock()
         self._reads: dict[Hashable, tuple[float, CountsResult[CountsT]]] = {}
-        """By key: when the result expires, and the result."""
+        """The expiry time and the result of each read, by key."""
 
     async def read(
         self, key: Hashable, read: Callable[[Transaction], Awaitable[Sequence[CountsT]]]
     ) -> CountsResult[CountsT]:
-        """Return what `read` returns, or what it has returned for this key a moment ago."""
+        """Return the cached result for this key. If there is none or it has expired, call `read`
+        and store its result."""
         async with self._lock:
             expires_at, known = self._reads.pop(key, (0.0, None))
             if known is None or time.monotonic() >= expires_at:
@@ -95,12 +99,12 @@ class _CountsReadCache(Generic[CountsT]):
                 if not await job_count_table_exists(tx, self._client.config.schema):
                     return CountsResult((), TABLE_MISSING_TEXT)
                 return CountsResult(await read(tx))
-        except DATABASE_ERRORS as error:  # the page is useful without plots
+        except DATABASE_ERRORS as error:  # show the page without plots
             return CountsResult((), f"The counts cannot be read: {describe_error(error)}.")
 
 
 class JobCountCache:
-    """Caches counts of jobs."""
+    """Caches the counts of jobs by queue and minute, for the plots of the dashboard."""
 
     def __init__(self, client: Client) -> None:
         self._schema = client.config.schema
@@ -110,10 +114,10 @@ class JobCountCache:
     async def read_queue_counts(
         self, queue: str, time_range: TimeRange
     ) -> CountsResult[StepCounts]:
-        """Return the counts of a queue in each step of a range, oldest first."""
+        """Return the counts of a queue in each step of a time range, the oldest first."""
 
         async def read(tx: Transaction) -> Sequence[StepCounts]:
-            # Workers add the counts of a minute after its end, so the current minute is left out.
+            # Workers write the counts of a minute after its end. So leave out the current minute.
             is_by_minute = time_range.step_seconds == 60
             steps = await job_count_read_steps(
                 tx,
@@ -129,8 +133,9 @@ class JobCountCache:
     async def read_last_hour_counts(
         self, queues: Sequence[str]
     ) -> Mapping[str, list[QueueStepCounts]]:
-        """Return the counts of queues in the last hour, in steps of `SPARKLINE_STEP_SECONDS`. Steps
-        and queues without attempts are left out. After an error, all are left out."""
+        """Return the counts of each queue in the last hour, in steps of `SPARKLINE_STEP_SECONDS`.
+        Steps and queues without attempts are left out. After a database error, the result is
+        empty."""
 
         async def read(tx: Transaction) -> Sequence[QueueStepCounts]:
             return await job_count_read_queue_steps(

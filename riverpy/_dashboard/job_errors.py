@@ -1,4 +1,5 @@
-"""The last errors of jobs: their first lines, and groups of jobs with the same kind and line."""
+"""The last errors of jobs: their first lines, and groups of jobs with the same kind and first
+line."""
 
 from __future__ import annotations
 
@@ -19,48 +20,49 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 ERROR_LINE_LENGTH_MAX = 120
-"""The maximum number of characters of the line of an error in a list."""
+"""The maximum number of characters of an error's first line in a list."""
 ERROR_LENGTH_READ_MAX = 1_000
-"""The number of characters that are read of an error. Passwords are masked in it before it is cut:
-in a shorter text, a password could lose the sign by which it is found."""
+"""The maximum number of characters to read of an error. Passwords are masked before the text is cut
+to its final length. In a shorter text, the part that marks a password could be missing."""
 ERRORS_BYTES_MAX = 16 * 1024
-"""The errors of a job that need more bytes than this are not read for the groups."""
+"""The maximum size of a job's column `errors` in bytes for the groups. Jobs with larger errors are
+not read."""
 GROUPED_JOBS_MAX = 1_000
-"""The maximum number of jobs that are grouped."""
+"""The maximum number of jobs to group."""
 GROUPS_SHOWN_MAX = 10
 STATES_WITH_ERRORS = (JobState.RETRYABLE, JobState.CANCELLED, JobState.DISCARDED)
-"""The states whose lists show the last error."""
+"""The states whose job lists show the last error of each job."""
 STATES_WITH_ERROR_GROUPS = (JobState.RETRYABLE, JobState.DISCARDED)
-"""The states whose lists have groups."""
+"""The states whose job lists show groups of jobs with the same error."""
 
 
 class ErrorGroup(NamedTuple):
-    """Jobs with the same kind and the same first line of the last error."""
+    """A group of jobs with the same kind and the same first line of the last error."""
 
     kind: str
     line: str
-    """The first line, cut. Empty: there is no error."""
+    """The first line of the error, shortened. Empty: there is no error."""
     job_count: int
     path: str
-    """The path of the list of these jobs, below the dashboard's own path."""
+    """The path of the page that lists these jobs, below the path of the dashboard."""
 
 
 class ErrorGroups(NamedTuple):
-    """The groups of the first jobs of a list."""
+    """The groups of the jobs at the start of a list."""
 
     groups: list[ErrorGroup]
-    """The largest groups, the largest first."""
+    """The largest groups, sorted by size."""
     left_out: int
-    """The number of further groups."""
+    """The number of groups that are not in `groups`."""
     unread: int
-    """The number of jobs whose errors were not read, because they are large."""
+    """The number of jobs whose errors were too large to read."""
     jobs: int
     """The number of jobs that were grouped."""
 
 
 def get_last_error_line(job: JobRow) -> str:
-    """Return the first line of a job's last error, cut and without passwords. Empty: the job has no
-    error, or lists of its state show none."""
+    """Return the first line of a job's last error, shortened and with masked passwords. Return an
+    empty text if the job has no error, or if lists of its state show no errors."""
     if get_stored_state(job) not in STATES_WITH_ERRORS:
         return ""
     entries = list(iterate_error_entries(job.columns()[JobColumn.ERRORS]))
@@ -73,7 +75,8 @@ def get_last_error_line(job: JobRow) -> str:
 async def read_error_groups(
     tx: Transaction, schema: str | None, search: JobSearch, ids: Sequence[int]
 ) -> ErrorGroups:
-    """Return the groups of jobs of a list. Jobs that the server cannot read are left out."""
+    """Read the last errors of the jobs with these ids and group the jobs by them. Jobs that the
+    server cannot read are left out."""
     rows = await job_count_last_errors(
         tx, schema, ids, length_max=ERROR_LENGTH_READ_MAX, bytes_max=ERRORS_BYTES_MAX
     )
@@ -97,7 +100,8 @@ def _get_first_line(text: str) -> str:
 
 
 def _find_stored_prefix(line: str, whole: str) -> str:
-    """Return the start of a line as it is stored: up to a masked password, or up to the cut."""
+    """Return the part at the start of a shown line that is the same in the stored error. It ends
+    before a masked password, or where the line was shortened."""
     length = 0
     for shown, stored in zip(line, whole, strict=False):
         if shown != stored:

@@ -1,4 +1,4 @@
-"""The page with a list of jobs, by state."""
+"""The page that lists jobs by state and filters."""
 
 from __future__ import annotations
 
@@ -41,28 +41,29 @@ if TYPE_CHECKING:
 JOBS_PER_PAGE = 50
 BULK_RUNS_SHOWN_MAX = 3
 ARGS_LENGTH_SHOWN_MAX = 80
-"""The maximum number of characters of args in a list."""
+"""The maximum number of characters of a job's args that the list shows."""
 MASKED_ARGS_LENGTH_MAX = 20_000
-"""Longer args are not masked for a list, because that takes long."""
+"""The maximum number of characters of args that are masked for the list. Longer args are not shown,
+because masking takes long."""
 TICK_ALL = "all"
-"""The value of the parameter `tick`: all jobs on the page are ticked."""
+"""The value of the query parameter `tick` that ticks all jobs on the page."""
 _NON_FILTER_PARAMETERS = ("after", "tick")
-"""The parameters in the address that are no filters."""
+"""The query parameters of the page that are not filters."""
 
 
 class ListedJob(NamedTuple):
-    """A job in the list."""
+    """A job with the texts that the list shows."""
 
     job: JobRow
     args: str
-    """The start of the args, or why they are not shown."""
+    """The start of the args, or the reason why they are not shown."""
     error: str
-    """The first line of the last error. Empty: none is shown."""
+    """The first line of the last error. Empty: the list shows no error."""
     state: str
 
 
 async def load_job_list_page(view: PageView) -> Mapping[str, object]:
-    """Read one page of jobs. If a filter is wrong, the page has only the form."""
+    """Read one page of jobs. If a filter is invalid, return only the values of the search form."""
     form = {"labels": LABEL_BY_FILTER, "examples": EXAMPLE_BY_FILTER}
     try:
         search = _read_page_search(view)
@@ -77,10 +78,10 @@ async def load_job_list_page(view: PageView) -> Mapping[str, object]:
 
 
 def _read_page_search(view: PageView) -> JobSearch:
-    """Return the search that the address of the page names.
+    """Return the search in the query of the page.
 
     Raises:
-        SearchError: a parameter is wrong, or would show what users may not see.
+        SearchError: a parameter is invalid, or its filter would reveal hidden args.
     """
     search = parse_search(view.query, non_filter_names=_NON_FILTER_PARAMETERS)
     search.expect_filters_allowed(view.site.options)
@@ -120,8 +121,8 @@ async def _load_job_list(view: PageView, search: JobSearch) -> Mapping[str, obje
 
 
 def _make_listed_jobs(site: Site, jobs: Sequence[JobRow]) -> Iterator[ListedJob]:
-    """Yield the jobs as the list shows them. If `mask` fails for a job of a kind, it is not called
-    again for the kind: each failure is logged."""
+    """Yield each job with the texts that the list shows. If the user's function `mask` fails for
+    one kind, it is not called again for that kind, because each failure is logged."""
     failed_kinds: set[str] = set()
     for job in jobs:
         if site.options.hide_args:
@@ -139,7 +140,7 @@ def _make_listed_jobs(site: Site, jobs: Sequence[JobRow]) -> Iterator[ListedJob]
 
 
 def _describe_bulk_target(search: JobSearch, found: FoundJobs, status: FleetStatus | None) -> str:
-    """Return the name of the jobs that a bulk change would change, such as `All 5 running jobs`."""
+    """Return a name for the jobs that a bulk change would change, such as `All 5 running jobs`."""
     noun = f"{search.state} jobs"
     has_filters = len(search.texts) > 1
     is_whole = not (search.after or found.next_cursor or found.limit_note or found.damaged)
@@ -154,8 +155,8 @@ def _describe_bulk_target(search: JobSearch, found: FoundJobs, status: FleetStat
 
 
 async def _read_status_or_none(view: PageView) -> FleetStatus | None:
-    """Return the status, for the numbers beside the states. None: it cannot be read, and the list
-    shows no numbers."""
+    """Return the status of clients and queues, for the job counts beside the states. Return None if
+    it cannot be read. The list then shows no counts."""
     try:
         return await view.site.statuses.read()
     except (RiverError, *DATABASE_ERRORS):

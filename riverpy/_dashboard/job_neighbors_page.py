@@ -1,4 +1,5 @@
-"""The page with the jobs that ran in the same client at the same time as one job."""
+"""The page that lists the neighbors of a job, i.e. the jobs that ran in the same client at the same
+time."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 SEARCHED_JOBS_MAX = 1_000
-"""The maximum number of jobs of each state that are searched."""
+"""The maximum number of jobs to search in each state."""
 JOBS_SHOWN_MAX = 100
 _SEARCHED_STATES = ("running", "retryable", "completed", "cancelled", "discarded")
 
 
 class LastAttempt(NamedTuple):
-    """Where and when the last attempt of a job ran."""
+    """The client and the time range of a job's last attempt."""
 
     client_id: str
     since: datetime
@@ -36,7 +37,7 @@ class LastAttempt(NamedTuple):
 
 
 async def load_job_neighbors_page(view: PageView) -> Mapping[str, object]:
-    """Read a job, and the jobs that ran in the same client during its last attempt."""
+    """Read a job and the jobs that ran in the same client during its last attempt."""
     client, job_id = view.site.client, view.path_params["job_id"]
     async with open_read_transaction(client) as tx:
         try:
@@ -80,8 +81,8 @@ PAGE = Page(
 
 
 def find_last_attempt(job: JobRow, now: datetime) -> LastAttempt | None:
-    """Return where the last attempt of a job ran. None: no attempt has started, or its client or
-    time is not stored."""
+    """Return the client and time range of a job's last attempt. Return None if no attempt has
+    started, or if its client or time is not stored."""
     if not job.attempted_by or job.attempted_at is None:
         return None
     until = job.finalized_at

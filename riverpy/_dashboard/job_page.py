@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 _METADATA_KEYS_WITH_SECTION = {OUTPUT_METADATA_KEY, LOG_METADATA_KEY, PROGRESS_METADATA_KEY}
-"""Metadata keys that have a section of their own."""
+"""The metadata keys that have their own section on the page."""
 
 
 class TimelineEntry(NamedTuple):
-    """One moment of a job."""
+    """One event in the timeline of a job."""
 
     title: str
     at: datetime | None
@@ -48,14 +48,14 @@ class TimelineEntry(NamedTuple):
 
 
 class LogEntry(msgspec.Struct):
-    """The log of one attempt, as River stores it."""
+    """The log of one attempt, in River's format."""
 
     attempt: int
     log: str
 
 
 class ErrorEntry(NamedTuple):
-    """The error of one attempt."""
+    """The error of one attempt, as the page shows it."""
 
     attempt: int
     at: datetime | None
@@ -65,7 +65,7 @@ class ErrorEntry(NamedTuple):
 
 
 async def read_job_and_time(client: Client, job_id: int) -> tuple[JobRow, datetime]:
-    """Return a job, and the server's time.
+    """Return a job and the server's current time.
 
     Raises:
         PageError: there is no such job.
@@ -83,7 +83,7 @@ async def read_job_and_time(client: Client, job_id: int) -> tuple[JobRow, dateti
 
 
 async def load_job_page(view: PageView) -> Mapping[str, object]:
-    """Read one job."""
+    """Read one job and return the values of its page."""
     job_id: int = view.path_params["job_id"]
     try:
         job, now = await read_job_and_time(view.site.client, job_id)
@@ -153,8 +153,8 @@ def _get_last_client(job: JobRow) -> str:
 
 
 def _find_client_of_attempt(job: JobRow, attempt: int) -> str | None:
-    """Return the client that ran an attempt. None: it is not known, because a snoozed attempt also
-    adds its client, but does not count."""
+    """Return the id of the client that ran an attempt. Return None if it is not known. This happens
+    after a snooze: the snoozed attempt does not count, but `attempted_by` contains its client."""
     clients = job.attempted_by
     if len(clients) == job.attempt and 1 <= attempt <= len(clients):
         return clients[attempt - 1]
@@ -172,7 +172,8 @@ def _make_error_entry(job: JobRow, error: AttemptError) -> ErrorEntry:
 
 
 def _decode_members(json_text: str) -> dict[str, msgspec.Raw]:
-    """Return the members of an object as JSON texts, so that numbers stay exact."""
+    """Return the members of a JSON object. The values stay JSON texts, so that numbers keep their
+    exact form."""
     try:
         return msgspec.json.decode(json_text, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):
@@ -185,7 +186,7 @@ def _get_json_text(members: Mapping[str, msgspec.Raw], key: str) -> str | None:
 
 
 def _describe_steps(metadata: Mapping[str, msgspec.Raw]) -> list[tuple[str, str]]:
-    """Return what is stored about the job's steps: names of values, and the values as JSON."""
+    """Return the stored data about the job's steps as pairs: a title, and the data as JSON."""
     names = {
         STEP_METADATA_KEY: "Last completed step",
         CURSORS_METADATA_KEY: "Cursors",

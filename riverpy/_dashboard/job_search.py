@@ -1,4 +1,5 @@
-"""Searches of the list of jobs: their filters in the address of the page, and their limits."""
+"""JobSearch: the filters of a job list, which are in the query of the page. Limits keep a search
+fast."""
 
 from __future__ import annotations
 
@@ -34,12 +35,12 @@ if TYPE_CHECKING:
     from riverpy.job_list import JobFilters, JobOrder
 
 SEARCHED_JOBS_MAX = 10_000
-"""The maximum number of jobs of a state or queue that a list with further filters searches."""
+"""The maximum number of jobs of a state or queue that are searched if there are further filters."""
 SORTED_JOBS_MAX = 2_000
-"""The maximum number of jobs of a state or queue that a list without further filters orders. A
-search of a kind reads no more, because it seldom reads all jobs of the kind."""
+"""The maximum number of jobs of a state or queue that are sorted if there are no further filters. A
+search by kind has the same limit, because it rarely reads all jobs of the kind."""
 FILTER_LENGTH_MAX = 1_000
-"""The maximum number of characters of a filter."""
+"""The maximum number of characters of a filter's text."""
 LABEL_BY_FILTER = {
     "state": "State",
     "kind": "Kind",
@@ -51,15 +52,15 @@ LABEL_BY_FILTER = {
     "priority": "Priority",
     "id": "Ids",
 }
-"""The names of the filters in the address of the page, with their labels in the form."""
+"""The names of the filters in the query of the page, with their labels in the form."""
 EXAMPLE_BY_FILTER = {"args": '{"customer": "acme"}', "metadata": '{"tenant": 7}'}
-"""Examples of the filters whose texts are JSON objects."""
+"""An example for each filter whose text is a JSON object."""
 _WORDS_BY_FILTER = {
     "error": "text in the last error",
     "args": "args that contain",
     "metadata": "metadata that contain",
 }
-"""The words of filters that their names do not explain."""
+"""Words for the filters whose names do not explain them."""
 _KEY_BY_FILTER = {
     "state": "states",
     "kind": "kinds",
@@ -68,11 +69,11 @@ _KEY_BY_FILTER = {
     "id": "ids",
     "tag": "tags_all",
 }
-"""The keys in JobFilters of the filters with lists of values."""
+"""The keys in JobFilters for filters that take a list of values."""
 _SELECTIVE_SQL_PARTS = {
     *("kinds", "queues", "priorities", "tags_all", "tags_any", "metadata", "args", "error")
 }
-"""The parts of a statement whose filters may drop most jobs."""
+"""The optional parts of the SQL statement whose filters may exclude most jobs."""
 _DESCRIPTION_BY_SOURCE: dict[SearchSource, str] = {
     "ids": "",
     "newest": "the newest {} jobs of the table",
@@ -84,60 +85,62 @@ _DESCRIPTION_BY_SOURCE: dict[SearchSource, str] = {
 
 
 class FoundJobs(NamedTuple):
-    """One page of the jobs that a search found."""
+    """One page of the jobs that a search has found."""
 
     jobs: list[JobRow]
     damaged: dict[int, str]
-    """The jobs that the server cannot read: the server's errors by id."""
+    """The jobs that the server cannot read, by id. The values are the server's errors."""
     sampled_ids: list[int]
-    """As in FoundJobIds."""
+    """The ids of a larger number of found jobs, see FoundJobIds."""
     next_cursor: str | None
-    """The cursor of the next page. None: this page is the last one."""
+    """The cursor of the next page. None: this is the last page."""
     limit_note: str | None
-    """What was searched, if not all jobs were searched. None: all were searched."""
+    """A description of the searched jobs if the search had a limit. None: all jobs were
+    searched."""
 
 
 class FoundJobIds(NamedTuple):
-    """The ids of one page of the jobs that a search found."""
+    """The ids of one page of the jobs that a search has found."""
 
     ids: list[int]
     sampled_ids: list[int]
-    """The ids of the page, and of jobs behind it."""
+    """The ids of this page and of jobs behind it."""
     next_cursor: str | None
-    """As in FoundJobs."""
+    """The cursor of the next page. None: this is the last page."""
     limit_note: str | None
-    """As in FoundJobs."""
+    """A description of the searched jobs if the search had a limit. None: all jobs were
+    searched."""
     damaged: dict[int, str]
-    """The jobs that the server cannot read, so that it is not known whether they pass the filters:
-    the server's errors by id."""
+    """The jobs that the server cannot read, by id, so that it is not known whether they pass the
+    filters. The values are the server's errors."""
 
 
 class SearchError(PageError):
-    """A search that is not possible."""
+    """A search with an invalid filter or cursor. The page shows what to correct."""
 
     def __init__(self, problem: str, texts: Mapping[str, str], field: str) -> None:
         """Create the error.
 
         Args:
-            problem: what is wrong, and what to write, in sentences.
-            texts: the texts of the filters that are given.
-            field: the name of the wrong filter. Empty: no filter is wrong.
+            problem: what is wrong and what to write instead, in sentences.
+            texts: the texts of the filters in the search.
+            field: the name of the invalid filter. Empty: the problem is not in a filter.
         """
         super().__init__(400, problem, "Go back, and correct the filters.")
         self.texts, self.field = texts, field
 
 
 class JobSearch(NamedTuple):
-    """The filters of a list of jobs, as the address of the page has them."""
+    """A search for jobs, from the query of a page."""
 
     texts: Mapping[str, str]
-    """The texts of the filters that are given, by the names in the address."""
+    """The texts of the filters in the search, by their names in the query."""
     filters: CheckedFilters
     after: str | None
 
     @property
     def state(self) -> str:
-        """The state of the jobs; empty: all states."""
+        """The state of the jobs. Empty: all states."""
         return self.texts.get("state", "")
 
     def describe(self) -> str:
@@ -157,20 +160,21 @@ class JobSearch(NamedTuple):
             )
 
     def make_path(self, **changes: str) -> str:
-        """Return the path of the list with changed filters."""
+        """Return the path of the page with this search. `changes` replaces the texts of some
+        filters."""
         values = {key: value for key, value in {**self.texts, **changes}.items() if value}
         return "/jobs" + (f"?{urlencode(values)}" if values else "")
 
 
 def parse_search(query: QueryParams, *, non_filter_names: Collection[str] = ()) -> JobSearch:
-    """Return the filters in the address of a page, or in a form.
+    """Parse the search in the query of a page or in the fields of a form.
 
     Args:
-        query: the parameters.
-        non_filter_names: the names of parameters that are no filters.
+        query: the parameters of the query, or the fields of the form.
+        non_filter_names: the names of parameters that are not filters.
 
     Raises:
-        SearchError: a parameter is unknown or given twice, or a filter is wrong.
+        SearchError: a parameter is unknown or repeated, or a filter is invalid.
     """
     texts = {name: text for name in LABEL_BY_FILTER if (text := query.get(name, "").strip())}
     for name in query:
@@ -186,10 +190,10 @@ def parse_search(query: QueryParams, *, non_filter_names: Collection[str] = ()) 
 
 
 def parse_filters(texts: Mapping[str, str]) -> JobFilters:
-    """Return the filters whose texts the address of a page has.
+    """Convert the texts of filters to JobFilters. The keys of `texts` are the names in the query.
 
     Raises:
-        SearchError: a text is wrong.
+        SearchError: the text of a filter is invalid.
     """
     filters: dict[str, object] = {}
     for name, text in texts.items():
@@ -221,7 +225,7 @@ def _parse_number(text: str) -> int:
 
 
 def _explain_filter_error(name: str, text: str, error: Exception) -> str:
-    """Return what is wrong with the text of a filter, and what to write."""
+    """Return sentences about what is wrong with the text of a filter and what to write instead."""
     if len(text) <= FILTER_LENGTH_MAX:
         if name == "state":
             known = ", ".join(STATES_IN_DISPLAY_ORDER)
@@ -241,10 +245,11 @@ def _explain_filter_error(name: str, text: str, error: Exception) -> str:
 async def find_jobs(
     tx: Transaction, schema: str | None, search: JobSearch, *, limit: int, sampled_max: int = 0
 ) -> FoundJobs:
-    """Return one page of the jobs that pass the filters, and the ids of up to `sampled_max` jobs.
+    """Return one page of the jobs that pass the filters. `sampled_ids` of the result contains up to
+    `sampled_max` job ids.
 
     Raises:
-        SearchError: the cursor is wrong.
+        SearchError: the cursor is invalid.
     """
     found = await find_job_ids(tx, schema, search, limit=limit, sampled_max=sampled_max)
     rows, damaged = await read_jobs(tx, schema, found.ids)
@@ -255,8 +260,8 @@ async def find_jobs(
 async def read_jobs(
     tx: Transaction, schema: str | None, ids: Sequence[int]
 ) -> tuple[list[JobRow], dict[int, str]]:
-    """Return the jobs with these ids that exist, in the order of the ids. Also return the server's
-    errors about the jobs that it cannot read, by id."""
+    """Return the existing jobs with these ids, in the order of the ids. Also return the server's
+    errors for the jobs that it cannot read, by id."""
     parts, damaged = await read_jobs_in_parts(
         tx, ids, lambda part: jobs.job_get_many(tx, schema, part)
     )
@@ -270,7 +275,7 @@ async def find_job_ids(
     """Return the ids of one page of the jobs that pass the filters, in the order of the list.
 
     Raises:
-        SearchError: as `find_jobs`.
+        SearchError: the cursor is invalid.
     """
     plan = _plan_search(search, max(limit, sampled_max))
     first, *others = _choose_sources(search)
@@ -307,7 +312,9 @@ def _plan_search(search: JobSearch, limit: int) -> PagePlan:
 async def _search_source(
     tx: Transaction, schema: str | None, plan: PagePlan, source: SearchSource
 ) -> tuple[SearchResult, str | None]:
-    """Return the result of a search, and what it searched; None: all jobs that can match."""
+    """Search one source, i.e. one way to read jobs from the table. Return the result and a
+    description of the searched jobs. The description is None if all jobs that can match were
+    searched."""
     limit = _choose_limit(plan, source)
     found = await job_search(tx, schema, plan.statement, source, limit)
     if source == "ids" or found.searched_count < limit:
@@ -316,14 +323,14 @@ async def _search_source(
 
 
 def _choose_limit(plan: PagePlan, source: SearchSource) -> int:
-    """Return how many jobs a search of a source reads."""
+    """Return how many jobs a search of this source reads at most."""
     given = _SELECTIVE_SQL_PARTS.intersection(plan.statement.sql_parts) - {source}
     return SORTED_JOBS_MAX if source == "kinds" or not given else SEARCHED_JOBS_MAX
 
 
 def _choose_sources(search: JobSearch) -> list[SearchSource]:
-    """Return the sources of a search, the best first. The next one is used if the search of a
-    source is not complete."""
+    """Return the sources for a search, the best first. If the search of a source is not complete,
+    the next source is searched."""
     given = search.filters.values
     if "ids" in given:
         return ["ids"]

@@ -1,4 +1,4 @@
-"""The change of a leader: request that it resigns."""
+"""The form of the dashboard that requests that a leader resigns."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def parse_resign_form(_path_params: Mapping[str, Any], fields: QueryParams) -> RequestedChange:
-    """Return the change that a form asks for: the leader of a domain resigns.
+    """Return the change that a form requests: the leader of a domain resigns.
 
     Raises:
-        PageError: the form is not one of this dashboard.
+        PageError: the form does not come from this dashboard.
     """
     domain = fields.get("domain", "")
     try:
@@ -41,7 +41,7 @@ def parse_resign_form(_path_params: Mapping[str, Any], fields: QueryParams) -> R
 
 
 async def _make_resign_question(domain: str, site: Site) -> ConfirmationQuestion:
-    """Check that the domain is known, and ask."""
+    """Check that the domain is known, and return the question that the user must confirm."""
     status = await site.statuses.read()
     if domain != DEFAULT_DOMAIN and all(one.name != domain for one in status.domains):
         raise PageError(
@@ -58,7 +58,7 @@ async def _make_resign_question(domain: str, site: Site) -> ConfirmationQuestion
 
 
 async def request_resign(domain: str, site: Site, access: Access) -> FlashMessage:
-    """Request that the leader of a domain resigns, and log it."""
+    """Request that the leader of a domain resigns, and log the request."""
     schema = site.client.config.schema
     async with acquire_connection(site.client) as connection:
         if domain == DEFAULT_DOMAIN:

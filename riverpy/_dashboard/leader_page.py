@@ -1,4 +1,4 @@
-"""The page about leaders, domains, leases and singletons."""
+"""The page about leaders, leader domains, leases and singletons."""
 
 from __future__ import annotations
 
@@ -34,31 +34,33 @@ if TYPE_CHECKING:
     from riverpy._tools.top.status import FleetStatus, LeaderStatus
 
 NAMES_SHOWN_MAX = 20
-"""The maximum number of queues, or of candidates, that are shown for one domain."""
+"""The maximum number of queues, and of candidates, that the page shows for one domain. A candidate
+is a client that can become leader."""
 FINDINGS_AGE_MAX = 60.0
-"""Seconds after which the checks of doctor run again while this page is open."""
+"""The maximum age of the findings of `riverpy doctor` in seconds. While the page is open, the
+checks run again after this time."""
 _UNDEFINED_COLUMN_SQLSTATE = "42703"
-"""PostgreSQL's code for a missing column: the tables are those of an older version."""
+"""PostgreSQL's SQLSTATE for a missing column. It means that the tables have an older version."""
 _CHECK_NAMES = {"leader", "domains", "leases"}
-"""The checks of doctor whose problems this page shows."""
+"""The checks of `riverpy doctor` whose problems this page shows."""
 
 
 class DomainLeader(NamedTuple):
-    """The leader of one domain, and the clients and queues of the domain."""
+    """The leader of one domain, with the candidates and queues of the domain."""
 
     domain: str
     holder: str | None
-    """None: there is no leader."""
+    """The id of the leader. None: there is no leader."""
     elected_at: datetime | None
     epoch: int | None
-    """The number of the term. None: the terms of this domain have no number."""
+    """The number of the leader's term. None: the terms of this domain have no number."""
     expires_at: datetime | None
     is_foreign: bool
-    """Whether the leader is no riverpy client."""
+    """Whether the leader is not a riverpy client."""
     candidates: Sequence[str] | None
-    """The live clients that can become leader. None: not known."""
+    """The ids of the live clients that can become leader. None: not known."""
     queues: Sequence[str] | None
-    """None: all queues that no other domain owns."""
+    """The queues of the domain. None: all queues that no other domain owns."""
 
     @property
     def can_resign(self) -> bool:
@@ -67,16 +69,16 @@ class DomainLeader(NamedTuple):
 
 
 class ListedLease(NamedTuple):
-    """A lease of user code."""
+    """A lease of user code with the texts that the page shows."""
 
     lease: LeaseStatus
     expires_at: datetime
     lag: str
-    """How far the holder is behind; empty: it reported nothing."""
+    """How far the work of the holder is behind. Empty: the holder has not reported it."""
 
 
 async def load_leader_page(view: PageView) -> Mapping[str, object]:
-    """Read the leaders, and the last findings about them."""
+    """Read the leaders, and the last findings of `riverpy doctor` about them."""
     status = await view.site.statuses.read()
     async with open_read_transaction(view.site.client) as tx:
         domains = await _read_domains(tx, view.site.client.config.schema)
@@ -112,7 +114,8 @@ PAGE = Page(
 
 
 async def _read_domains(tx: Transaction, schema: str | None) -> DomainMap | None:
-    """Return the domains. None: their tables are missing, or the role may not read them."""
+    """Return the leader domains. Return None if their tables are missing, or if the role may not
+    read them."""
     try:
         async with tx.transaction():
             return await read_domains_if_permitted(tx, schema)
@@ -142,7 +145,8 @@ def _describe_leaders_and_leases(
 
 
 def _list_leaders(status: FleetStatus, domains: DomainMap | None) -> Iterator[DomainLeader]:
-    """Yield the leader of `default`, the holder of the schema lease, and the other leaders."""
+    """Yield the leader of the domain `default`, the holder of the lease for the whole schema, and
+    the leaders of the other domains."""
     default_candidates = _list_default_candidates(status, domains)
     yield _make_domain_leader(status.at, DEFAULT_DOMAIN, status.leader, default_candidates, None)
     if domains is not None:
@@ -169,7 +173,8 @@ def _make_listed_lease(now: datetime, lease: LeaseStatus) -> ListedLease:
 
 
 def _get_expiry(now: datetime, seconds: float) -> datetime:
-    """Return the end of a lease in whole seconds, so that it does not change in each read."""
+    """Return the expiry time of a lease, cut to whole seconds, so that small differences between
+    two reads do not change the page."""
     return (now + timedelta(seconds=seconds)).replace(microsecond=0)
 
 
@@ -201,7 +206,8 @@ def _list_candidates(domains: DomainMap, domain: str) -> list[str]:
 def _list_default_candidates(
     status: FleetStatus, domains: DomainMap | None
 ) -> Sequence[str] | None:
-    """Return the live clients that can become leader of `default`. None: not known."""
+    """Return the ids of the live clients that can become leader of the domain `default`. None: not
+    known."""
     if domains is not None:
         return _list_candidates(domains, DEFAULT_DOMAIN)
     if status.candidates is None:

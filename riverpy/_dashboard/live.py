@@ -1,7 +1,9 @@
-"""Live updates: streams of server-sent events with the part of a page that changes.
+"""Live updates: streams of server-sent events that contain the changing part of a page.
 
-All followers of a page with the same rights share one region. A region has no task of its own: the
-first follower that finds it old renders it, and the others wait for the result."""
+A region is this part of one page for users with the same rights. All followers, i.e. the open
+streams of a region, share its content. A region has no task of its own. The first follower that
+finds it too old renders it, and the other followers wait for the result.
+"""
 
 from __future__ import annotations
 
@@ -26,26 +28,28 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 RENDER_INTERVAL = 2.0
-"""Seconds between two renderings of a region, if rendering is fast."""
+"""The minimum pause between two renderings of a region, in seconds."""
 RENDER_PAUSE_FACTOR = 9.0
-"""The minimum pause after a rendering, as a multiple of the time that it took. So the renderings of
-a region use at most a tenth of the time."""
+"""The minimum pause after a rendering, as a multiple of its duration. So the renderings of a region
+use at most a tenth of the time."""
 FOLLOWERS_MAX = 200
 """The maximum number of open streams of a dashboard. Further requests get the status 503. The page
-says so, and its browser tries again later."""
+reports this to the user, and the browser tries again later."""
 REGIONS_MAX = 50
-"""The maximum number of different pages that are followed. Then the same applies."""
+"""The maximum number of regions with open streams. Requests for further regions get the status 503
+too."""
 STREAM_SECONDS_MAX = 300.0
-"""The length of a stream. Then the browser connects again, which checks its rights again."""
+"""The maximum duration of a stream in seconds. Then the browser connects again, so that its rights
+are checked again."""
 SERVER_STOP_POLL_INTERVAL = 0.5
-"""Seconds between two checks whether the web server stops."""
+"""The interval in seconds at which a stream checks whether the web server stops."""
 RETRY_AFTER_SECONDS = 30
 _AGE_PATTERN = re.compile(rb'(<time datetime="[^"]*")[^>]*>[^<]*')
-_STREAM_HEADERS = {"X-Accel-Buffering": "no"}  # nginx must pass each event on at once
+_STREAM_HEADERS = {"X-Accel-Buffering": "no"}  # nginx must not buffer events
 
 
 class RegionKey(NamedTuple):
-    """What a region shows, and to whom."""
+    """Identifies a region: the page, and the rights of the users that see it."""
 
     path_and_query: str
     access_level: str
@@ -53,25 +57,27 @@ class RegionKey(NamedTuple):
 
 
 class LiveRegion:
-    """The part of a page that changes, as its followers with the same rights see it."""
+    """The changing part of a page, for users with the same rights."""
 
     def __init__(self, render: Callable[[], Awaitable[bytes]]) -> None:
         self._render = render
         self._lock = anyio.Lock()
         self._fingerprint: bytes | None = None
         self.due_at = 0.0
-        """The monotonic time at which the region is rendered again."""
+        """The monotonic time at which the region must be rendered again."""
         self.rendered_at = self._changed_at = -math.inf
-        """Monotonic times: the start of the last rendering, and the last known change."""
+        """The start of the last rendering, and the time of the last known change. Both are
+        monotonic times."""
         self.version = 0
-        """The number of the content. It changes when more than the ages in the content change."""
+        """The version number of the content. It does not increase if only ages in the content
+        change."""
         self.content = b""
         self.problem: str | None = None
-        """Why the last rendering failed. None: it did not fail."""
+        """Why the last rendering failed. None: it succeeded."""
         self.follower_count = 0
 
     async def render_if_due(self) -> None:
-        """Render the region if it is due."""
+        """Render the region if the time `due_at` has come."""
         async with self._lock:
             began = time.monotonic()
             if began < self.due_at:
@@ -94,31 +100,31 @@ class LiveRegion:
             self.due_at = ended if was_changed_since else ended + pause
 
     def invalidate_before(self, changed_at: float) -> None:
-        """Make the region due if its last rendering began before `changed_at`, the monotonic time
-        of a change."""
+        """Mark the region as due if its last rendering began before `changed_at`. This is the
+        monotonic time of a change in the database."""
         self._changed_at = max(self._changed_at, changed_at)
         if self.rendered_at < changed_at:
             self.due_at = 0.0
 
 
 class LiveRegions:
-    """The regions that are followed."""
+    """All regions with open streams."""
 
     def __init__(self) -> None:
         self._region_by_key: dict[RegionKey, LiveRegion] = {}
         self._follower_count = 0
 
     def invalidate_before(self, changed_at: float) -> None:
-        """Make all regions due whose last rendering began before `changed_at`, the monotonic time
-        of a change."""
+        """Mark all regions as due whose last rendering began before `changed_at`. This is the
+        monotonic time of a change in the database."""
         for region in self._region_by_key.values():
             region.invalidate_before(changed_at)
 
     def open_stream(
         self, key: RegionKey, render: Callable[[], Awaitable[bytes]], page_age: float
     ) -> LiveResponse:
-        """Return the response with the changes of a region. `page_age` is the age in seconds of the
-        page that shows the region.
+        """Return a response that streams the changes of a region. `page_age` is the age in seconds
+        of the page in the browser.
 
         Raises:
             PageError: there are too many streams or regions.
@@ -137,7 +143,8 @@ class LiveRegions:
     def follow(
         self, key: RegionKey, render: Callable[[], Awaitable[bytes]]
     ) -> Generator[LiveRegion]:
-        """Count a follower during the block."""
+        """Return the region with this key, and count one follower for it during the `with`
+        block."""
         region = self._region_by_key.setdefault(key, LiveRegion(render))
         region.follower_count += 1
         self._follower_count += 1
@@ -151,7 +158,7 @@ class LiveRegions:
 
 
 class LiveResponse(StreamingResponse):
-    """A stream of the changes of a region."""
+    """A response that streams the changes of a region as server-sent events."""
 
     def __init__(
         self,
@@ -164,7 +171,8 @@ class LiveResponse(StreamingResponse):
         self._regions, self._key, self._render_region = regions, key, render
         self._page_rendered_at = page_rendered_at
         self.run_while_open: Callable[[], Coroutine[Any, Any, None]] | None = None
-        """Work for the page, such as reads that take long. It runs while the stream is open."""
+        """A function for the page, such as one that refreshes findings. It runs while the stream is
+        open."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._regions.follow(self._key, self._render_region) as region:
@@ -179,9 +187,12 @@ class LiveResponse(StreamingResponse):
 async def _stream_region(
     region: LiveRegion, page_rendered_at: float
 ) -> AsyncGenerator[bytes, None]:
-    """Yield an event after each rendering: `region` with the new content, `fresh` if it has not
-    changed, `problem` if the rendering failed. A rendering that is older than the page is not sent:
-    the page would go back to an older state."""
+    """Yield an event after each rendering.
+
+    The event is `region` with the new content, `fresh` if the content has not changed, or `problem`
+    if the rendering failed. Content that was rendered before the page is not sent, because the page
+    would show an older state again.
+    """
     sent_version = 0
     ends_at = time.monotonic() + STREAM_SECONDS_MAX
     yield b": riverpy\n\n"

@@ -1,4 +1,4 @@
-"""Messages: the result of a change, which the next page shows."""
+"""Flash messages: the result of a change, which the next page shows once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MESSAGE_COOKIE = "riverpy_message"
 MESSAGE_LENGTH_MAX = 1_000
 """The maximum number of characters of a message. A browser stores at most 4 kB in a cookie."""
 _MESSAGE_AGE_MAX = 60
-"""Seconds after which a browser forgets a message that no page has shown."""
+"""The time in seconds after which a browser deletes a message that no page has shown."""
 
 
 class FlashMessage(msgspec.Struct, frozen=True):
@@ -26,16 +26,17 @@ class FlashMessage(msgspec.Struct, frozen=True):
 
     text: str
     state: Literal["ok", "look", "act"] = "ok"
-    """`ok`: all was done. `look`: a part was not done. `act`: nothing was done."""
+    """`ok`: the whole change was made. `look`: a part was not made. `act`: nothing was changed."""
     link: str = ""
-    """The path of a page that helps, below the dashboard's own path. Empty: there is none."""
+    """The path of a page with more information, below the path of the dashboard. Empty: there is no
+    link."""
     link_text: str = ""
     changed_at: float = msgspec.field(default_factory=time.time)
-    """The time of the change, in seconds since 1970."""
+    """The time of the change as a Unix timestamp."""
 
 
 def set_flash_message(request: Request, response: Response, message: FlashMessage) -> None:
-    """Store a message in a cookie. The next page shows it."""
+    """Store a message in a cookie, so that the next page shows it."""
     text = message.text
     if len(text) > MESSAGE_LENGTH_MAX:
         text = text[: MESSAGE_LENGTH_MAX - 1] + "…"
@@ -52,7 +53,7 @@ def set_flash_message(request: Request, response: Response, message: FlashMessag
 
 
 def read_flash_message(request: Request) -> FlashMessage | None:
-    """Return the message that this page has to show; None: there is none."""
+    """Return the message that this page must show. None: there is none."""
     value = request.cookies.get(MESSAGE_COOKIE)
     if not value:
         return None
@@ -65,6 +66,6 @@ def read_flash_message(request: Request) -> FlashMessage | None:
 
 
 def delete_flash_message(request: Request, response: Response) -> None:
-    """Delete the cookie of the message, so that no later page shows it."""
+    """Delete the cookie with the message, so that no later page shows it again."""
     if MESSAGE_COOKIE in request.cookies:
         response.delete_cookie(MESSAGE_COOKIE, path=request.scope.get("root_path") or "/")

@@ -1,4 +1,5 @@
-"""MountPathMiddleware: corrects the path of requests to an application mounted in another one."""
+"""MountPathMiddleware: corrects the path of requests if the dashboard is mounted in another
+application."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class MountPathMiddleware:
-    """An ASGI application that corrects the path of requests to another one."""
+    """Wraps an ASGI application and corrects the path of its requests."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -20,11 +21,11 @@ class MountPathMiddleware:
 
 
 def correct_mount_path(scope: Scope) -> Scope:
-    """Return a scope whose path begins with its `root_path`, as ASGI requires.
+    """Return the ASGI scope with a path that begins with `root_path`, as ASGI requires.
 
-    Litestar cuts the path of the mount off, adds a slash at the end, and does not say where the
-    application is mounted. Behind a proxy that removes a prefix, hypercorn and
-    `FastAPI(root_path=…)` add the prefix only to `root_path`. Then Starlette finds no page.
+    Litestar removes the mount path, adds a slash at the end, and does not set `root_path`. If a
+    proxy removes a prefix from the path, hypercorn and `FastAPI(root_path=…)` add the prefix only
+    to `root_path`. Starlette would then find no page.
     """
     root, path = scope.get("root_path", ""), scope.get("path", "")
     if "litestar_app" in scope:

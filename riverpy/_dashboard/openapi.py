@@ -1,4 +1,4 @@
-"""The OpenAPI document of the JSON API, made from the endpoints."""
+"""Makes the OpenAPI document of the JSON API from its endpoints."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _PATH_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 def make_openapi_document(
     endpoints: Sequence[Endpoint[Any]], server_url: str, description: str
 ) -> dict[str, object]:
-    """Return the document.
+    """Return the OpenAPI document.
 
     Args:
         endpoints: all endpoints.
-        server_url: the URL of the API, which may be a path.
-        description: what users have to know about all endpoints.
+        server_url: the URL of the API. It may be a path.
+        description: information about all endpoints.
     """
     answers = [ErrorAnswer, *(one.answer for one in endpoints)]
     inputs = [one.input for one in endpoints]
@@ -51,7 +51,8 @@ def make_openapi_document(
 
 
 def _make_operation(endpoint: Endpoint[Any], schema: Mapping[str, Any]) -> dict[str, object]:
-    """Return the operation of an endpoint. `schema` is that of its input."""
+    """Return the OpenAPI operation of an endpoint. `schema` is the JSON schema of the endpoint's
+    input."""
     in_path = _PATH_PARAMETER.findall(endpoint.path)
     members: dict[str, Any] = schema["properties"]
     required = schema.get("required", [])

@@ -1,4 +1,5 @@
-"""Page: one page of the dashboard, as its module describes it."""
+"""Page: the path, the template and the function that loads the values of one page of the
+dashboard."""
 
 from __future__ import annotations
 
@@ -17,41 +18,43 @@ if TYPE_CHECKING:
 
 
 RESPONSE_STATUS_KEY = "response_status"
-"""The key of the value of `load` with the HTTP status of the page. Without it, it is 200."""
+"""The key under which `Page.load` may return the HTTP status of the page. The default is 200."""
 
 
 class PageView(NamedTuple):
-    """What a page needs to load its values: the dashboard, the address and the rights of the
-    user."""
+    """One request for a page: the dashboard, the parameters, and the rights of the user."""
 
     site: Site
     path_params: Mapping[str, Any]
     query: QueryParams
     access: Access
     root_path: str
-    """The path at which the dashboard is mounted, without a slash at its end."""
+    """The path at which the dashboard is mounted, without a slash at the end."""
 
 
 class Page(NamedTuple):
-    """A page. `load` reads what the template shows."""
+    """A page of the dashboard. The function `load` reads the values for the template."""
 
     name: str
     path: str
-    """The path below the dashboard's own, in the form of Starlette's routes."""
+    """The path below the path of the dashboard, as a Starlette route."""
     template: str
-    """The template. It extends `base.html`. Its block `live` is shown again when something changes,
-    so it must not contain the token or the user: forms stand outside of it, and their buttons and
-    checkboxes name them with the attribute `form`."""
+    """The name of the template, which extends `base.html`.
+
+    The block `live` of the template is sent again when its content changes. It must not contain the
+    CSRF token or the name of the user. So forms are outside of the block, and buttons and
+    checkboxes in the block refer to them by the attribute `form`.
+    """
     load: Callable[[PageView], Awaitable[Mapping[str, object]]]
     menu_title: str | None = None
     """The title in the menu. None: the page is not in the menu."""
     findings_age_max: float | None = None
-    """Seconds after which the checks of doctor run again while the page is open. None: the page
-    shows no findings."""
+    """The maximum age of the findings of `riverpy doctor` in seconds. While the page is open, the
+    checks run again after this time. None: the page shows no findings."""
 
 
 class PageFrame(NamedTuple):
-    """The parts of a page that belong to one user: the CSRF token and the message."""
+    """The parts of a page that belong to one user: the CSRF token and the flash message."""
 
     token: str
     message: FlashMessage | None
@@ -60,7 +63,7 @@ class PageFrame(NamedTuple):
 def make_common_template_values(
     view: PageView, pages: tuple[Page, ...], current: Page | None
 ) -> dict[str, object]:
-    """Return the values that all templates need, also those of a live block."""
+    """Return the values that all templates need. The live block of a template needs them too."""
     return {
         "root": view.root_path,
         "can_write": view.access.level == "write",

@@ -1,7 +1,9 @@
-"""The paths of pages whose addresses contain a name, and such names in sentences.
+"""The paths of pages about one queue, worker or other object, and the quoting of names in
+sentences.
 
-Names are in the query of the address, because they may contain any character: browsers and proxies
-change paths with `..`, `//` or an escaped slash."""
+Names are in the query and not in the path, because they may contain any character. Browsers and
+proxies change paths that contain `..`, `//` or an escaped slash.
+"""
 
 from __future__ import annotations
 
@@ -10,35 +12,36 @@ from urllib.parse import urlencode
 from riverpy._tools.text import shorten_line
 
 QUOTED_NAME_LENGTH_MAX = 200
-"""The maximum number of characters of a name that an error page shows."""
+"""The maximum number of characters of a name in an error page."""
 
 
 def is_same_site_path(path: str) -> bool:
-    """Return whether a path, below the dashboard's own path, never leads to another site."""
+    """Return whether a path always stays on this site. The path is below the path of the
+    dashboard."""
     return path.startswith("/") and not path.startswith("//") and "\\" not in path
 
 
 def quote_name(name: str) -> str:
-    """Return a name that a request contains in quotes, for a sentence. A long name is cut."""
+    """Return a name from a request in quotes, for a sentence. A long name is shortened."""
     return repr(shorten_line(name, QUOTED_NAME_LENGTH_MAX))
 
 
 def make_queue_path(name: str) -> str:
-    """Return the path of the page of a queue, below the dashboard's own path."""
+    """Return the path of the page of a queue, below the path of the dashboard."""
     return "/queue?" + urlencode({"name": name})
 
 
 def make_worker_path(client_id: str) -> str:
-    """Return the path of the page of a worker, below the dashboard's own path."""
+    """Return the path of the page of a worker, below the path of the dashboard."""
     return "/worker?" + urlencode({"id": client_id})
 
 
 def make_periodic_job_path(job_id: str) -> str:
-    """Return the path of the page of a periodic job, below the dashboard's own path."""
+    """Return the path of the page of a periodic job, below the path of the dashboard."""
     return "/periodic-job?" + urlencode({"id": job_id})
 
 
 def make_bulk_run_path(run_id: str) -> str:
-    """Return the path of the page of a change of all jobs that match, below the dashboard's own
-    path."""
+    """Return the path of the page of a bulk run, i.e. a change of all jobs that match a search. The
+    path is below the path of the dashboard."""
     return f"/bulk-change/{run_id}"

@@ -1,4 +1,4 @@
-"""Changes of periodic jobs: pause, resume and run now."""
+"""The form of the dashboard that pauses, resumes or runs a periodic job."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from riverpy.periodic import PeriodicJobState
 
 USER_LENGTH_MAX = 200
-"""The maximum number of characters of a user's name that is stored with a requested run."""
+"""The maximum number of characters of the user's name that is stored with a requested run."""
 PeriodicAction: TypeAlias = Literal["pause", "resume", "run"]
 
 
 class PeriodicChangeForm(NamedTuple):
-    """A form that asks for a change of a periodic job."""
+    """A form that requests a change of a periodic job."""
 
     action: PeriodicAction
     job_id: str
@@ -50,10 +50,10 @@ class PeriodicChangeForm(NamedTuple):
 def parse_periodic_change_form(
     _path_params: Mapping[str, Any], fields: QueryParams
 ) -> RequestedChange:
-    """Return the change that a form asks for.
+    """Return the change of a periodic job that a form requests.
 
     Raises:
-        PageError: the form is not one of this dashboard.
+        PageError: the form does not come from this dashboard.
     """
     action, job_id = read_button(fields, get_args(PeriodicAction), "periodic job")
     form = PeriodicChangeForm(cast("PeriodicAction", action), job_id)
@@ -64,7 +64,7 @@ def parse_periodic_change_form(
 
 
 async def _make_run_question(job_id: str, site: Site) -> ConfirmationQuestion:
-    """Check that the periodic job exists, and ask."""
+    """Check that the periodic job exists, and return the question that the user must confirm."""
     try:
         async with open_read_transaction(site.client) as tx:
             await periodic_get(tx, site.client.config.schema, job_id)
@@ -94,7 +94,7 @@ def _make_missing_table_error(error: SchemaMissingError) -> PageError:
 
 
 async def change_periodic_job(form: PeriodicChangeForm, site: Site, access: Access) -> FlashMessage:
-    """Change a periodic job, log it, and return the message for the user."""
+    """Change a periodic job, log the change, and return the message for the user."""
     client = site.client
     schema = client.config.schema
     user = None if access.user is None else format_value(access.user)[:USER_LENGTH_MAX]
@@ -130,7 +130,7 @@ def _make_pause_message(form: PeriodicChangeForm, before: PeriodicJobState) -> F
 
 
 async def _make_run_message(before: PeriodicJobState, site: Site) -> FlashMessage:
-    """Return the message about a requested run, which names the leader that inserts the job."""
+    """Return the message about a requested run. It contains the leader that inserts the job."""
     name = format_value(before.id)
     if before.run_requested_at is not None:
         return FlashMessage(

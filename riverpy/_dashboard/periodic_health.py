@@ -1,4 +1,4 @@
-"""When a periodic job runs next, or why it does not, in sentences."""
+"""Sentences that explain when a periodic job runs next, or why it does not run."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ if TYPE_CHECKING:
     from riverpy._tools.top.status import FleetStatus, LeaderStatus
 
 SEARCHED_JOBS_MAX = 10_000
-"""The last job of a periodic job is searched among this number of the newest jobs of the table."""
+"""The maximum number of jobs, the newest of the table, in which the last job of a periodic job is
+searched."""
 
 
 def split_periodic_id(row_id: str) -> tuple[str, str]:
-    """Return the id of a periodic job without its domain, and the domain."""
+    """Split the id of a row of periodic jobs into the id of the periodic job and its leader
+    domain."""
     job_id, _, domain = row_id.partition("@")
     return job_id, domain or DEFAULT_DOMAIN
 
 
 def find_domain_leader(domain: str, fleet: FleetStatus) -> LeaderStatus | None:
-    """Return the leader of a domain. None: there is no leader now."""
+    """Return the leader of a leader domain. None: there is no leader now."""
     leader = fleet.leader
     if domain != DEFAULT_DOMAIN:
         leader = next((one.leader for one in fleet.domains if one.name == domain), None)
@@ -40,7 +42,7 @@ def find_domain_leader(domain: str, fleet: FleetStatus) -> LeaderStatus | None:
 
 
 def explain_periodic_job(entry: PeriodicJobEntry, fleet: FleetStatus, now: datetime) -> Sentence:
-    """Return when a periodic job runs next, or why it does not."""
+    """Return a sentence that explains when a periodic job runs next, or why it does not run."""
     _, domain = split_periodic_id(entry.id)
     leader = find_domain_leader(domain, fleet)
     if entry.paused_at is not None:
@@ -95,12 +97,13 @@ def _explain_late_run(leader: LeaderStatus, late: float) -> Sentence:
 
 
 def describe_missing_run(entry: PeriodicJobEntry, now: datetime, *, is_job_found: bool) -> str:
-    """Return why there is no last run, or no job of it. Empty: the job was found.
+    """Return why the page shows no last run or no job of the last run. Return an empty text if the
+    job was found.
 
     Args:
         entry: the row of the periodic job.
         now: the server's time.
-        is_job_found: whether a job of the periodic job was found.
+        is_job_found: whether a job of this periodic job was found.
     """
     if is_job_found:
         return ""
@@ -117,9 +120,12 @@ def describe_missing_run(entry: PeriodicJobEntry, now: datetime, *, is_job_found
 async def find_last_jobs(
     tx: Transaction, schema: str | None, entries: Sequence[PeriodicJobEntry]
 ) -> dict[str, list[InsertedPeriodicJob]]:
-    """Return the last inserted jobs of periodic jobs, one of each cause, newest first, by the ids
-    of the rows, as far as they are known. Jobs do not name their domain, so they are not known for
-    an id that several domains use."""
+    """Find the last inserted jobs of periodic jobs. Return them by the ids of the rows.
+
+    The list of a row has one job for each cause, for example the schedule or a request. The newest
+    job is first. A row is missing if its jobs are not known. Jobs do not store their leader domain,
+    so they are not known for an id that several domains use.
+    """
     ids = sorted({split_periodic_id(entry.id)[0] for entry in entries})
     try:
         async with tx.transaction():
@@ -127,7 +133,7 @@ async def find_last_jobs(
                 tx, schema, periodic_job_ids=ids, searched_jobs_max=SEARCHED_JOBS_MAX
             )
     except PostgresError as error:
-        if not is_unreadable_value_error(error):  # a job is damaged: the jobs are not known
+        if not is_unreadable_value_error(error):  # the server cannot read one of the jobs
             raise
         return {}
     by_row = {entry.id: found.get(split_periodic_id(entry.id)[0]) for entry in entries}

@@ -1,4 +1,4 @@
-"""The page of one periodic job: its next times, and its last jobs."""
+"""The page of one periodic job: its next run times and its last jobs."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ SEARCHED_QUEUES_MAX = 200
 
 
 class NextRunTimes(NamedTuple):
-    """The next times of a periodic job."""
+    """The next run times of a periodic job."""
 
     times: list[datetime]
     zone_name: str | None = None
-    """The time zone of the schedule. None: the schedule has none."""
+    """The name of the schedule's time zone. None: the schedule has no time zone."""
     local_times: Sequence[str] = ()
-    """The times in this zone."""
+    """The same times as texts, in the schedule's time zone."""
     note: str = ""
-    """Why later times are not known."""
+    """Why later times are not known. Empty: they are known."""
 
 
 async def load_periodic_job_page(view: PageView) -> Mapping[str, object]:
-    """Read the periodic job that the parameter `id` names."""
+    """Read the periodic job whose id is in the query parameter `id`."""
     row_id = view.query.get("id", "")
     client = view.site.client
     schema = client.config.schema
@@ -143,8 +143,8 @@ async def _find_last_job(
     found: FoundJobs,
     fleet: FleetStatus,
 ) -> ListedRun | None:
-    """Return the last job: the newest one that was found, or that of the last run, which may be
-    older than the searched jobs. None: not known."""
+    """Return the last job of the periodic job: the newest job in `found` or, if that is empty, the
+    job of the last run. The latter may be older than the searched jobs. None: not known."""
     if found.jobs:
         return make_run_of_job(found.jobs[0])
     if entry.last_run_at is None:
@@ -158,13 +158,14 @@ async def _find_last_job(
             )
             return None if job is None else make_run_of_inserted_job(job)
     except PostgresError as error:
-        if not is_unreadable_value_error(error):  # the job is damaged
+        if not is_unreadable_value_error(error):  # the server cannot read the job
             raise
         return None
 
 
 def compute_next_run_times(entry: PeriodicJobEntry) -> NextRunTimes:
-    """Return the next times of a periodic job, as far as the text of its schedule shows them."""
+    """Return the next run times of a periodic job, as far as they follow from the stored text of
+    its schedule."""
     if entry.next_run_at is None:
         return NextRunTimes([])
     times = [entry.next_run_at]

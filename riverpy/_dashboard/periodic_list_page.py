@@ -1,4 +1,4 @@
-"""The page with all periodic jobs: when each runs next, and whether it ran."""
+"""The page that lists all periodic jobs: when each runs next, and its last run."""
 
 from __future__ import annotations
 
@@ -33,22 +33,23 @@ PERIODIC_JOBS_SHOWN_MAX = 500
 
 
 class ListedPeriodicJob(NamedTuple):
-    """One row of the table."""
+    """One row of the table: a periodic job with the texts that the page shows."""
 
     entry: PeriodicJobEntry
     sentence: Sentence
     last_job: ListedRun | None
-    """None: not known."""
+    """The run of the last job, whatever its cause. None: not known."""
     run_by_schedule: ListedRun | None
-    """The last job by schedule, if the last job is another one. None: not known."""
+    """The last run that the schedule caused. None: it is the same as `last_job`, or is not
+    known."""
     kind: str | None
-    """The kind of its jobs. None: not known."""
+    """The kind of the jobs that the periodic job inserts. None: not known."""
     missing_run: str
     """Why there is no last run. Empty: there is one."""
 
 
 async def load_periodic_list_page(view: PageView) -> Mapping[str, object]:
-    """Read all periodic jobs."""
+    """Read all periodic jobs and return the values of the page."""
     client = view.site.client
     schema = client.config.schema
     fleet = await view.site.statuses.read()
@@ -98,7 +99,8 @@ def _list_entry(
 
 
 def _get_sort_key(one: ListedPeriodicJob) -> tuple[int, bool, float, str]:
-    """Return the sort key of a periodic job: the worst state first, then the one that runs next."""
+    """Return the sort key of a periodic job. Jobs with the worst health come first, then those that
+    run next."""
     next_run_at = one.entry.next_run_at
     timestamp = 0.0 if next_run_at is None else next_run_at.timestamp()
     return -rank_health(one.sentence.health), next_run_at is None, timestamp, one.entry.id

@@ -1,4 +1,4 @@
-"""The runs of periodic jobs: why the leader inserted each job, and how the job ended, in words."""
+"""The runs of periodic jobs, in words: why the leader inserted each job, and how the job ended."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _OUTCOME_BY_STATE: dict[str, tuple[Health, str]] = {
 
 
 class ListedRun(NamedTuple):
-    """A run of a periodic job: its job, and why the leader inserted it."""
+    """A run of a periodic job, i.e. one inserted job, with the reason for its insert."""
 
     job_id: int
     kind: str
     queue: str
     state: str
     cause: str
-    """Why the job was inserted, such as `by hand: ann`."""
+    """Why the leader inserted the job, in words such as `by hand: ann`."""
     is_by_schedule: bool
     due_at: datetime | None
-    """The time of the schedule, or of the request. None: not known."""
+    """The time at which the run was scheduled or requested. None: not known."""
 
     def describe(self) -> Sentence:
-        """Return the sentence about the state of the job."""
+        """Return a sentence about the last run by schedule and the state of its job."""
         health, outcome = _OUTCOME_BY_STATE.get(self.state, ("ok", f"is {self.state}"))
         due = "" if self.due_at is None else f" was due at {format_utc(self.due_at)}. It"
         text = f"The last run by schedule{due} {outcome}."
@@ -53,19 +53,19 @@ class ListedRun(NamedTuple):
 
 
 def make_run_of_inserted_job(job: InsertedPeriodicJob) -> ListedRun:
-    """Return the run of a job that a search of jobs found."""
+    """Convert a row of a search for the jobs of periodic jobs to a ListedRun."""
     run = None if job.run_json is None else decode_periodic_run(job.run_json)
     return _make_run(job.job_id, job.kind, job.queue, job.state, run)
 
 
 def make_run_of_job(job: JobRow) -> ListedRun:
-    """Return the run of a job."""
+    """Convert a job to a ListedRun. The cause of the run is in the job's metadata."""
     run = find_periodic_run(job.columns()[JobColumn.METADATA])
     return _make_run(job.id, job.kind, job.queue, get_stored_state(job), run)
 
 
 def find_run_by_schedule(runs: Sequence[ListedRun]) -> ListedRun | None:
-    """Return the first run that its schedule caused. None: there is none."""
+    """Return the first run in the list that the schedule caused. None: there is none."""
     return next((run for run in runs if run.is_by_schedule), None)
 
 

@@ -1,4 +1,4 @@
-"""Plots of the counts of jobs: the shapes of their SVG, and the same in words and numbers."""
+"""Plots of the counts of jobs: the paths for the SVG, and the same values in words and numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from riverpy._tools.top.status import FleetStatus
 
 PLOT_HEIGHT = 100
-"""The height of the plots in the units of their SVG. The width of a step is 1."""
+"""The height of a plot in SVG units. The width of a step is 1 unit."""
 RANGE_PARAMETER = "range"
 _WAIT_SCALE_TOPS = (
     0.01,
@@ -46,7 +46,8 @@ _WAIT_SCALE_TOPS = (
     4 * 3600,
     24 * 3600,
 )
-"""The tops of the scale of waits in seconds. Longer waits have a scale of whole days."""
+"""The possible maximum values of the scale for waits, in seconds. For longer waits, the maximum is
+a whole number of days."""
 _MANY_QUEUES_TEXT = (
     f"More than {QUEUES_PER_PERIOD_MAX} queues had jobs at once. When this queue was not among the "
     "busiest ones, its jobs were only counted together with those of other queues."
@@ -55,34 +56,34 @@ _SPARKLINE_STEPS = 3600 // SPARKLINE_STEP_SECONDS
 
 
 class BarSeries(NamedTuple):
-    """One row of bars."""
+    """The bars of one series of values in a plot."""
 
     style: str
-    """The CSS class."""
+    """The CSS class of the bars."""
     path: str
     """The outline of all bars, as the data of an SVG path."""
 
 
 class Plot(NamedTuple):
-    """One plot. All values of the page have the same scale of time."""
+    """One plot. All plots of a page have the same time axis."""
 
     title: str
     text: str
-    """What the plot shows, in a sentence."""
+    """A sentence about the largest value of the plot."""
     top: str
-    """The value at the top of the scale."""
+    """The value at the top of the scale, as text."""
     bars: Sequence[BarSeries]
 
 
 class PlotRow(NamedTuple):
-    """The numbers of a step."""
+    """The counts of one step, for the table below the plots."""
 
     time: str
     counts: JobCounts
 
 
 class RangeLink(NamedTuple):
-    """A link to the same page with another range."""
+    """A link to the same page with another time range."""
 
     title: str
     path: str
@@ -90,30 +91,30 @@ class RangeLink(NamedTuple):
 
 
 class PlotSection(NamedTuple):
-    """The plots of a page."""
+    """The plots of a page, with their texts and their table."""
 
     links: Sequence[RangeLink]
     title: str
     unit: str
-    """The length of a step, in words."""
+    """The length of a step in words."""
     text: str
-    """The sum of all steps in words."""
+    """The totals of all steps in words."""
     plots: Sequence[Plot]
     width: int
     """The number of steps."""
     unknown_steps: int
-    """The number of steps, from the first one, of which it is not known how many attempts
-    ended."""
+    """The number of steps at the start for which nothing was counted, so that their attempts are
+    not known."""
     times: Sequence[str]
-    """The start of the first, of the middle and of the last step."""
+    """The start times of the first, the middle and the last step."""
     rows: Sequence[PlotRow]
-    """The steps in which attempts ended, newest first."""
+    """The steps in which attempts ended, the newest first."""
     notes: Sequence[str]
-    """What the plots lack."""
+    """Sentences about what the plots do not contain."""
 
 
 class Sparkline(NamedTuple):
-    """The last hour of a queue, in a small plot."""
+    """A small plot of the attempts in one queue during the last hour."""
 
     attempts: int
     failed: int
@@ -124,16 +125,16 @@ class Sparkline(NamedTuple):
 async def load_plots(
     view: PageView, status: FleetStatus, path: str, *, queue: str | None = None
 ) -> PlotSection:
-    """Read the counts of the range that the address names, and return their plots.
+    """Read the counts of the time range in the page's query, and return their plots.
 
     Args:
-        view: the page. Its query has the range.
-        status: the status, which says whether other clients work jobs too.
-        path: the path of the page, for the links to other ranges.
+        view: the page. Its query may contain the time range.
+        status: the status. It shows whether clients other than riverpy work jobs too.
+        path: the path of the page, for the links to other time ranges.
         queue: the queue. None: all queues together.
 
     Raises:
-        PageError: there is no such range.
+        PageError: there is no such time range.
     """
     chosen = view.query.get(RANGE_PARAMETER, TIME_RANGES[0].name)
     time_range = next((one for one in TIME_RANGES if one.name == chosen), None)
@@ -167,7 +168,7 @@ def make_plot_section(
     links: Sequence[RangeLink],
     notes: Sequence[str],
 ) -> PlotSection:
-    """Return the plots of counts. Without steps there is no plot."""
+    """Return the plots of counts. If there are no attempts, the section has no plots."""
     rows = [
         PlotRow(_format_timestamp(one.started_at, time_range.time_format), one.counts)
         for one in reversed(steps)
@@ -203,8 +204,8 @@ def make_plot_section(
 def make_sparklines(
     recent: Mapping[str, list[QueueStepCounts]], now: datetime
 ) -> Mapping[str, Sparkline]:
-    """Return a small plot of the last hour for each queue in `recent`. `now` is the server's
-    time."""
+    """Return a sparkline for each queue in `recent`, which contains the counts of the last hour.
+    `now` is the server's time."""
     last = int(now.timestamp()) // SPARKLINE_STEP_SECONDS
     found: dict[str, Sparkline] = {}
     for queue, steps in recent.items():
@@ -224,7 +225,8 @@ def make_sparklines(
 
 
 def draw_bars(values: Sequence[float], top: float) -> str:
-    """Return the data of an SVG path with a bar for each value. A value above 0 can be seen."""
+    """Return the data of an SVG path with a bar for each value. A value above 0 always has a
+    visible bar."""
     bars: list[str] = []
     for place, value in enumerate(values):
         if value > 0:
@@ -234,13 +236,13 @@ def draw_bars(values: Sequence[float], top: float) -> str:
 
 
 def choose_count_scale_top(highest: float) -> int:
-    """Return the top of a scale of counts: 1, 2 or 5 times a power of ten."""
+    """Return the maximum of a scale of counts: 1, 2 or 5 times a power of ten."""
     power = 10 ** max(math.floor(math.log10(max(highest, 1))), 0)
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= highest)
 
 
 def choose_wait_scale_top(longest: float) -> float:
-    """Return the top of a scale of waits in seconds."""
+    """Return the maximum of a scale of waits, in seconds."""
     day = 24 * 3600
     return next((top for top in _WAIT_SCALE_TOPS if top >= longest), math.ceil(longest / day) * day)
 
@@ -292,7 +294,7 @@ def _make_plots(
 
 
 def _count_unknown_steps(steps: Sequence[StepCounts], time_range: TimeRange) -> int:
-    """Return how many steps ended before anything was counted. Later steps without counts had no
+    """Return how many steps ended before counting began. A later step without counts had no
     attempts."""
     if not steps or steps[0].counted_since is None:
         return len(steps)
@@ -325,8 +327,8 @@ def _describe_totals(rows: Sequence[PlotRow], time_range: TimeRange) -> str:
 
 
 def _describe_wait_percentile(attempts: int, overs: Sequence[int], longest: float) -> str:
-    """Return a text with the bound below which 95 % of the waits are. The counts know only the
-    bounds in `WAIT_BOUNDS_SECONDS`.
+    """Return a text with the time that 95 % of the waits did not exceed. The result is one of
+    `WAIT_BOUNDS_SECONDS`, because waits are counted only by these limits.
 
     Args:
         attempts: the number of waits.

@@ -1,4 +1,4 @@
-"""Changes of queues: pause, resume and clear."""
+"""The forms of the dashboard that pause or resume a queue, or delete its jobs."""
 
 from __future__ import annotations
 
@@ -40,32 +40,33 @@ if TYPE_CHECKING:
 QueueAction: TypeAlias = Literal["pause", "resume", "clear", "clear_all"]
 
 ALL_QUEUES = "*"
-"""The name that means all queues."""
+"""The queue name that means all queues."""
 CLEARED_JOBS_MAX = 50_000
-"""The maximum number of jobs that one form deletes. The browser waits for its answer."""
+"""The maximum number of jobs that one form deletes. It is limited because the browser waits for the
+result."""
 _DELETED_STATES_BY_ACTION: dict[QueueAction, tuple[str, ...]] = {
     "clear": ("available",),
     "clear_all": ("available", "scheduled", "retryable"),
 }
-"""The states of the jobs that are deleted."""
+"""The states of the jobs that each action deletes."""
 _WORDS_BY_STATE = {"available": "waiting", "scheduled": "scheduled", "retryable": "retrying"}
-"""The words of the pages for these states."""
+"""The words for these states on the pages."""
 
 
 class QueueChangeForm(NamedTuple):
-    """A form that asks for a change of a queue."""
+    """A form that requests a change of a queue."""
 
     action: QueueAction
     name: str
 
     @property
     def target_text(self) -> str:
-        """The queue, for a sentence."""
+        """The name of the queue as part of a sentence."""
         return "all queues" if self.name == ALL_QUEUES else f"the queue {format_value(self.name)}"
 
     @property
     def deleted_states_text(self) -> str:
-        """The states of the jobs that are deleted, in the words of the button."""
+        """The states of the jobs that the form deletes, in the words of its button."""
         first, *rest = (_WORDS_BY_STATE[state] for state in _DELETED_STATES_BY_ACTION[self.action])
         return f"{first}, {' and '.join(rest)}" if rest else first
 
@@ -73,10 +74,10 @@ class QueueChangeForm(NamedTuple):
 def parse_queue_change_form(
     _path_params: Mapping[str, Any], fields: QueryParams
 ) -> RequestedChange:
-    """Return the change that a form asks for.
+    """Return the change of a queue that a form requests.
 
     Raises:
-        PageError: the form is not one of this dashboard.
+        PageError: the form does not come from this dashboard.
     """
     action, name = read_button(fields, get_args(QueueAction), "queue")
     form = QueueChangeForm(cast("QueueAction", action), name)
@@ -100,7 +101,7 @@ def _make_all_queues_question(form: QueueChangeForm) -> ConfirmationQuestion:
 
 
 async def _make_delete_question(form: QueueChangeForm, site: Site) -> ConfirmationQuestion:
-    """Count the jobs that would be deleted, and ask."""
+    """Count the jobs to delete, and return the question that the user must confirm."""
     fleet = await site.statuses.read()
     async with open_read_transaction(site.client) as tx:
         fleet = await add_queue_to_status(tx, site.client.config.schema, fleet, form.name)
@@ -131,7 +132,7 @@ async def _make_delete_question(form: QueueChangeForm, site: Site) -> Confirmati
 
 
 async def _delete_jobs(form: QueueChangeForm, site: Site, access: Access) -> FlashMessage:
-    """Delete the jobs that a form asks for, log it, and return the message for the user."""
+    """Delete the jobs that a form names, log the change, and return the message for the user."""
     changes = await site.client.job_delete_in_batches(
         queues=[form.name],
         states=[JobState(state) for state in _DELETED_STATES_BY_ACTION[form.action]],
@@ -162,7 +163,8 @@ async def _delete_jobs(form: QueueChangeForm, site: Site, access: Access) -> Fla
 
 
 async def _pause_or_resume(form: QueueChangeForm, site: Site, access: Access) -> FlashMessage:
-    """Pause or resume queues, log it, and return the message for the user."""
+    """Pause or resume one queue or all queues, log the change, and return the message for the
+    user."""
     client = site.client
     method = client.queue_pause if form.action == "pause" else client.queue_resume
     try:

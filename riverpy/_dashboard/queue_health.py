@@ -1,4 +1,4 @@
-"""Why a queue is behind, in sentences."""
+"""Sentences that explain whether the jobs of a queue wait too long, and why."""
 
 from __future__ import annotations
 
@@ -40,79 +40,80 @@ if TYPE_CHECKING:
     from riverpy.queue import Queue
 
 LONG_WAIT_SECONDS = 60.0
-"""A queue is behind if its oldest due job waits longer than this."""
+"""A queue is behind if its oldest due job waits longer than this, in seconds."""
 UNWORKED_SECONDS_MAX = QUEUE_LAG_MAX_DEFAULT.total_seconds() * UNWORKED_QUEUE_FAIL_LAG_FACTOR
-"""If no worker works a queue and a job waits longer than this, an operator must act. The check of
-doctor has the same limit, so that the pages agree."""
+"""If no worker works a queue and a job waits longer than this, an operator must act. `riverpy
+doctor` uses the same limit, so that both report the same. In seconds."""
 USED_WITHIN_SECONDS = 1200.0
-"""A client works a queue whose row was updated within this time. Clients in every language update
-the row every 10 minutes."""
+"""A client works a queue if the row of the queue was updated within this time, in seconds. Clients
+in all languages update the row every 10 minutes."""
 
 
 SAMPLED_JOBS_MAX = 1_000
-"""The maximum number of waiting jobs of a queue whose kinds are read. For several queues it is less
-of each."""
+"""The maximum number of waiting jobs of one queue whose kinds are read. If many queues are read,
+the number for each queue is smaller."""
 SAMPLED_JOBS_TOTAL_MAX = 4_000
-"""The maximum number of waiting jobs whose kinds are read in all queues."""
+"""The maximum number of waiting jobs in all queues together whose kinds are read."""
 SAMPLED_QUEUES_MAX = 20
-"""The maximum number of queues whose waiting jobs are read, to find kinds without a worker."""
+"""The maximum number of queues whose waiting jobs are read to find kinds without a worker."""
 KINDS_WITHOUT_WORKER_MAX = 100
-"""The maximum number of kinds without a worker that are read, in all queues."""
+"""The maximum number of kinds without a worker that are read for all queues together."""
 
 
 class WaitReason(NamedTuple):
-    """Why due jobs wait in a queue."""
+    """The reason why due jobs wait in a queue, as sentences."""
 
     health: Health
     cause: str
     advice: str = ""
-    """What to do. Empty: nothing."""
+    """What the operator can do. Empty: nothing is needed."""
 
 
 class QueueFacts(NamedTuple):
-    """What is known about one queue."""
+    """The facts about one queue that explain whether its jobs wait too long."""
 
     status: QueueStatus
     row: Queue | None
-    """The row of River's table. None: no client has worked the queue lately."""
+    """The row of the queue in River's table. None: no client has worked the queue lately."""
     domain: DomainStatus | None
-    """The domain that owns the queue. None: `default`."""
+    """The leader domain that owns the queue. None: the domain `default`."""
     silent_workers: Sequence[WorkerStatus]
-    """The workers of the queue that send no heartbeat."""
+    """The workers of the queue whose last heartbeat is too old."""
     kinds_without_worker: Sequence[str]
-    """Kinds of waiting jobs that no worker of the queue has."""
+    """Kinds of waiting jobs that no worker of the queue can run."""
     fleet: FleetStatus
     read_at: datetime
 
     @property
     def paused_seconds(self) -> float | None:
-        """Seconds since the queue was paused. None: it is not paused."""
+        """The time since the queue was paused, in seconds. None: the queue is not paused."""
         if self.row is None or self.row.paused_at is None:
             return None
         return (self.read_at - self.row.paused_at).total_seconds()
 
     @property
     def live_worker_count(self) -> int | None:
-        """The number of workers of the queue that send heartbeats. None: not known."""
+        """The number of workers of the queue whose heartbeat is recent. None: not known."""
         if self.status.workers is None:
             return None
         return self.status.workers - sum(one.state != "silent" for one in self.silent_workers)
 
     @property
     def domain_name(self) -> str:
-        """The name of the domain that owns the queue."""
+        """The name of the leader domain that owns the queue."""
         return DEFAULT_DOMAIN if self.domain is None else self.domain.name
 
     @property
     def was_used_lately(self) -> bool:
-        """Whether a client, in any language, has updated the queue's row lately."""
+        """Whether a client in any language has updated the queue's row within
+        `USED_WITHIN_SECONDS`."""
         if self.row is None:
             return False
         return (self.read_at - self.row.updated_at).total_seconds() < USED_WITHIN_SECONDS
 
 
 async def read_queue_facts(client: Client, fleet: FleetStatus) -> list[QueueFacts]:
-    """Return what is known about each queue of a status."""
+    """Read the facts about each queue of a status."""
     schema = client.config.schema
     async with open_read_transaction(client) as tx:
         now = await read_server_time(tx)
@@ -122,7 +123,8 @@ async def read_queue_facts(client: Client, fleet: FleetStatus) -> list[QueueFact
 
 
 def _choose_slow_queues(fleet: FleetStatus) -> list[str]:
-    """Return the queues whose jobs wait long although workers work them, the longest wait first."""
+    """Return the queues whose jobs wait long although they have workers. The longest wait comes
+    first."""
     slow = [
         queue
         for queue in fleet.queues
@@ -139,8 +141,8 @@ async def add_queue_to_status(
     name: str,
     clients: Sequence[ClientRow] = (),
 ) -> FleetStatus:
-    """Return the status with this queue. If the status left the queue out, because there are too
-    many, read its counts. `clients` are the clients that work the queue."""
+    """Return the status with this queue. A status leaves out queues if there are too many. In this
+    case, read the counts of this queue alone. `clients` are the clients that work it."""
     if any(queue.name == name for queue in fleet.queues):
         return fleet
     ended = await read_ended_jobs(
@@ -165,7 +167,8 @@ async def add_queue_to_status(
 async def read_kinds_without_worker(
     tx: Transaction, schema: str | None, fleet: FleetStatus, names: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Return the kinds among the first jobs of some queues that no live worker of the queue has."""
+    """Find kinds that no live worker of their queue can run. Only the first waiting jobs of each
+    queue are read. Return the kinds by queue."""
     if fleet.candidates is None or not names:  # the table of clients is missing
         return {}
     jobs_max = min(SAMPLED_JOBS_MAX, SAMPLED_JOBS_TOTAL_MAX // len(names))
@@ -180,7 +183,8 @@ def gather_queue_facts(
     kinds_without_worker: Mapping[str, Sequence[str]],
     read_at: datetime,
 ) -> list[QueueFacts]:
-    """Return what is known about each queue of a status. `rows` are those of River's table."""
+    """Return the facts about each queue of a status. `rows` are the rows of River's queue table, by
+    name."""
     domains = {queue: domain for domain in fleet.domains for queue in domain.queues}
     silent: dict[str, list[WorkerStatus]] = {}
     for worker in fleet.workers:
@@ -202,14 +206,15 @@ def gather_queue_facts(
 
 
 def explain_queue(facts: QueueFacts) -> list[Sentence]:
-    """Return why a queue is behind, or that it is not. The most important sentence comes first."""
+    """Return sentences about a queue: whether it is behind, and why. The most important sentence is
+    first."""
     return sort_sentences(
         [_explain_waits(facts), *_explain_late_jobs(facts), *_explain_silent_workers(facts)]
     )
 
 
 def _explain_waits(facts: QueueFacts) -> Sentence:
-    """Return the sentence about the jobs that are due."""
+    """Return the sentence about the due jobs of a queue."""
     waits = describe_waiting_jobs(facts)
     if facts.status.paused:
         since = facts.paused_seconds
@@ -224,11 +229,12 @@ def _explain_waits(facts: QueueFacts) -> Sentence:
 
 
 def describe_waiting_jobs(facts: QueueFacts, where: str = "") -> str:
-    """Return how many jobs wait, and how long. Empty: no due job waits.
+    """Return how many due jobs wait in a queue and how long, in words. Return an empty text if no
+    due job waits.
 
     Args:
-        facts: what is known about the queue.
-        where: the place of the jobs in the sentence, such as ` in mail`.
+        facts: the facts about the queue.
+        where: the queue as part of the sentence, such as ` in mail`.
     """
     queue = facts.status
     if queue.due_for is None:
@@ -240,7 +246,7 @@ def describe_waiting_jobs(facts: QueueFacts, where: str = "") -> str:
 
 
 def find_wait_reason(facts: QueueFacts) -> WaitReason:
-    """Return why the due jobs of a queue wait that is not paused."""
+    """Return the reason why the due jobs of a queue wait. The queue must not be paused."""
     if facts.live_worker_count == 0:
         return _explain_missing_workers(facts)
     if kinds := facts.kinds_without_worker:
@@ -276,13 +282,13 @@ def _explain_missing_workers(facts: QueueFacts) -> WaitReason:
 
 
 def _has_non_riverpy_clients(fleet: FleetStatus) -> bool:
-    """Return whether clients in another language are known to run."""
+    """Return whether a client in another language is known to run."""
     is_leader_foreign = fleet.leader is not None and bool(fleet.leader.foreign)
     return is_leader_foreign or any(one.state == "unregistered" for one in fleet.workers)
 
 
 def _explain_busy_workers(facts: QueueFacts) -> WaitReason:
-    """Return why jobs wait although workers can run their kinds."""
+    """Return the reason why jobs wait although workers can run their kinds."""
     queue = facts.status
     is_long = (queue.due_for or 0) > LONG_WAIT_SECONDS
     health: Health = "look" if is_long else "ok"
@@ -304,7 +310,8 @@ def _explain_busy_workers(facts: QueueFacts) -> WaitReason:
 
 
 def _explain_late_jobs(facts: QueueFacts) -> Iterator[Sentence]:
-    """Yield the sentence about scheduled jobs and retries that the leader should have moved."""
+    """Yield a sentence about scheduled jobs and retries that the leader should have made available,
+    if there are any."""
     late = facts.status.late
     if not late:
         return
@@ -326,7 +333,8 @@ def _explain_late_jobs(facts: QueueFacts) -> Iterator[Sentence]:
 
 
 def _explain_silent_workers(facts: QueueFacts) -> Iterator[Sentence]:
-    """Yield the sentence about silent workers, beside workers that are alive."""
+    """Yield a sentence about workers without a recent heartbeat, if the queue also has live
+    workers."""
     if facts.silent_workers and facts.live_worker_count:
         number = format_count(len(facts.silent_workers), "worker")
         verb = "sends" if len(facts.silent_workers) == 1 else "send"

@@ -1,4 +1,4 @@
-"""The page with all queues: which is behind, and why."""
+"""The page that lists all queues, with the reasons why jobs wait too long."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from riverpy._dashboard.sentence import Sentence
 
 QUEUES_SHOWN_MAX = 200
-"""The maximum number of queues in the table. Those with the worst state come first."""
+"""The maximum number of queues in the table. Queues with the worst health come first."""
 
 
 async def load_queue_list_page(view: PageView) -> Mapping[str, object]:
-    """Read all queues. With the parameter `find`, show only those with this text in the name."""
+    """Read all queues. With the query parameter `find`, return only queues whose name contains this
+    text."""
     fleet = await view.site.statuses.read()
     text = view.query.get("find", "").strip()
     found = [
@@ -45,8 +46,9 @@ PAGE = Page("queues", "/queues", "queues.html", load_queue_list_page, "Queues")
 
 
 def _get_sort_key(found: tuple[QueueFacts, Sequence[Sentence]]) -> tuple[int, float, str]:
-    """Return the sort key of a queue: the worst state first, then the longest wait. Queues that are
-    not behind are in the order of their names, so that rows do not move under the pointer."""
+    """Return the sort key of a queue. Queues with the worst health come first, then those with the
+    longest waits. Queues without a problem are sorted by name, so that rows do not move under the
+    mouse pointer."""
     facts, sentences = found
     rank = rank_health(sentences[0].health)
     return -rank, -(facts.status.due_for or 0) if rank else 0.0, facts.status.name

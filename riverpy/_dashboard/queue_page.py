@@ -1,4 +1,4 @@
-"""The page of one queue: why it is behind, the kinds of its waiting jobs, and its workers."""
+"""The page of one queue: why its jobs wait, the kinds of the waiting jobs, and its workers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ WORKERS_SHOWN_MAX = 100
 
 
 class QueueWorker(NamedTuple):
-    """A client that works the queue."""
+    """A client that works the queue, with its slots, i.e. how many jobs it runs at the same
+    time."""
 
     client: ClientRow
     slots: int | None
@@ -50,16 +51,16 @@ class QueueWorker(NamedTuple):
 
 
 class QueuePageData(NamedTuple):
-    """What the page of a queue reads from the database, beside the shared status."""
+    """The data about one queue that the shared status does not contain."""
 
     row: Queue | None
     clients: Sequence[ClientRow]
-    """The clients that work the queue, alive or silent."""
+    """The clients that work the queue, with or without a recent heartbeat."""
     sample: KindSample
 
 
 async def load_queue_page(view: PageView) -> Mapping[str, object]:
-    """Read the queue that the parameter `name` names."""
+    """Read the queue whose name is in the query parameter `name`."""
     name = view.query.get("name", "")
     if not name or "\0" in name:
         raise _make_not_found_error(name)
@@ -132,7 +133,7 @@ def _has_jobs(queue: QueueStatus) -> bool:
 
 
 def _list_workers(clients: Sequence[ClientRow], name: str, now: datetime) -> list[QueueWorker]:
-    """Return the clients of a queue, each with its slots for this queue."""
+    """Return the clients of a queue with their slots for this queue."""
     found: list[QueueWorker] = []
     for client in clients:
         slots = dict(zip(client.queues, client.queue_slots or (), strict=False))

@@ -1,4 +1,4 @@
-"""Templates: Jinja2 with escaping, and the forms in which the pages show values."""
+"""Templates: renders pages with Jinja2, and formats the values that they show."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 LIVE_BLOCK = "live"
-"""The block of a template that changes while a page is open."""
+"""The name of the template block that is updated while a page is open."""
 SHOWN_TEXT_LENGTH_MAX = 20_000
-"""The maximum number of characters of a text, such as args, that a page shows."""
+"""The maximum number of characters that a page shows of a text, such as args."""
 STATES_IN_DISPLAY_ORDER = (
     JobState.AVAILABLE,
     JobState.RUNNING,
@@ -38,21 +38,21 @@ STATES_IN_DISPLAY_ORDER = (
     JobState.CANCELLED,
     JobState.DISCARDED,
 )
-"""The states, in the order in which the pages show them."""
+"""The states of jobs in the order in which the pages show them."""
 _DIRECTORY = Path(__file__).parent
 _HIDDEN_CHARACTERS = re.compile(
     "[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
     "\ud800-\udfff]"
 )
-"""Characters that are not seen, or that change the direction of the text. They could hide what a
-value is."""
+"""Characters that are invisible or change the direction of text. A value with such characters could
+look like another value."""
 _JSON_TOKEN_PATTERN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{}:,]|[^][{}:,"\s]+', re.DOTALL)
 _OPENING, _CLOSING = ("[", "{"), ("]", "}")
 _MEDIA_TYPE_BY_STATIC_FILE = {"dashboard.css": "text/css", "dashboard.js": "text/javascript"}
 
 
 class TruncatedText(NamedTuple):
-    """The start of a text."""
+    """The start of a text that may be too long to show."""
 
     text: str
     is_cut: bool
@@ -61,23 +61,24 @@ class TruncatedText(NamedTuple):
 
 
 def escape_hidden_characters(text: str) -> str:
-    """Return a text in which characters that are not seen are shown as escapes."""
+    """Replace invisible characters in a text by escapes."""
     return _HIDDEN_CHARACTERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def format_value(value: object) -> str:
-    """Return a value as text, in which characters that are not seen are shown as escapes."""
+    """Return a value as text. Invisible characters are replaced by escapes."""
     return escape_hidden_characters(str(value))
 
 
 def truncate_text(text: str, length: int = SHOWN_TEXT_LENGTH_MAX) -> TruncatedText:
-    """Return the start of a text."""
+    """Return the first `length` characters of a text. Invisible characters are replaced by
+    escapes."""
     return TruncatedText(escape_hidden_characters(text[:length]), len(text) > length, len(text))
 
 
 def format_json(json_text: str) -> TruncatedText:
-    """Return the start of a JSON text with one value a line. Numbers stay as they are, also large
-    ones. Only the start is formatted, because args may have megabytes."""
+    """Return the start of a JSON text, formatted with one value per line. Numbers keep their exact
+    digits. Only the start is formatted, because args may have megabytes."""
     parts: list[str] = []
     length = depth = 0
     last = ""
@@ -103,7 +104,8 @@ def format_json(json_text: str) -> TruncatedText:
 
 
 def format_capped_count(count: int | None, cap: int | None = None) -> str:
-    """Return a count, such as `1,234`, or `10k+` if counting ended at `cap`. None: `?`."""
+    """Format a count, such as `1,234`. If counting stopped at `cap`, return a text such as `10k+`.
+    Return `?` for None."""
     if count is None:
         return "?"
     if cap is None or count < cap:
@@ -112,21 +114,22 @@ def format_capped_count(count: int | None, cap: int | None = None) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """Return a duration, such as `1h5m`. None: `–`."""
+    """Format a duration in seconds, such as `1h5m`. Return `–` for None."""
     if seconds is None:
         return "–"
     return f"{max(seconds, 0) * 1000:.0f}ms" if seconds < 1 else format_seconds(seconds)
 
 
 def format_rate(rate: float) -> str:
-    """Return a number of jobs per second."""
+    """Format a number of jobs per second."""
     if not rate:
         return "0"
     return "<0.1" if rate < 0.1 else f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
 
 
 def make_time_element(moment: datetime | None, now: datetime) -> Markup:
-    """Return an element with the age of a time. Its title has the time in UTC."""
+    """Return an HTML element with the age of a time, such as `5m ago`. Its title is the time in
+    UTC."""
     if moment is None:
         return Markup("–")
     seconds = (now - moment).total_seconds()
@@ -139,22 +142,22 @@ def make_time_element(moment: datetime | None, now: datetime) -> Markup:
 
 
 def format_utc_with_milliseconds(moment: datetime) -> str:
-    """Return a time in UTC, such as `2026-01-31 12:00:00.123 UTC`."""
+    """Format a time in UTC, such as `2026-01-31 12:00:00.123 UTC`."""
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03} UTC"
 
 
 def format_utc(moment: datetime | None) -> str:
-    """Return a time in UTC without fractions of seconds. None: `–`."""
+    """Format a time in UTC without fractions of seconds. Return `–` for None."""
     return "–" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 class StaticFile(NamedTuple):
-    """A file that browsers load beside the pages."""
+    """A file that browsers load for the pages, such as the style sheet."""
 
     content: bytes
     media_type: str
     version: str
-    """A text that changes with the content."""
+    """A hash of the content, so that browsers load a changed file again."""
 
 
 @cache
@@ -168,7 +171,7 @@ def load_static_files() -> Mapping[str, StaticFile]:
 
 
 class Templates:
-    """The templates of the dashboard."""
+    """Renders the templates of the dashboard."""
 
     def __init__(self) -> None:
         self._environment = Environment(
@@ -196,12 +199,12 @@ class Templates:
         self._static_versions = {name: file.version for name, file in load_static_files().items()}
 
     def render(self, name: str, values: Mapping[str, object]) -> bytes:
-        """Return a page."""
+        """Render a page and return it as UTF-8."""
         template = self._environment.get_template(name, globals={"states": STATES_IN_DISPLAY_ORDER})
         return _encode_utf8(template.render(values, static_versions=self._static_versions))
 
     def render_live_block(self, name: str, values: Mapping[str, object]) -> bytes:
-        """Return the block of a page that changes while the page is open."""
+        """Render only the block of a page that is updated while the page is open."""
         template = self._environment.get_template(name, globals={"states": STATES_IN_DISPLAY_ORDER})
         block = template.blocks[LIVE_BLOCK]
         return _encode_utf8("".join(block(template.new_context(dict(values)))))

@@ -1,28 +1,28 @@
-"""Sentence: one line of a page about the state of the system."""
+"""Sentence: one line on a page about the health of clients, queues or jobs."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
 Health: TypeAlias = Literal["ok", "look", "act"]
-"""`ok`: all is well. `look`: something is unusual. `act`: jobs do not run, so act now."""
+"""`ok`: there is no problem. `look`: something is unusual. `act`: jobs do not run, so act now."""
 
 
 class Sentence(NamedTuple):
-    """One line about the state of the system."""
+    """One line on a page about the health of clients, queues or jobs."""
 
     health: Health
     text: str
     link: str | None = None
-    """The path of the page that explains the text, below the dashboard's own path."""
+    """The path of the page with details, below the path of the dashboard."""
     link_text: str = ""
 
 
 def rank_health(health: Health) -> int:
-    """Return a number that is higher for a worse state."""
+    """Return a number that is higher for worse health."""
     return ("ok", "look", "act").index(health)
 
 
 def sort_sentences(sentences: list[Sentence]) -> list[Sentence]:
-    """Return the sentences, the worst first."""
+    """Return the sentences sorted by health, the worst first."""
     return sorted(sentences, key=lambda one: -rank_health(one.health))

@@ -1,4 +1,4 @@
-"""Site: what all pages of one dashboard share."""
+"""Site: the objects that all pages of one dashboard share."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class DashboardOptions(NamedTuple):
 
 
 class VisibleArgs(NamedTuple):
-    """The args of a job as users may see them."""
+    """The args of a job as the user may see them."""
 
     json_text: str | None
-    """None: users may not see them."""
+    """The args as JSON text. None: the user may not see them."""
     note: str = ""
-    """Why they are hidden or changed."""
+    """Why the args are hidden or changed. Empty: they are neither."""
 
 
 class Site:
-    """What all pages of one dashboard share: the client, the options, the templates, the status,
-    the findings of doctor, the counts of jobs."""
+    """The objects that all pages of one dashboard share, such as the client, the options and the
+    caches."""
 
     def __init__(self, client: Client, options: DashboardOptions) -> None:
         self.client = client
@@ -61,14 +61,14 @@ class Site:
         self._log = get_logger()
 
     def invalidate_caches(self, seconds_ago: float = 0.0) -> None:
-        """Do not use again what was read before a change. This process or another one made the
-        change `seconds_ago`."""
+        """Mark everything that was read before a change as old. This process or another one made
+        the change `seconds_ago` seconds ago."""
         changed_at = time.monotonic() - seconds_ago
         self.statuses.invalidate_before(changed_at)
         self.regions.invalidate_before(changed_at)
 
     def get_visible_args(self, job: JobRow) -> VisibleArgs:
-        """Return the args of a job as users may see them."""
+        """Return the args of a job as the user may see them, after `hide_args` or `mask`."""
         if self.options.hide_args:
             return VisibleArgs(None, "The args are hidden here (hide_args).")
         if self.options.mask is None:
@@ -79,7 +79,7 @@ class Site:
             return VisibleArgs(
                 msgspec.json.encode(masked).decode(), "The function `mask` has changed these args."
             )
-        except Exception as error:  # code of the user, which must not show args by an error
+        except Exception as error:  # the error of user code could contain the args
             self._log.warning(
                 DASHBOARD_MASK_FAILED,
                 kind=job.kind,

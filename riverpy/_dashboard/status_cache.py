@@ -1,4 +1,4 @@
-"""StatusCache: the status of the schema, which all pages and viewers share."""
+"""StatusCache: a cache for the status of clients and queues. All pages and users share it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ if TYPE_CHECKING:
     from riverpy.client import Client
 
 STATUS_AGE_MAX = 1.5
-"""Seconds for which a status, or the error of a read, is used again."""
+"""How long the result of a read is used again, in seconds. This applies to errors too."""
 STATUS_PAUSE_FACTOR = 9.0
-"""After a slow read, the status is used for this multiple of the read's duration. So reads use at
+"""How long the status of a slow read is used, as a multiple of the read's duration. So reads use at
 most a tenth of the time."""
 STATUS_PAUSE_MAX = 10.0
-"""Seconds after which a status is read again, however slow the read was: pages must find out soon
-that the database does not answer."""
+"""The maximum time until the status is read again, in seconds. It applies even if reads are very
+slow, because pages must soon show that the database does not answer."""
 TABLE_CHECK_INTERVAL = 60.0
-"""Seconds after which the tables are checked again: a migration may have added some."""
+"""The time in seconds after which the cache checks again which tables exist. A migration may have
+added some."""
 
 
 class StatusCache:
-    """Caches the status of a schema. Requests that arrive during a read wait for its result."""
+    """Caches the status of clients and queues in a schema. A request that arrives during a read
+    waits for its result."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -35,11 +37,12 @@ class StatusCache:
         self._statements: StatusStatements | None = None
         self._status: FleetStatus | None = None
         self._error: Exception | None = None
-        """The error of the last read. Requests that wait get it too: otherwise each of them would
-        wait for a database that does not answer."""
+        """The error of the last read. Requests that wait for the read receive it too. Otherwise
+        each of them would wait for a database that does not answer."""
         self._expires_at = self._tables_expire_at = 0.0
         self._read_began_at = self._changed_at = 0.0
-        """Monotonic times: the start of the last read, and the last known change."""
+        """The start of the last read, and the time of the last known change. Both are monotonic
+        times."""
 
     async def read(self) -> FleetStatus:
         """Return a status that is at most a few seconds old.
@@ -57,8 +60,8 @@ class StatusCache:
             return self._status
 
     def invalidate_before(self, changed_at: float) -> None:
-        """Do not use a status again whose read began before `changed_at`, the monotonic time of a
-        change."""
+        """Do not use a status whose read began before `changed_at`. This is the monotonic time of a
+        change in the database."""
         self._changed_at = max(self._changed_at, changed_at)
 
     async def _renew(self) -> FleetStatus:

@@ -1,4 +1,5 @@
-"""Whether a worker works, in sentences, and what it is beside a worker."""
+"""Sentences about the health of a worker, its slots and its leadership. A worker is a client that
+runs jobs."""
 
 from __future__ import annotations
 
@@ -18,17 +19,18 @@ if TYPE_CHECKING:
 
 
 def explain_worker(worker: WorkerStatus, fleet: FleetStatus) -> list[Sentence]:
-    """Return what a worker does, and what is wrong with it. The worst comes first."""
+    """Return sentences about what a worker does and what is wrong with it. The worst is first."""
     return sort_sentences([_explain_state(worker, fleet), *_explain_problems(worker)])
 
 
 def format_worker_state(worker: WorkerStatus) -> str:
-    """Return the state of a worker in a word or two."""
+    """Return the state of a worker in one or two words."""
     return "no heartbeat" if is_silent(worker) and worker.state != "silent" else worker.state
 
 
 def describe_leadership(worker: WorkerStatus, led_domains: Sequence[str]) -> str:
-    """Return of which domains a worker is the leader, or whether it can become leader."""
+    """Return the leader domains of which a worker is the leader, in words. If there are none,
+    return whether it can become leader."""
     if led_domains:
         return f"leader of {', '.join(led_domains)}"
     if is_silent(worker):
@@ -39,8 +41,8 @@ def describe_leadership(worker: WorkerStatus, led_domains: Sequence[str]) -> str
 
 
 def describe_slots(workers: Sequence[WorkerStatus]) -> str:
-    """Return the number of slots of the live workers, and how many are free, in sentences. Empty:
-    no worker reports its slots."""
+    """Return sentences about how many slots the live workers have and how many are free. Return an
+    empty text if no worker reports its slots."""
     live = [one for one in workers if one.state == "alive" and not is_silent(one)]
     counted = [(one.slots, one.running) for one in live if one.slots is not None]
     if not counted:
@@ -129,7 +131,7 @@ def _explain_problems(worker: WorkerStatus) -> Iterator[Sentence]:
 
 
 def find_led_domains(client_id: str, fleet: FleetStatus) -> list[str]:
-    """Return the domains that a client is the leader of."""
+    """Return the leader domains of which a client is the leader."""
     leaders = {DEFAULT_DOMAIN: fleet.leader, **{one.name: one.leader for one in fleet.domains}}
     return [
         domain

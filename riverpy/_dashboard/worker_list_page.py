@@ -1,4 +1,4 @@
-"""The page with all workers."""
+"""The page that lists all workers, i.e. clients that run jobs."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
     from riverpy._tools.top.status import FleetStatus, WorkerStatus
 
 WORKERS_SHOWN_MAX = 200
-"""The maximum number of workers in the table. Those with the worst state come first."""
+"""The maximum number of workers in the table. Workers with the worst health come first."""
 QUEUES_SHOWN_MAX = 5
-"""The maximum number of queues that a row names."""
+"""The maximum number of queues that the row of a worker shows."""
 
 
 class ListedWorker(NamedTuple):
-    """One row of the table."""
+    """One row of the table: a worker with the texts that the page shows."""
 
     status: WorkerStatus
     sentences: Sequence[Sentence]
     state: str
     leadership: str
-    """Of which domains it is the leader, or whether it can become leader."""
+    """The leader domains of which the worker is the leader, or whether it can become leader."""
     is_leader: bool
     domain: str | None
-    """None: not known."""
+    """The leader domain of the worker. None: not known."""
     heartbeat_at: datetime | None
-    """None: the worker is not registered."""
+    """The time of the last heartbeat. None: the worker is not registered."""
 
 
 async def load_worker_list_page(view: PageView) -> Mapping[str, object]:
-    """Read all workers."""
+    """Read all workers and return the values of the page."""
     fleet = await view.site.statuses.read()
     domains = await _read_domain_by_client(view, fleet)
     found = [
@@ -82,7 +82,8 @@ PAGE = Page("workers", "/workers", "workers.html", load_worker_list_page, "Worke
 
 
 async def _read_domain_by_client(view: PageView, fleet: FleetStatus) -> dict[str, str]:
-    """Return the domains of the workers that are alive. Empty: all are in `default`."""
+    """Return the leader domains of the live workers, by client id. The result is empty if all
+    workers are in the domain `default`."""
     if not fleet.domains:
         return {}
     async with open_read_transaction(view.site.client) as tx:

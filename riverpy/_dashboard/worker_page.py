@@ -44,21 +44,21 @@ STUCK_JOBS_SHOWN_MAX = 20
 
 
 class WorkerPageData(NamedTuple):
-    """What the page of a worker reads from the database, beside the shared status."""
+    """The data about one worker that the shared status does not contain."""
 
     now: datetime
     client: ClientRow | None
-    """None: the worker is not registered."""
+    """The row of the worker in the table of clients. None: the worker is not registered."""
     jobs: RunningJobs
     leases: Sequence[str]
-    """The leases and singletons that the worker holds."""
+    """The names of the leases that the worker holds. Singletons are leases too."""
     domain: str | None
-    """None: not known."""
+    """The leader domain of the worker. None: not known."""
 
 
 async def load_worker_page(view: PageView) -> Mapping[str, object]:
-    """Read the worker that the parameter `id` names. Without it: the jobs whose client is not
-    known."""
+    """Read the worker whose client id is in the query parameter `id`. Without the parameter, read
+    the running jobs whose client is not known."""
     client_id = view.query.get("id", "")
     if "\0" in client_id:
         raise _make_not_found_error(client_id)
@@ -133,8 +133,8 @@ async def _read_page_data(view: PageView, client_id: str, fleet: FleetStatus) ->
 
 
 async def _read_held_leases(tx: Transaction, schema: str | None, client_id: str) -> list[str]:
-    """Return the names of the leases of user code that a client holds. Empty if the table of leases
-    is missing, or the role may not read it."""
+    """Return the names of the leases of user code that a client holds. The list is empty if the
+    table of leases is missing, or if the role may not read it."""
     rows: Sequence[HeldOrExpiredLeaseRow] = ()
     try:
         async with tx.transaction():
@@ -156,6 +156,6 @@ def _get_heartbeat_time(client: ClientRow, now: datetime) -> datetime:
 
 
 def _list_queue_slots(client: ClientRow) -> list[tuple[str, int | None]]:
-    """Return the queues of a client, each with its slots; None: not known."""
+    """Return each queue of a client with its number of slots. None: the number is not known."""
     slots = dict(zip(client.queues, client.queue_slots or (), strict=False))
     return [(name, slots.get(name)) for name in client.queues]
