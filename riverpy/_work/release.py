@@ -36,11 +36,11 @@ async def release_claims(
     row is slow or its update fails, the other rows are still released.
 
     Args:
-        url: the database URL; None: the environment variables of libpq.
+        url: the URL of the database; None: the environment variables `PG*` are used.
         schema: the schema of River's tables; None: the first schema of the search path.
         claim_keys: the claims to release.
         pooled: whether `url` is the address of a connection pooler.
-        password: is called for the password.
+        password: gets the password; None: the password is in the URL or the environment.
 
     Raises:
         Exception: one of DATABASE_ERRORS, if no job was released.

@@ -1,9 +1,9 @@
-"""riverpy for Django: add `riverpy.django` to INSTALLED_APPS.
+"""The Django app of riverpy. To use it, add `riverpy.django` to INSTALLED_APPS, and set:
 
     RIVERPY = {"WORKERS": "shop.jobs:workers"}
 
-The functions are imported when they are used, because Django imports this package before its
-settings are ready.
+The functions of this package are imported at their first use, because Django imports the package
+before its settings are ready.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Admin pages for jobs and queues. They change rows only by calls of a riverpy client.
+"""The admin pages for jobs and queues. They change rows only by calls of a riverpy client.
 
-The table of jobs may have millions of rows, so no page counts all of them, and every filter has an
+The table of jobs may have millions of rows. So no page counts all of them, and each filter uses an
 index.
 """
 
@@ -42,26 +42,27 @@ else:  # at run time, these classes of Django take no type parameters
     _Paginator, _ModelAdmin = Paginator, admin.ModelAdmin
 
 COUNTED_ROWS_MAX = 10_000
-"""The maximum number of rows that a page counts. The list shows only the newest of them."""
+"""The maximum number of rows that a page counts. The list also shows at most this many rows, the
+newest ones."""
 ACTION_ROWS_MAX = 10_000
 """The maximum number of rows that one action changes."""
 SHOWN_REASONS_MAX = 10
-"""The maximum number of unchanged rows for which a page shows the reason."""
+"""The maximum number of rows for which a page shows why they were not changed."""
 _JOB_ID_MAX = 2**63 - 1
 _JOB_ROW_ATTRIBUTE = "_riverpy_row"
 
 
 class _Action(NamedTuple):
-    """An action of the admin pages: its function, and the texts that describe its result."""
+    """An action of the admin pages: the function that changes rows, and texts about its result."""
 
     change: Callable[[list[Any]], JobChanges]
-    """The function that changes the rows with these primary keys."""
+    """Changes the rows with the primary keys that it gets, and returns the result."""
     done_text: str
-    """The text for a changed row, such as "cancelled"."""
+    """The text about changed rows, such as "cancelled"."""
     unchanged_reason: str
-    """The text that says why rows were left unchanged."""
+    """The text that explains why rows were not changed, such as "ended already"."""
     running_text: str = ""
-    """The text about changed jobs that were running."""
+    """The text about changed jobs that were running. Empty: these are not shown separately."""
 
 
 class BoundedPaginator(_Paginator):
@@ -75,33 +76,33 @@ class BoundedPaginator(_Paginator):
 
 
 class _NamesFilter(admin.SimpleListFilter):
-    """The base of a filter that offers the values of one column."""
+    """The base class of filters in which the user selects one value of a column."""
 
     def list_names(self) -> Sequence[str]:
-        """Return the values of the column."""
+        """Return the values that the user can select."""
         raise NotImplementedError
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the values of the column, as Django needs them."""
+        """Return the values that the user can select, each with its label, as Django requires."""
         return [(name, name) for name in self.list_names()]
 
 
 class KindFilter(_NamesFilter):
-    """A filter of the admin pages: jobs of one kind."""
+    """A filter for jobs of one kind."""
 
     title, parameter_name = "kind", "kind"
 
     def list_names(self) -> Sequence[str]:
-        """Return the kinds of stored jobs."""
+        """Return the kinds of the stored jobs."""
         return list_kinds()
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        """Return the jobs of the chosen kind."""
+        """Return the jobs of the selected kind, or all jobs if none is selected."""
         return queryset if self.value() is None else queryset.filter(kind=self.value())
 
 
 class QueueFilter(_NamesFilter):
-    """A filter of the admin pages: jobs of one queue."""
+    """A filter for jobs of one queue."""
 
     title, parameter_name = "queue", "queue"
 
@@ -110,15 +111,15 @@ class QueueFilter(_NamesFilter):
         return list_queue_names()
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        """Return the jobs of the chosen queue. The index on `queue` begins with the state, so the
-        query names all states."""
+        """Return the jobs of the selected queue, or all jobs if none is selected. The query has a
+        condition with all states, because the index on `queue` begins with the state."""
         if self.value() is None:
             return queryset
         return queryset.filter(queue=self.value(), state__in=[*map(str, JobState)])
 
 
 class _RiverAdmin(_ModelAdmin):
-    """Admin pages that show rows of River's tables. Only actions change rows."""
+    """The base class of the admin pages for River's tables. Only actions can change rows."""
 
     list_per_page = 100
     list_max_show_all = 100
@@ -128,19 +129,19 @@ class _RiverAdmin(_ModelAdmin):
     paginator = BoundedPaginator
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Return False: users cannot add rows on these pages."""
+        """Return False, because users cannot add rows on these pages."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return False: users cannot delete rows on these pages."""
+        """Return False, because users cannot delete rows on these pages."""
         return False
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return all fields, so that the page shows them as text."""
+        """Return all fields, so that the page shows them as text and not as inputs."""
         return self.fields or ()
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Store nothing: the row may have changed since it was read."""
+        """Do nothing, because the row may have changed since the page was loaded."""
 
     def changeform_view(
         self,
@@ -149,26 +150,27 @@ class _RiverAdmin(_ModelAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> Any:
-        """Show a row, without buttons that save it."""
+        """Return the page of one row, without the buttons that save the row."""
         hidden = {"show_save": False, "show_save_and_continue": False}
         return super().changeform_view(
             request, object_id, form_url, {**hidden, **(extra_context or {})}
         )
 
     def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:
-        """Log nothing, because the form stores nothing. Actions log their own changes."""
+        """Do nothing, because the form does not save the row. Actions log their own changes."""
 
     def change_rows(
         self, request: HttpRequest, rows: QuerySet[Any], action: _Action, changeable_filter: Q
     ) -> None:
-        """Change the chosen rows that need the action, and show how many were changed.
+        """Run an action on the selected rows that it can change, and show how many rows were
+        changed.
 
         Args:
             request: the request of the user.
-            rows: the chosen rows.
-            action: the function that changes rows, and the texts about its result.
-            changeable_filter: a condition for rows that need the action. Changed rows do not pass
-                it any more, so the user can repeat the action for the others.
+            rows: the selected rows.
+            action: the function that changes rows, and texts about its result.
+            changeable_filter: the condition for rows that the action can change. A changed row must
+                not match it any more. Then the user can repeat the action to change the next rows.
         """
         changeable = list(rows.filter(changeable_filter).order_by("pk")[: ACTION_ROWS_MAX + 1])
         is_limited = len(changeable) > ACTION_ROWS_MAX
@@ -216,7 +218,7 @@ class _RiverAdmin(_ModelAdmin):
         )
 
     def _log_action(self, request: HttpRequest, rows: Sequence[Any], done: str) -> None:
-        """Log the action in Django's history of each row."""
+        """Add the action to Django's history of each row."""
         content_type = ContentType.objects.get_for_model(self.model).pk
         entries = [
             LogEntry(
@@ -234,7 +236,7 @@ class _RiverAdmin(_ModelAdmin):
 
 @admin.register(Job)
 class JobAdmin(_RiverAdmin):
-    """The pages for jobs."""
+    """The admin pages for jobs."""
 
     change_form_template = "admin/riverpy/job/change_form.html"
     list_display = ("id", "kind", "state", "queue", "priority", "attempts", "scheduled_at")
@@ -250,13 +252,14 @@ class JobAdmin(_RiverAdmin):
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
-        """Return the query for the list of all jobs, without their large columns."""
+        """Return the query for the list of jobs. It does not read the large columns."""
         return super().get_queryset(request).defer("args", "metadata")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
     ) -> tuple[QuerySet[Job], bool]:
-        """Return the jobs with this id, or whose kind contains this text."""
+        """Return the job with the id that the user has entered, or the jobs whose kind contains the
+        text."""
         term = search_term.strip()
         if not term:
             return queryset, False
@@ -268,7 +271,8 @@ class JobAdmin(_RiverAdmin):
 
     @admin.action(description="Retry selected jobs now", permissions=["change"])
     def retry_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
-        """Make jobs available. Running jobs, and jobs that are due already, stay as they are."""
+        """Make jobs available now. Running jobs are not changed, and neither are available jobs
+        whose scheduled time has come."""
         waiting = {JobState.PENDING, JobState.SCHEDULED, JobState.RETRYABLE}
         changeable = Q(state__in=[*map(str, waiting | FINAL_STATES)]) | Q(
             state=str(JobState.AVAILABLE), scheduled_at__gt=Now()
@@ -282,7 +286,7 @@ class JobAdmin(_RiverAdmin):
 
     @admin.action(description="Cancel selected jobs", permissions=["change"])
     def cancel_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
-        """Cancel jobs. The clients of running jobs are notified."""
+        """Cancel jobs that have not ended. The clients of running jobs are notified."""
         action = _Action(
             _cancel_jobs,
             "cancelled",
@@ -293,7 +297,7 @@ class JobAdmin(_RiverAdmin):
         self.change_rows(request, queryset, action, changeable)
 
     def response_change(self, request: HttpRequest, obj: Job) -> HttpResponse:
-        """Handle the buttons of a job's page, which retry or cancel the job."""
+        """Handle the buttons on the page of one job, which retry or cancel this job."""
         for name, action in (("_retry", self.retry_jobs), ("_cancel", self.cancel_jobs)):
             if name in request.POST:
                 action(request, self.get_queryset(request).filter(pk=obj.pk))
@@ -301,7 +305,8 @@ class JobAdmin(_RiverAdmin):
 
     @admin.display(description="attempt")
     def attempts(self, job: Job) -> str:
-        """Return the number of the current attempt and the maximum number."""
+        """Return the number of the current attempt and the maximum number of attempts, such as
+        "1/25"."""
         return f"{job.attempt}/{job.max_attempts}"
 
     @admin.display(description="attempted by")
@@ -312,25 +317,25 @@ class JobAdmin(_RiverAdmin):
 
     @admin.display(description="tags")
     def tags(self, job: Job) -> str:
-        """Return the tags."""
+        """Return the tags of the job."""
         row = _read_job_row(job)
         return ", ".join(row.tags) if row else "-"
 
     @admin.display(description="args")
     def shown_args(self, job: Job) -> str:
-        """Return the args as JSON."""
+        """Return the args of the job as JSON."""
         row = _read_job_row(job)
         return _format_json(row.encoded_args if row else "null")
 
     @admin.display(description="metadata")
     def shown_metadata(self, job: Job) -> str:
-        """Return the metadata as JSON."""
+        """Return the metadata of the job as JSON."""
         row = _read_job_row(job)
         return _format_json(row.columns()[JobColumn.METADATA] if row else "null")
 
     @admin.display(description="errors")
     def shown_errors(self, job: Job) -> str:
-        """Return the errors of the attempts, the newest first."""
+        """Return the errors of the failed attempts, the newest first."""
         row = _read_job_row(job)
         errors = [
             (error.attempt, error.at.isoformat(timespec="seconds"), error.error, error.trace)
@@ -349,7 +354,7 @@ def _cancel_jobs(job_ids: list[int]) -> JobChanges:
 
 @admin.register(Queue)
 class QueueAdmin(_RiverAdmin):
-    """The pages for queues."""
+    """The admin pages for queues."""
 
     list_display = ("name", "paused_at", "updated_at", "created_at")
     ordering = ("name",)
@@ -358,13 +363,13 @@ class QueueAdmin(_RiverAdmin):
 
     @admin.action(description="Pause selected queues", permissions=["change"])
     def pause_queues(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
-        """Pause queues: no client claims their jobs."""
+        """Pause queues, so that no client claims their jobs."""
         action = _Action(partial(_change_queues, client().queue_pause), "paused", "paused already")
         self.change_rows(request, queryset, action, Q(paused_at__isnull=True))
 
     @admin.action(description="Resume selected queues", permissions=["change"])
     def resume_queues(self, request: HttpRequest, queryset: QuerySet[Queue]) -> None:
-        """Let clients claim jobs of these queues again."""
+        """Resume queues, so that clients claim their jobs again."""
         action = _Action(partial(_change_queues, client().queue_resume), "resumed", "not paused")
         self.change_rows(request, queryset, action, Q(paused_at__isnull=False))
 
@@ -380,7 +385,8 @@ def _change_queues(change: Callable[[str], None], names: Sequence[str]) -> JobCh
 
 
 def _read_job_row(job: Job) -> JobRow | None:
-    """Return the job's row with all columns. A page reads it only once. None: it was deleted."""
+    """Return the row of a job with all columns. The row is read only once for each page. None: the
+    job was deleted."""
     if not hasattr(job, _JOB_ROW_ATTRIBUTE):
         try:
             row = client().job_get(job.pk)
@@ -391,5 +397,5 @@ def _read_job_row(job: Job) -> JobRow | None:
 
 
 def _format_json(text: str) -> str:
-    """Return JSON text as indented HTML for a page. Numbers stay as they are stored."""
+    """Return a JSON text as indented HTML. Numbers are shown as they are stored."""
     return format_html("<pre>{}</pre>", msgspec.json.format(text, indent=2))

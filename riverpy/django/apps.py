@@ -1,4 +1,4 @@
-"""The Django app: add `riverpy.django` to INSTALLED_APPS."""
+"""The configuration of the Django app `riverpy.django`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from django.apps import AppConfig
 
 
 class RiverpyConfig(AppConfig):
-    """The app `riverpy`: commands, system checks, admin pages and migrations of River's tables."""
+    """The Django app `riverpy`. It has commands, system checks, admin pages, and the migrations of
+    River's tables."""
 
     name = "riverpy.django"
     label = "riverpy"
@@ -14,8 +15,8 @@ class RiverpyConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the system checks, close Django's connections around all jobs, and create tables
-        in test databases."""
+        """Set up the app: register the system checks, close Django's connections around each job,
+        and create River's tables in test databases."""
         from riverpy.django import checks
         from riverpy.django.connections import install_connection_closer
         from riverpy.django.test_databases import install_test_tables

@@ -1,5 +1,5 @@
-"""System checks: `manage.py check` finds wrong settings, `manage.py check --database default` finds
-missing tables."""
+"""The system checks of riverpy for Django. `manage.py check` finds wrong settings, and `manage.py
+check --database default` also finds missing tables."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ TABLES_MISSING_ID = "riverpy.W001"
 QUEUE_NOT_WORKED_ID = "riverpy.W002"
 SMALL_POOL_ID = "riverpy.W003"
 _POOL_SIZE_DEFAULT = 4
-"""psycopg's default for the size of a pool."""
+"""The default size of a connection pool of psycopg."""
 
 
 def register_checks() -> None:
-    """Register riverpy's system checks with Django."""
+    """Register the system checks of riverpy with Django."""
     register(check_settings)
     register(check_workers)
     register(check_task_queues)
     register(check_pools)
     register(check_tables, Tags.database)
     if has_task_backend():
-        # This import registers Django's check of task backends. Without it, a project that has not
-        # imported its tasks yet would not run this check.
+        # This import registers Django's own check of task backends. Otherwise the check would not
+        # run in a project that has not imported its tasks yet.
         from riverpy.django.tasks_api import task_backends
 
         import_module(f"{type(task_backends).__module__}.checks")
@@ -67,7 +67,7 @@ def check_settings(**_: Any) -> Sequence[CheckMessage]:
 
 
 def check_workers(**_: Any) -> Sequence[CheckMessage]:
-    """Check that the module of `RIVERPY["WORKERS"]` can be imported, and has workers."""
+    """Check that the object of `RIVERPY["WORKERS"]` can be imported, and has an allowed type."""
     try:
         workers = read_settings().workers
     except ImproperlyConfigured:  # `check_settings` reports it
@@ -98,7 +98,7 @@ def check_workers(**_: Any) -> Sequence[CheckMessage]:
 
 
 def check_task_queues(**_: Any) -> Sequence[CheckMessage]:
-    """Check that the worker works the queues of Django's tasks."""
+    """Check that the worker works all queues that the backends of Django's tasks use."""
     slots = read_queue_slots()
     if slots is None:
         return []
@@ -137,7 +137,8 @@ def check_pools(**_: Any) -> Sequence[CheckMessage]:
 
 
 def _read_pool_size(alias: str) -> int | None:
-    """Return the maximum size of a database's pool. None: it has no pool."""
+    """Return the maximum size of the connection pool of a database, or None if the database has no
+    pool."""
     pool: Any = connections[alias].settings_dict.get("OPTIONS", {}).get("pool")
     if not pool:
         return None
@@ -146,7 +147,7 @@ def _read_pool_size(alias: str) -> int | None:
 
 
 def check_tables(databases: Sequence[str] | None = None, **_: Any) -> Sequence[CheckMessage]:
-    """Check that the database has River's tables in their newest version."""
+    """Check that the database has River's and riverpy's tables in their newest version."""
     try:
         settings = read_settings()
     except ImproperlyConfigured:
@@ -170,8 +171,8 @@ def check_tables(databases: Sequence[str] | None = None, **_: Any) -> Sequence[C
 
 
 def _are_missing_migrations_recorded(connection: BaseDatabaseWrapper, schema: RiverSchema) -> bool:
-    """Return whether Django has recorded a missing migration as applied. Then `manage.py migrate`
-    does not apply it."""
+    """Return whether a migration is missing that Django has recorded as applied. `manage.py
+    migrate` does not apply such a migration again."""
     missing = {
         f"{line}_{version:03}"
         for line in list_migration_lines()

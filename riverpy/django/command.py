@@ -1,5 +1,5 @@
-"""The command `riverpy` in a Django project. It uses the database of Django's settings, and the
-workers of the setting `RIVERPY`."""
+"""The command `manage.py riverpy` of a Django project. It uses the database from the settings of
+Django, and the workers from the setting `RIVERPY`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CLIENT_TARGET_DEFAULT = "riverpy.django.worker:make_client"
-"""The function that makes the client of `manage.py riverpy worker`."""
+"""The function that creates the client of `manage.py riverpy worker` by default."""
 _EXCLUDED_COMMANDS = ("bench", "db", "demo", "dev")
-"""The commands that do not exist in a Django project: each one uses a database of its own, or
-starts a process without Django."""
+"""The commands that are not available in a Django project. They use their own database, or start a
+process without Django."""
 
 
 class _DjangoCommandGroup(CommandGroup):
-    """The commands of riverpy that exist in a Django project."""
+    """The commands of riverpy that are available in a Django project."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name in super().list_commands(ctx) if name not in _EXCLUDED_COMMANDS]
@@ -63,7 +63,7 @@ class _DjangoCommandGroup(CommandGroup):
 
 
 def _make_worker_command(command: click.Command) -> click.Command:
-    """Return `riverpy worker` with an optional argument MODULE:ATTR."""
+    """Return a copy of `riverpy worker` in which the argument MODULE:ATTR is optional."""
     worker = copy(command)
     worker.params = [
         click.Argument(["target"], metavar="[MODULE:ATTR]", default=CLIENT_TARGET_DEFAULT)
@@ -83,7 +83,7 @@ def _make_worker_command(command: click.Command) -> click.Command:
 
 
 def _make_refused_option(param: click.Parameter) -> click.Parameter:
-    """Return a hidden copy of the option `--database-url` that refuses every value."""
+    """Return a hidden copy of the option `--database-url` that raises an error if it is used."""
 
     def refuse_value(_context: click.Context, _param: click.Parameter, value: object) -> None:
         if value is not None:
@@ -100,8 +100,8 @@ def _make_refused_option(param: click.Parameter) -> click.Parameter:
 
 
 def _adapt_command_help(command: click.Command) -> click.Command:
-    """Return a copy of the command. Its help, and that of its subcommands, names Django's
-    database."""
+    """Return a copy of a command whose help names the database of Django as the default.
+    Subcommands are copied too."""
     adapted = copy(command)
     adapted.params = [*map(_adapt_option_help, command.params)]
     if isinstance(adapted, click.Group):
@@ -121,7 +121,7 @@ def _adapt_option_help(param: click.Parameter) -> click.Parameter:
 
 
 def _read_database_settings() -> dict[str, SettingValue[Any]]:
-    """Return the database and the schema of Django's settings.
+    """Return the database and the schema from the settings of Django.
 
     Raises:
         UsageError: a setting is wrong.
@@ -134,7 +134,7 @@ def _read_database_settings() -> dict[str, SettingValue[Any]]:
     values: dict[str, SettingValue[Any]] = {
         DATABASE_URL.name: SettingValue(url, f"DATABASES[{settings.database!r}]")
     }
-    # Set this even without a schema: like inserts and checks, commands must ignore the environment.
+    # Set this even without a schema, because commands must not read it from the environment.
     values[SCHEMA.name] = SettingValue(settings.schema or UNSET, "RIVERPY")
     riverpy_program_by_url[url] = "manage.py"
     return values
@@ -150,7 +150,8 @@ _command_group = _DjangoCommandGroup(
 
 
 def main(arguments: Sequence[str], prog_name: str) -> NoReturn:
-    """Run a command of riverpy, and exit. Processes of `--processes` call this too."""
+    """Run a command of riverpy, and exit. The processes of `riverpy worker --processes` call this
+    too."""
     if not apps.ready:
         django.setup()
     _command_group.main(list(arguments), prog_name=prog_name)
@@ -158,7 +159,8 @@ def main(arguments: Sequence[str], prog_name: str) -> NoReturn:
 
 
 def run_command(arguments: Sequence[str]) -> None:
-    """Run a command of riverpy in this process, and return. A worker does not end the process.
+    """Run a command of riverpy in this process. The process continues after the command, even after
+    a worker.
 
     Raises:
         django.core.management.CommandError: the command failed.

@@ -1,7 +1,8 @@
-"""Closes Django's connections around jobs, as Django does around requests: connections that are
-older than CONN_MAX_AGE, that are unusable after an error, or whose transaction a job has left open.
+"""Closes Django's connections before and after each job, as Django does for each request.
 
-A worker runs no requests, so Django itself would never close them.
+Connections are closed if they are older than CONN_MAX_AGE, if they are unusable after an error, or
+if a job has left a transaction open. A worker handles no requests, so Django itself would never
+close them.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ class ConnectionCloser:
 
     def __init__(self) -> None:
         self._is_closing = False
-        """Whether the thread for queries of async code already has a request to close
-        connections."""
+        """Whether closing the connections is already scheduled in Django's thread for queries of
+        async code."""
 
     @contextmanager
     def around_blocking_job(self) -> Generator[None]:
-        """Close old connections of this thread, before and after a blocking job."""
+        """Close old connections of this thread before and after a blocking job."""
         _close_connections()
         try:
             yield
@@ -45,9 +46,9 @@ class ConnectionCloser:
             _close_connections()
 
     async def work(self, _job: Job[Any], do_inner: WorkInner, /) -> None:
-        """Run a job. After it, let Django's thread for queries of async code close its old
-        connections, if the thread exists. Do not wait for it: the thread may run a query of another
-        job."""
+        """Run a job. After the job, schedule the closing of old connections in Django's thread for
+        queries of async code, if this thread exists. Do not wait for it, because the thread may be
+        running a query of another job."""
         try:
             await do_inner()
         finally:
@@ -65,23 +66,23 @@ def _close_connections() -> None:
     reset_queries()  # with DEBUG, each connection stores its last queries
     for connection in connections.all(initialized_only=True):
         if connection.in_atomic_block:
-            # A job has left its `atomic()` block open. Django would use the closed connection, with
-            # this transaction, for all later jobs of the thread.
+            # A job has left its `atomic()` block open. Delete this object. Otherwise Django would
+            # use it for all later jobs of the thread, with the block still open.
             get_logger().warning(TRANSACTION_LEFT_OPEN, database=connection.alias)
             connection.close()
             del connections[connection.alias]
     close_old_connections()
     for connection in connections.all(initialized_only=True):
-        # Let Django test the connection at the next query, as CONN_HEALTH_CHECKS does. A lost
-        # connection would otherwise cost a job an attempt.
+        # Let Django test the connection before the next query, as with CONN_HEALTH_CHECKS.
+        # Otherwise the attempt of the next job would fail if the connection is lost.
         cast("Any", connection).health_check_enabled = True
 
 
 def _is_async_query_thread_used() -> bool:
-    """Return whether the thread of `sync_to_async` runs. Then it may have connections."""
+    """Return whether the thread of `sync_to_async` is running. If so, it may have connections."""
     return bool(getattr(SyncToAsync.single_thread_executor, "_threads", True))
 
 
 def install_connection_closer() -> None:
-    """Close Django's connections around the jobs of all clients of this process."""
+    """Close Django's connections before and after each job of all clients in this process."""
     add_process_wide_plugin(ConnectionCloser())

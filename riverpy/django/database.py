@@ -1,4 +1,4 @@
-"""Makes the URL of a database from Django's setting DATABASES."""
+"""Creates the URL of a database from Django's setting DATABASES."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _ARGUMENTS_NOT_IN_URL = frozenset(
         "row_factory",
     }
 )
-"""Arguments of psycopg's `connect` that the URL must leave out: they are no parameters of a URL, or
-riverpy sets them."""
+"""Arguments of psycopg's `connect` that are not added to the URL. They are not parameters of a URL,
+or riverpy sets them itself."""
 
 
 def make_database_url(alias: str) -> str:
-    """Return the URL of a database, with its password. It has the parameters that Django passes to
-    psycopg, and the role of the option `assume_role`.
+    """Return the URL of the database with this alias, including its password. The URL has the
+    parameters that Django passes to psycopg, and the role from the option `assume_role`.
 
     Raises:
         ImproperlyConfigured: the database has no name.
@@ -41,7 +41,7 @@ def make_database_url(alias: str) -> str:
 
 
 def format_url(parameters: Mapping[str, Any]) -> str:
-    """Return a URL for parameters of libpq."""
+    """Return a URL with these libpq parameters."""
     texts = {
         name: str(int(value)) if isinstance(value, bool) else str(value)
         for name, value in parameters.items()
@@ -54,8 +54,8 @@ def format_url(parameters: Mapping[str, Any]) -> str:
     place = _pop_host_and_port(texts)
     database = quote(texts.pop("dbname", ""), safe="")
     query = urlencode({name: text for name, text in texts.items() if text}, quote_via=quote)
-    # asyncpg takes an empty path as the name of the database, and would ignore the database of a
-    # service.
+    # asyncpg would use an empty path as the name of the database, and ignore the name that a
+    # libpq service defines.
     path = f"/{database}" if database or not query else ""
     return f"postgresql://{login + '@' if login else ''}{place}{path}" + (
         f"?{query}" if query else ""
@@ -63,7 +63,8 @@ def format_url(parameters: Mapping[str, Any]) -> str:
 
 
 def _pop_host_and_port(texts: dict[str, str]) -> str:
-    """Return `host:port`, and remove both parameters. A socket or several hosts stay parameters."""
+    """Remove the host and the port from the parameters, and return them as `host:port`. If the host
+    is a socket or a list of hosts, remove nothing and return an empty text."""
     host = texts.get("host", "")
     if not host or host.startswith(("/", "@")) or "," in host:
         return ""

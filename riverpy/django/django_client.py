@@ -1,4 +1,4 @@
-"""The client of a Django project. It inserts and changes jobs over Django's connections."""
+"""The riverpy client of a Django project. It inserts and changes jobs over Django's connections."""
 
 from __future__ import annotations
 
@@ -34,36 +34,39 @@ if TYPE_CHECKING:
     "sync_to_async(client.insert_and_wait)(…)`, outside of transaction.atomic()"
 )
 def _expect_no_event_loop() -> None:
-    """Raise SynchronousOnlyOperation if an event loop runs in this thread, unless the environment
-    has DJANGO_ALLOW_ASYNC_UNSAFE."""
+    """Raise SynchronousOnlyOperation if an event loop is running in this thread. With the
+    environment variable DJANGO_ALLOW_ASYNC_UNSAFE, this never raises."""
 
 
 _client_by_alias: dict[str, DjangoClient] = {}
 
 
 class DjangoClient(Client):
-    """A `riverpy.sync.Client` on one of Django's databases. Without `tx`, each call uses Django's
-    connection of this thread. The call is part of the open `transaction.atomic()`. If none is open,
-    the call commits by itself. In threads of `sync_to_async` this works too, but not in an event
-    loop."""
+    """A `riverpy.sync.Client` that uses Django's connections to one database.
+
+    Without `tx`, a call uses Django's connection of the calling thread. If `transaction.atomic()`
+    is open, the call is part of its transaction, otherwise it commits by itself. Calls also work in
+    threads of `sync_to_async`, but not in a thread in which an event loop is running.
+    """
 
     def __init__(self, alias: str, config: Config) -> None:
         """Create a client for the database with this alias."""
         super().__init__(config=config)
         self.alias = alias
-        """The alias of the database in DATABASES."""
+        """The alias of the database in the setting DATABASES."""
         self._calls = _DjangoCalls(alias, config)
 
 
 class _DjangoCalls(BlockingCalls):
-    """The calls of a DjangoClient. Without `tx` they use Django's connection to a database."""
+    """Makes the calls of a DjangoClient. Without `tx`, they use Django's connection to the
+    database."""
 
     def __init__(self, alias: str, config: Config) -> None:
         super().__init__(None, config, None)
         self._alias = alias
 
     def get_tx(self, tx: CallerTransaction | None) -> CallerTransaction:
-        """Return `tx`. If it is None, return Django's connection of this thread."""
+        """Return `tx` or, if it is None, Django's connection of this thread."""
         return cast("CallerTransaction", connections[self._alias]) if tx is None else tx
 
     def expect_no_open_transaction(self) -> None:
@@ -94,12 +97,13 @@ class _DjangoCalls(BlockingCalls):
 
     @cached_property
     def inserter(self) -> Inserter:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The inserter of the client."""
+        """The inserter that uses Django's connection if a call has no `tx`."""
         return cast("Inserter", _DjangoInserter(self, super().inserter))
 
 
 class _DjangoInserter:
-    """The methods of an inserter. They use Django's connection instead of a pool."""
+    """Has the methods of an inserter. Without `tx`, they use Django's connection instead of a
+    pool."""
 
     def __init__(self, calls: _DjangoCalls, inserter: Inserter) -> None:
         self._calls, self._inserter = calls, inserter
@@ -124,8 +128,8 @@ def client(using: str | None = None) -> DjangoClient:
     """Return the client for a database.
 
     Args:
-        using: the alias of the database. Default: `RIVERPY["DATABASE"]`. Another database needs
-            River's tables too.
+        using: the alias of the database. The database must have River's tables. Default None: the
+            database of `RIVERPY["DATABASE"]`.
 
     Raises:
         ImproperlyConfigured: the setting `RIVERPY` is wrong.
@@ -142,16 +146,17 @@ def client(using: str | None = None) -> DjangoClient:
 def insert(
     args: JobArgs | RawArgs, opts: InsertOpts | None = None, *, using: str | None = None
 ) -> InsertResult:
-    """Insert a job. In `transaction.atomic()` the job exists when the transaction commits, so
-    `on_commit` is not needed. Otherwise the job exists when the call returns.
+    """Insert a job over Django's connection of this thread. In `transaction.atomic()`, the job
+    exists after the commit, so `on_commit` is not needed. Otherwise the job exists when the call
+    returns.
 
     Args:
         args: the args of the job.
         opts: the options of this insert.
-        using: the alias of the database. Default: `RIVERPY["DATABASE"]`.
+        using: the alias of the database. Default None: the database of `RIVERPY["DATABASE"]`.
 
     Raises:
-        InsertError: the job is not allowed; nothing was sent.
+        InsertError: the job is not allowed. Nothing was sent.
         TransactionError: the transaction is aborted, the connection is closed, or the calling code
             is async.
         SchemaMissingError: the database has no River tables.
@@ -162,8 +167,8 @@ def insert(
 async def ainsert(
     args: JobArgs | RawArgs, opts: InsertOpts | None = None, *, using: str | None = None
 ) -> InsertResult:
-    """Insert a job from async code, as `insert` does. Django's thread for queries runs the insert.
-    Django has no transactions for async code, so the job exists when the call returns."""
+    """Insert a job from async code; see `insert`. The insert runs in Django's thread for queries.
+    The job exists when the call returns, because Django has no transactions for async code."""
     return await sync_to_async(insert, thread_sensitive=True)(args, opts, using=using)
 
 

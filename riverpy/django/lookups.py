@@ -1,4 +1,4 @@
-"""Reads the kinds and queues that the filters of the admin pages offer."""
+"""Reads the kinds and queues that users can select in the filters of the admin pages."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from riverpy.django.schema import adapt_django_connection
 from riverpy.django.settings import read_settings
 
 OFFERED_NAMES_MAX = 200
-"""The maximum number of kinds or queues that a filter offers."""
+"""The maximum number of kinds or queues that users can select in a filter."""
 SEARCHED_KINDS_MAX = 5_000
-"""The maximum number of kinds that a search for a part of a kind reads."""
+"""The maximum number of kinds that are read to find those that contain a search text."""
 
 
 def list_kinds(limit: int = OFFERED_NAMES_MAX) -> list[str]:
-    """Return the kinds of stored jobs, sorted, at most `limit`."""
+    """Return at most `limit` kinds of stored jobs, sorted by name."""
     return _list_names("django_admin", "admin_kinds", limit)
 
 
 def list_queue_names() -> list[str]:
-    """Return the queues that have a row or unfinished jobs, about `OFFERED_NAMES_MAX` at most."""
+    """Return the names of the queues that have a row or jobs that have not ended. These are about
+    OFFERED_NAMES_MAX names at most."""
     return _list_names("top", "top_queue_names", OFFERED_NAMES_MAX)
 
 

@@ -1,5 +1,5 @@
-"""Models of River's jobs and queues, for the admin pages and for queries. Django does not manage
-their tables, and the models refuse to write to these tables: use `riverpy.django.client()`."""
+"""Django models of River's jobs and queues, for the admin pages and for queries. They can only
+read. To write, use `riverpy.django.client()`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STATES = [(str(state), str(state)) for state in JobState]
 
 
 def _refuse_write(*_: object, **_options: object) -> NoReturn:
-    """Refuse to write to one of River's tables.
+    """Raise an error, because the models must not write to River's tables.
 
     Raises:
         NotSupportedError: always.
@@ -36,38 +36,39 @@ def _refuse_write(*_: object, **_options: object) -> NoReturn:
 
 
 class RiverQuerySet(_QuerySet):
-    """A query on one of River's tables. It can only read."""
+    """A query on one of River's tables. Its methods that write raise NotSupportedError."""
 
     bulk_create = bulk_update = delete = update = _refuse_write
     abulk_create = abulk_update = adelete = aupdate = _refuse_write
 
 
 class RiverManager(models.Manager[Any]):
-    """A manager whose queries read from the database of the setting `RIVERPY`."""
+    """A model manager whose queries read from the database of the setting `RIVERPY`."""
 
     def get_queryset(self) -> RiverQuerySet:
-        """Return all rows."""
+        """Return a query for all rows."""
         return RiverQuerySet(self.model, using=self._db or read_database_alias())
 
 
 class StateField(_TextField):
-    """The state of a job. A query for an unknown state raises ValueError, as the server would."""
+    """A field for the state of a job. A query with an unknown state raises ValueError, because the
+    server would also refuse it."""
 
     def get_prep_value(self, value: Any) -> Any:
-        """Return the state as a query parameter. Raise ValueError if it is unknown."""
+        """Return a state as a query parameter. Raise ValueError if there is no such state."""
         prepared = super().get_prep_value(value)
         if isinstance(prepared, str) and prepared not in [*JobState]:
             raise ValueError(f"there is no state {prepared!r}: use {', '.join(JobState)}")
         return prepared
 
     def deconstruct(self) -> Any:
-        """Return the arguments for migrations, where this field is a plain TextField."""
+        """Return the description of this field for migrations, in which it is a plain TextField."""
         name, _, args, options = super().deconstruct()
         return name, "django.db.models.TextField", args, options
 
 
 class Job(models.Model):
-    """A row of `river_job`."""
+    """A job, i.e. a row of the table `river_job`."""
 
     id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
     kind: models.TextField[str, str] = models.TextField()
@@ -101,7 +102,7 @@ class Job(models.Model):
 
 
 class Queue(models.Model):
-    """A row of `river_queue`."""
+    """A queue, i.e. a row of the table `river_queue`."""
 
     name: models.TextField[str, str] = models.TextField(primary_key=True)
     created_at: models.DateTimeField[datetime, datetime] = models.DateTimeField()
@@ -124,6 +125,6 @@ class Queue(models.Model):
         return self.name
 
 
-for _model in (Job, Queue):  # `loaddata` skips the methods above, but sends signals
+for _model in (Job, Queue):  # `loaddata` does not call the methods above, but sends signals
     pre_save.connect(_refuse_write, sender=_model)
     pre_delete.connect(_refuse_write, sender=_model)

@@ -1,4 +1,4 @@
-"""The operation of Django's migrations that applies one of River's or riverpy's migrations."""
+"""An operation for Django migrations that runs one migration of River or riverpy."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from riverpy.django.settings import read_settings
 
 
 class RunRiverMigration(Operation):
-    """Applies one version of a migration line, in the database of the setting `RIVERPY`. It does
-    nothing in other databases, or if the version is applied already."""
+    """Applies or undoes one version of a migration line in the database of the setting `RIVERPY`.
+    Does nothing in other databases, or if this was already done."""
 
     reduces_to_sql = True
     reversible = True
 
     def __init__(self, line: str, version: int) -> None:
-        """`line` is the migration line: `main` (River's tables) or `riverpy` (riverpy's own
-        tables)."""
+        """`line` is the migration line: `main` for River's tables, `riverpy` for riverpy's own
+        tables."""
         self.line, self.version = line, version
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """Change no model: Django does not manage the models of riverpy."""
+        """Do nothing, because Django does not manage the tables of the models."""
 
     def database_forwards(
         self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
     ) -> None:
-        """Apply the migration's version."""
+        """Apply the version."""
         self._run_migration(app_label, schema_editor, Direction.UP)
 
     def database_backwards(
         self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
     ) -> None:
-        """Undo the migration's version. This may drop tables with their jobs."""
+        """Undo the version. This may drop tables and the jobs in them."""
         self._run_migration(app_label, schema_editor, Direction.DOWN)
 
     def _run_migration(self, app_label: str, schema_editor: Any, direction: Direction) -> None:
@@ -45,5 +45,5 @@ class RunRiverMigration(Operation):
             run_migration(schema_editor, self.line, self.version, direction)
 
     def describe(self) -> str:
-        """Return a description for `manage.py migrate --plan`."""
+        """Return the description for `manage.py migrate --plan`."""
         return f"River's tables, line {self.line}, version {self.version}"

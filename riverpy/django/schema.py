@@ -1,4 +1,4 @@
-"""River's tables in one of Django's databases: their names and their migrations."""
+"""River's tables in a database of Django: their names, their versions and their migrations."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _PERMISSION_DENIED_SQLSTATE = "42501"
 LOCK_TIMEOUT_MILLISECONDS = 4_000
-"""How long a statement of a migration waits for a table that another transaction has locked. While
-it waits, new statements of workers on this table wait too."""
+"""How long a statement of a migration waits for a table that another transaction has locked. During
+this time, new statements of workers on this table wait too."""
 
 
 class RiverSchema(NamedTuple):
@@ -40,8 +40,8 @@ class RiverSchema(NamedTuple):
     state: SchemaState
 
     def find_problems(self) -> list[str]:
-        """Return a sentence for each migration line that lacks versions, and for each other problem
-        of the tables."""
+        """Return a sentence for each problem of the tables, for example for a migration line that
+        lacks versions."""
         if self.state.are_migrations_unrecorded():
             return [self.state.make_unrecorded_migrations_message()]
         found: list[str] = []
@@ -60,19 +60,21 @@ class RiverSchema(NamedTuple):
 
 
 def make_table_name(table: str) -> str:
-    """Return the name of one of River's tables for `Meta.db_table`, with the schema of the
-    settings. The name has quotes already, so that Django does not quote it."""
+    """Return the name of one of River's tables for `Meta.db_table`, with the schema from the
+    settings. The name is already quoted, so that Django does not quote it again."""
     schema = read_schema_name()
     return table if schema is None else f"{quote_identifier(schema)}.{quote_identifier(table)}"
 
 
 def adapt_django_connection(connection: BaseDatabaseWrapper) -> Transaction:
-    """Return an adapter of a Django connection, with the methods of asyncpg that statements use."""
+    """Return an adapter for a connection of Django. It has the methods of an asyncpg connection
+    that riverpy's statements use."""
     return cast("Transaction", DjangoSession(connection))
 
 
 def read_river_schema(connection: BaseDatabaseWrapper, schema: str | None) -> RiverSchema:
-    """Read which migrations a database has.
+    """Read the versions of River's and riverpy's tables in a schema. `schema` None: the first
+    schema of the search path.
 
     Raises:
         SchemaMissingError: the schema does not exist.
@@ -85,19 +87,21 @@ def read_river_schema(connection: BaseDatabaseWrapper, schema: str | None) -> Ri
 
 
 def run_migration(editor: Any, line: str, version: int, direction: Direction) -> None:
-    """Apply or undo a migration. Do nothing if that was done already, for example by `riverpy
-    migrate` or by River in Go. The first migration creates the schema of the settings, if it is
-    missing.
+    """Apply or undo one version of a migration line. Do nothing if this was already done, for
+    example by `riverpy migrate` or by River in Go. The first version of `main` also creates the
+    schema of the settings if it is missing.
 
     Args:
-        editor: Django's schema editor, in a transaction. If it only collects SQL, nothing is read.
-        line, version: the migration.
-        direction: whether to apply or undo it.
+        editor: Django's schema editor, in a transaction. If the editor only collects SQL, the
+            database is not read.
+        line: the migration line, `main` or `riverpy`.
+        version: the version of the line.
+        direction: whether to apply or to undo the version.
 
     Raises:
-        MigrationError: the tables exist but no migration is recorded, or versions below an applied
-            one are missing, or the schema is missing and the role may not create it.
-        SchemaMissingError: the schema is missing, and this is not the first migration.
+        MigrationError: the tables exist but no migration is recorded; or versions below an applied
+            version are missing; or the schema is missing, and the role has no right to create it.
+        SchemaMissingError: the schema is missing, and this is not the first version of `main`.
     """
     schema = read_settings().schema
     migration = load_migrations(line)[version]
@@ -113,15 +117,16 @@ def run_migration(editor: Any, line: str, version: int, direction: Direction) ->
     elif is_first and schema is not None:
         editor.execute(make_create_schema_sql(schema).strip(), params=None)
     body = migration.up_sql if direction is Direction.UP else migration.down_sql
-    # Without parameters, Django passes the SQL to the driver unchanged, also with percent signs.
+    # Without parameters, Django does not change the SQL, even if it has percent signs.
     editor.execute(splice_schema(body, schema), params=None)
     if record := make_migration_record_sql(line, version, direction):
         editor.execute(splice_schema(record, schema).strip(), params=None)
 
 
 def _lock_schema(connection: BaseDatabaseWrapper, schema: str | None, *, may_create: bool) -> str:
-    """Lock the schema against other migrations until the end of the transaction. Return its name.
-    If it is missing and `may_create` is True, create it."""
+    """Lock the schema until the end of the transaction, so that no other migration runs, and return
+    its name. If the schema is missing, create it if `may_create` is True, otherwise raise
+    SchemaMissingError."""
     is_missing = False
     try:
         name = read_river_schema(connection, schema).state.schema
@@ -136,7 +141,7 @@ def _lock_schema(connection: BaseDatabaseWrapper, schema: str | None, *, may_cre
         await get_query("session", "session_set_lock_timeout", None).execute(
             session, lock_timeout=f"{LOCK_TIMEOUT_MILLISECONDS}ms"
         )
-        # Only if it is missing: PostgreSQL refuses even IF NOT EXISTS to a role without the right.
+        # Do this only if it is missing: even IF NOT EXISTS needs the right to create a schema.
         if is_missing:
             await session.fetch(make_create_schema_sql(name))
 

@@ -1,4 +1,4 @@
-"""The setting `RIVERPY` of a Django project: its keys, defaults and checks."""
+"""Reads and checks the setting `RIVERPY` of a Django project."""
 
 from __future__ import annotations
 
@@ -19,33 +19,34 @@ if TYPE_CHECKING:
 
 SETTING_NAME = "RIVERPY"
 QUEUES_DEFAULT: Mapping[str, int] = {"default": 100}
-"""The default of `QUEUES`: for each queue, how many of its jobs a worker runs at the same time."""
+"""The default of the key `QUEUES`: the number of slots of each queue, i.e. how many of its jobs a
+worker runs at the same time."""
 _MIGRATION_TOOLS = ("django", "riverpy")
 
 
 class RiverpySettings(NamedTuple):
-    """The values of the setting `RIVERPY`."""
+    """The values of the keys in the setting `RIVERPY`."""
 
     workers: str | None = None
     """`module:attr` of a `riverpy.Workers`, of a `riverpy.Client`, or of a function that returns
-    one of them. None: `manage.py riverpy worker` works only Django's tasks, or needs a client as
-    its argument."""
+    one of them. None: `manage.py riverpy worker` needs MODULE:ATTR as its argument, or runs only
+    Django's tasks."""
     database: str = DEFAULT_DB_ALIAS
     """The alias of the database that has River's tables."""
     schema: str | None = None
-    """The schema of River's tables. None: the search path of the database decides."""
+    """The schema of River's tables; None: the first schema of the search path."""
     migrations: Literal["django", "riverpy"] = "django"
-    """Which command creates River's tables: `manage.py migrate`, or `manage.py riverpy migrate
-    up`."""
+    """The tool that creates River's tables: `django` for `manage.py migrate`, `riverpy` for
+    `manage.py riverpy migrate up`."""
     queues: Mapping[str, int] = QUEUES_DEFAULT
-    """For each queue of `manage.py riverpy worker`, how many of its jobs run at the same time. Not
-    used if `workers` is a client."""
+    """The queues of `manage.py riverpy worker` with their numbers of slots, i.e. how many jobs of
+    the queue run at the same time. If `workers` names a client, its queues are used instead."""
     config: Config = Config()
-    """The settings of the client. They include `schema`."""
+    """The settings of the client. If `schema` is set, it is also set here."""
 
 
 class SettingProblem(NamedTuple):
-    """A problem of the setting `RIVERPY`: what is wrong, and how to correct it."""
+    """A problem of the setting `RIVERPY`: what is wrong, and a hint how to correct it."""
 
     message: str
     hint: str
@@ -55,10 +56,10 @@ _FIELD_BY_KEY = {name.upper(): name for name in RiverpySettings._fields}
 
 
 def read_settings() -> RiverpySettings:
-    """Return the checked setting `RIVERPY`.
+    """Read and check the setting `RIVERPY`.
 
     Raises:
-        ImproperlyConfigured: a key or value is wrong.
+        ImproperlyConfigured: a key or a value is wrong.
     """
     values = _read_setting_values()
     if problems := find_setting_problems():
@@ -73,8 +74,9 @@ def read_settings() -> RiverpySettings:
 
 
 def read_schema_name() -> str | None:
-    """Return the schema of River's tables. If the setting is wrong, return None: Django imports the
-    calling modules before it reports wrong settings."""
+    """Return the schema of River's tables. None means the first schema of the search path, or that
+    the setting is wrong. A wrong setting raises nothing here: Django imports the models before it
+    reports wrong settings."""
     values = _read_setting_values()
     config = values.get("CONFIG")
     schema = values.get("SCHEMA") or (config.schema if isinstance(config, Config) else None)
@@ -82,7 +84,7 @@ def read_schema_name() -> str | None:
 
 
 def is_migrated_by_django() -> bool:
-    """Whether `manage.py migrate` creates River's tables."""
+    """Return whether `manage.py migrate` creates River's tables."""
     return _read_setting_values().get("MIGRATIONS") != "riverpy"
 
 
@@ -103,7 +105,7 @@ def _read_setting_values() -> dict[str, Any]:
 
 
 def find_setting_problems() -> list[SettingProblem]:
-    """Return the problems of the setting `RIVERPY`. No connection is opened."""
+    """Return all problems of the setting `RIVERPY`. This opens no connection."""
     given = getattr(django_settings, SETTING_NAME, None)
     if given is not None and not isinstance(given, dict):
         return [
@@ -221,7 +223,7 @@ def _find_config_problem(value: object) -> SettingProblem | None:
 
 
 def import_workers(import_path: str) -> object:
-    """Import the object that `RIVERPY["WORKERS"]` names. A function is returned, not called.
+    """Import the object that `RIVERPY["WORKERS"]` names. If it is a function, it is not called.
 
     Raises:
         Exception: the module cannot be imported, or has no such attribute.

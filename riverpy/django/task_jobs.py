@@ -1,4 +1,5 @@
-"""Converts Django's tasks to jobs, and jobs to the results of tasks."""
+"""Converts Django's tasks to jobs, and jobs to task results. A task is a function with Django's
+decorator `@task`."""
 
 from __future__ import annotations
 
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 TASK_KIND_PREFIX = "django:"
-"""The prefix of the kinds of tasks. The module path follows, as in `django:shop.tasks.send`."""
+"""The prefix of the kinds of jobs that run tasks. After it follows the module path of the task, for
+example `django:shop.tasks.send`."""
 TASK_METADATA_KEY = "riverpy:django"
-"""The metadata key whose value is a TaskMetadata."""
+"""The key in the metadata of a job for its TaskMetadata."""
 UNKNOWN_EXCEPTION = "builtins.Exception"
-"""The exception class in a task's result if the class is unknown, as after a killed worker."""
+"""The exception class in a task result if the class is not known, for example after a worker was
+killed."""
 _STATUS_BY_STATE = {
     JobState.AVAILABLE: TaskResultStatus.READY,
     JobState.PENDING: TaskResultStatus.READY,
@@ -48,47 +51,48 @@ _STATUS_BY_STATE = {
     JobState.DISCARDED: TaskResultStatus.FAILED,
 }
 _ERROR_CLASS_PATTERN = re.compile(r"([A-Za-z]+(?:Error|Exception|Exit|Group))(?=:|$)")
-"""Finds the name of an exception class at the start of an error text."""
+"""Matches the name of an exception class at the start of an error text."""
 
 
 class TaskFailure(msgspec.Struct, frozen=True):
-    """Data about a failed attempt that the entry in the job's errors does not have."""
+    """Data about a failed attempt that is not in the errors of the job."""
 
     exception_class: str
-    """The module path of the exception's class."""
+    """The module path of the class of the exception."""
     trace: str = ""
-    """The traceback. Empty: the entry in the job's errors has it."""
+    """The traceback; empty: it is in the errors of the job."""
 
 
 class TaskMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Data about a task for which a job has no column."""
+    """Data about a task for which the table of jobs has no column. It is stored in the metadata."""
 
     backend: str
-    """The alias of the backend in Django's setting TASKS."""
+    """The alias of the task backend in Django's setting TASKS."""
     priority: int = 0
-    """Django's priority, from -100 to 100."""
+    """The priority of the task in Django, from -100 to 100."""
     run_after: datetime | None = None
     started_at: datetime | None = None
-    """The start of the first attempt. It is stored when the attempt ends."""
+    """The start of the first attempt. It is stored at the end of that attempt."""
     failures: dict[str, TaskFailure] = {}
-    """The failed attempts, by the number of the attempt as text."""
+    """The failed attempts, by the number of the attempt as text, such as "1"."""
 
 
 def make_job_kind(module_path: str) -> str:
-    """Return the kind of a task's jobs."""
+    """Return the kind of the jobs that run the task with this module path."""
     return TASK_KIND_PREFIX + module_path
 
 
 def to_river_priority(priority: int) -> int:
-    """Return River's priority, 1 (first) to 4 (last), for Django's priority, -100 (last) to 100
-    (first). The four ranges are equally wide. Django's default 0 becomes 2."""
+    """Convert a priority of Django, -100 (last) to 100 (first), to a priority of River, 1 (first)
+    to 4 (last). Each priority of River has a range of the same width. Django's default 0 becomes
+    2."""
     width = TASK_MAX_PRIORITY - TASK_MIN_PRIORITY + 1
     band = (TASK_MAX_PRIORITY - priority) * PRIORITY_MAX // width
     return 1 + band
 
 
 def make_job_args(task: Any, args: list[Any], kwargs: dict[str, Any]) -> RawArgs:
-    """Return the args of a task's job.
+    """Return the args of the job that runs a task.
 
     Raises:
         ArgsError: a number has no JSON form, such as NaN, or a text cannot be stored.
@@ -98,7 +102,7 @@ def make_job_args(task: Any, args: list[Any], kwargs: dict[str, Any]) -> RawArgs
 
 
 def make_insert_opts(task: Any, backend: str, max_attempts: int | None) -> InsertOpts:
-    """Return the options for the insert of a task's job."""
+    """Return the options for inserting the job that runs a task."""
     run_after = task.run_after
     if run_after is not None and timezone.is_naive(run_after):
         run_after = timezone.make_aware(run_after)
@@ -113,7 +117,7 @@ def make_insert_opts(task: Any, backend: str, max_attempts: int | None) -> Inser
 
 
 def read_task_metadata(row: JobRow) -> TaskMetadata | None:
-    """Return the metadata of a task's job; None: a program without Django inserted it."""
+    """Return the task metadata of a job; None: the job was inserted by a program without Django."""
     try:
         return msgspec.convert(row.metadata.get(TASK_METADATA_KEY), TaskMetadata)
     except msgspec.ValidationError:
@@ -121,11 +125,11 @@ def read_task_metadata(row: JobRow) -> TaskMetadata | None:
 
 
 def find_task(module_path: str) -> Any:
-    """Return the task with this module path. An object that is no task is refused.
+    """Import the task with this module path, and return it.
 
     Raises:
-        SuspiciousOperation: the path names an object that is no task.
-        ImportError: there is no such module or name.
+        SuspiciousOperation: the object with this path is not a task.
+        ImportError: there is no such module, or no such name in it.
     """
     found: object = import_string(module_path)
     if not isinstance(found, Task):
@@ -134,7 +138,8 @@ def find_task(module_path: str) -> Any:
 
 
 def make_task_result(row: JobRow, metadata: TaskMetadata, task: Any) -> Any:
-    """Return the result of a task, made from its job. `task` is the decorated function's task."""
+    """Return the result of a task from its job. `task` is the object that the decorator `@task` has
+    created."""
     given = cast("Mapping[str, Any]", msgspec.json.decode(row.encoded_args))
     started_at = metadata.started_at or row.attempted_at
     result = TaskResult(
@@ -174,5 +179,6 @@ def _make_task_error(error: AttemptError, metadata: TaskMetadata) -> Any:
 
 
 def _to_django_time(moment: datetime) -> datetime:
-    """Return a time as in Django's models: with a time zone if USE_TZ is set, otherwise without."""
+    """Return a time as in Django's models: with a time zone if the setting USE_TZ is True,
+    otherwise without one."""
     return moment if django_settings.USE_TZ else timezone.make_naive(moment)

@@ -1,4 +1,4 @@
-"""TaskAttemptRunner: runs one attempt at a task."""
+"""TaskAttemptRunner: runs the function of a Django task for one attempt of its job."""
 
 from __future__ import annotations
 
@@ -34,23 +34,24 @@ if TYPE_CHECKING:
     from riverpy.job import Job
 
 _UNRECORDED_EXCEPTIONS = (asyncio.CancelledError, GeneratorExit, JobSnooze)
-"""The exceptions after which an attempt is repeated and no error is recorded."""
+"""The exceptions after which the job runs again and no error is recorded."""
 
 
 class TaskAttemptRunner:
-    """Runs the function of a task for one attempt, and records data for the task's result."""
+    """Runs the function of a task for one attempt, and records what Django's task result needs."""
 
     def __init__(self, job: Job[dict[str, Any]], task: Any, backend_class: type[Any]) -> None:
-        """`backend_class` sends Django's signals about the task."""
+        """`backend_class` is the class of the task backend. Django's signals about the task have it
+        as their sender."""
         self._job, self._backend_class = job, backend_class
         self._metadata = read_task_metadata(job) or TaskMetadata(task.backend, task.priority)
         self._result = make_task_result(job, self._metadata, task)
         self._function = task.func
         self._should_signal_end = False
-        """Whether the last attempt has ended, so that Django's signal must be sent."""
+        """Whether the task has ended, so that the signal `task_finished` must be sent."""
 
     def run(self) -> None:
-        """Run the task's function, which is not async."""
+        """Run the function of a task that is not async."""
         task_started.send(sender=self._backend_class, task_result=self._result)
         try:
             with self._record_attempt_end():
@@ -58,13 +59,13 @@ class TaskAttemptRunner:
                     self._function(*self._make_arguments(), **self._result.kwargs)
                 )
         finally:
-            # Send the signal here: the error is still being handled, but not in
-            # `_record_attempt_end` any more.
+            # Send the signal here, after `_record_attempt_end`, while the error is still being
+            # handled.
             if self._should_signal_end:
                 task_finished.send(sender=self._backend_class, task_result=self._result)
 
     async def run_async(self) -> None:
-        """Run the task's function, which is async."""
+        """Run the function of an async task."""
         await task_started.asend(sender=self._backend_class, task_result=self._result)
         try:
             with self._record_attempt_end():
@@ -85,7 +86,7 @@ class TaskAttemptRunner:
             if value is not None:
                 self._job.record_output(value)
         except (TypeError, ValueError) as error:
-            # The function has ended without an error, so a bad return value must not repeat it.
+            # The function itself did not fail, so do not run it again because of its return value.
             self._record_failure(error, should_keep_trace=True)
             raise JobCancel(
                 f"the task ran, but its return value cannot be stored: {error}"
@@ -94,7 +95,7 @@ class TaskAttemptRunner:
 
     @contextmanager
     def _record_attempt_end(self) -> Generator[None]:
-        """Record the end of the attempt in the job's metadata and in the result."""
+        """Record the end of the attempt in the metadata of the job and in the task result."""
         try:
             yield
         except _UNRECORDED_EXCEPTIONS:

@@ -1,4 +1,4 @@
-"""The workers of Django's tasks: finds the tasks of a project, and runs their jobs."""
+"""Finds the Django tasks of a project, and registers a worker for each of them."""
 
 from __future__ import annotations
 
@@ -25,32 +25,33 @@ if TYPE_CHECKING:
     from riverpy.worker import Workers
 
 TASKS_MODULE_NAME = "tasks"
-"""The name of the module or package of each installed app in which riverpy looks for tasks."""
+"""The name of the module or package with tasks. riverpy imports it from each installed app."""
 _OWN_APP_NAME = "riverpy.django"
 
 
 class TaskOptions(msgspec.Struct, frozen=True, rename="upper", forbid_unknown_fields=True):
-    """The value of `OPTIONS` of a backend in Django's setting TASKS."""
+    """The options of a task backend: the key `OPTIONS` in Django's setting TASKS."""
 
     modules: tuple[str, ...] = ()
-    """More modules and packages with tasks."""
+    """The module paths of further modules and packages with tasks."""
     max_attempts: Annotated[int, msgspec.Meta(ge=1, le=32_767)] | None = None
-    """The maximum number of attempts at a task. None: 25, as for other jobs."""
+    """The maximum number of attempts of a task; None: 25, as for other jobs."""
     timeout: timedelta | UnsetType | None = UNSET
-    """How long a task may run. None: no limit. UNSET: one minute, as for other jobs."""
+    """How long an attempt of a task may run. None: no limit. UNSET: one minute, as for other
+    jobs."""
 
     def __post_init__(self) -> None:
-        """Check the timeout.
+        """Check that the timeout is above zero.
 
         Raises:
-            ValueError: the timeout is not above zero.
+            ValueError: the timeout is zero or negative.
         """
         if isinstance(self.timeout, timedelta) and self.timeout <= timedelta(0):
             raise ValueError("TIMEOUT must be above zero")
 
 
 def is_found_by_workers(module_name: str, options: TaskOptions) -> bool:
-    """Return whether workers look for tasks in this module."""
+    """Return whether workers search for tasks in this module."""
     return any(
         module_name == name or module_name.startswith(f"{name}.")
         for name in _list_module_names(options)
@@ -61,8 +62,8 @@ def register_tasks(workers: Workers, options_by_backend: dict[str, TaskOptions])
     """Register a worker for each task of the project. Return whether the project has a task.
 
     Args:
-        workers: the registry. Kinds that it has stay as they are.
-        options_by_backend: the options of each backend of riverpy, by its alias.
+        workers: the registry of workers. Kinds that already have a worker are not changed.
+        options_by_backend: the options of each task backend of riverpy, by its alias.
     """
     paths = {path for options in options_by_backend.values() for path in _find_task_paths(options)}
     for path in sorted(paths):
@@ -81,7 +82,7 @@ def _list_module_names(options: TaskOptions) -> Iterator[str]:
 
 
 def _find_task_paths(options: TaskOptions) -> Iterator[str]:
-    """Yield the module paths of the tasks in the searched modules."""
+    """Yield the module paths of all tasks in the modules in which workers search."""
     for name in _list_module_names(options):
         if name not in options.modules and find_spec(name) is None:
             continue

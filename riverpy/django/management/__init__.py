@@ -1,3 +1,3 @@
-"""The package in which Django looks for commands."""
+"""The package that Django requires for the commands of an app."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Version 1 of the migration line `main`, and the models, which Django does not manage."""
+"""Version 1 of the migration line `main`. It also creates the models `Job` and `Queue`, whose
+tables Django does not manage."""
 
 from __future__ import annotations
 

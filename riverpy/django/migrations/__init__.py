@@ -1,7 +1,8 @@
-"""Django's migrations of River's and riverpy's tables, one for each version.
+"""The Django migrations of River's and riverpy's tables. There is one for each version of these
+tables.
 
-With `RIVERPY = {"MIGRATIONS": "riverpy"}` the app has no migrations: this module then has no
-`__path__`, so Django does not treat it as a package of migrations.
+With `RIVERPY = {"MIGRATIONS": "riverpy"}`, the app has no Django migrations. Then this module has
+no `__path__`, so that Django does not use it as a package of migrations.
 """
 
 from __future__ import annotations

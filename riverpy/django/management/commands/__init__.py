@@ -1,3 +1,3 @@
-"""The package in which Django looks for commands."""
+"""The package in which Django finds the commands of the app."""
 
 from __future__ import annotations

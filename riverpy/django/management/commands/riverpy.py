@@ -1,4 +1,5 @@
-"""`manage.py riverpy`: the commands of riverpy, for the database of this project."""
+"""The command `manage.py riverpy`. It runs the commands of riverpy on the database of the
+project."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _DJANGO_OPTIONS = ("--settings", "--pythonpath")
-"""The options with a value that every Django command has. `manage.py` has read them already."""
+"""The options with a value that all commands of Django have. `manage.py` has already handled
+them."""
 
 
 class _RiverpyParser(CommandParser):
-    """A parser that passes all arguments of `call_command`, also options, to riverpy."""
+    """A parser that passes all arguments of `call_command` to riverpy, including options."""
 
     def parse_args(  # pyright: ignore[reportIncompatibleMethodOverride] (call_command's use)
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -29,30 +31,32 @@ class _RiverpyParser(CommandParser):
 
 
 class Command(BaseCommand):
-    """Runs a command of riverpy. Its arguments and exit codes are those of `riverpy`."""
+    """Runs a command of riverpy, with the same arguments and exit codes as `riverpy`."""
 
     help = "The commands of riverpy, such as worker, migrate, job and queue."
 
     def run_from_argv(self, argv: list[str]) -> NoReturn:
-        """Run the command, and exit."""
+        """Run the command of riverpy that `argv` names, and exit. `manage.py` calls this."""
         main(_remove_django_options(argv[2:]), prog_name=f"{argv[0]} {argv[1]}")
 
     def print_help(self, prog_name: str, subcommand: str) -> NoReturn:
-        """Print the help, for `manage.py help riverpy`."""
+        """Print the help of riverpy, and exit. `manage.py help riverpy` calls this."""
         main(["--help"], prog_name=f"{prog_name} {subcommand}")
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """Return a parser with the options of all commands of Django, for `call_command`."""
+        """Return a parser for `call_command`. It has the options that all commands of Django
+        have."""
         base = super().create_parser(prog_name, subcommand, **kwargs)
         return _RiverpyParser(prog=base.prog, parents=[base], add_help=False)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add one argument that takes all arguments of Django's `call_command`."""
+        """Add one argument that takes all arguments of `call_command`."""
         parser.add_argument("arguments", nargs="*")
 
     def handle(self, *_: Any, arguments: list[str], **options: Any) -> None:
-        """Run the command for Django's `call_command("riverpy", "job", "list", "--json")`, which
-        may pass `stdout` and `stderr`."""
+        """Run a command of riverpy for `call_command`, for example `call_command("riverpy", "job",
+        "list", "--json")`. The output is sent to the options `stdout` and `stderr` if they are
+        given."""
         with ExitStack() as stack:
             if (stdout := options.get("stdout")) is not None:
                 stack.enter_context(redirect_stdout(stdout))
