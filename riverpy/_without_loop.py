@@ -1,12 +1,13 @@
 """Runs riverpy's coroutines in the calling thread, without an event loop.
 
-The calls of a client are coroutines. Over a blocking session they never wait: each `await` returns
-at once, because the session has blocked the thread until the server answered. So one `send` runs
-such a coroutine to its end. A context variable tells the code below that it runs this way. Whether
-the thread has a running event loop does not matter: a notebook has one.
+The methods of a client are coroutines. With a blocking session they never wait, because the session
+blocks the thread until the server has answered. So each `await` returns at once, and one `send`
+runs the coroutine to its end. A context variable tells the called code that it runs this way. It
+does not matter whether the thread has a running event loop, as in a notebook.
 
-The waits of this module work in both ways. Without an event loop a timeout does nothing: the
-server's `lock_timeout` and `statement_timeout` limit the statements.
+`sleep`, `fail_after` and `move_on_after` of this module work with and without an event loop.
+Without an event loop, a timeout has no effect. The server's `lock_timeout` and `statement_timeout`
+limit the statements instead.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def run_without_loop(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 
 def iterate_without_loop(values: AsyncGenerator[ValueT]) -> Iterator[ValueT]:
-    """Iterate over an async generator in this thread; see `run_without_loop`."""
+    """Iterate over an async generator in this thread. Each step runs in `run_without_loop`."""
 
     async def get_next() -> ValueT:
         return await anext(values)
@@ -90,14 +91,16 @@ def iterate_without_loop(values: AsyncGenerator[ValueT]) -> Iterator[ValueT]:
 
 
 def is_without_loop() -> bool:
-    """Whether the calling code runs inside `run_without_loop`. The context variable alone is not
-    enough: a task or thread that was started there has a copy of it."""
+    """Return whether the calling code runs inside `run_without_loop`. The function also compares
+    the thread and the task, because threads and tasks that were started inside have a copy of the
+    context variable."""
     caller = _caller_without_loop.get()
     return caller is not None and caller == (threading.get_ident(), get_current_task())
 
 
 def get_current_task() -> asyncio.Task[Any] | None:
-    """Return the current task; None: the thread has no running event loop, or no task."""
+    """Return the current task, or None if the thread has no running event loop or no current
+    task."""
     try:
         return asyncio.current_task()
     except RuntimeError:
@@ -105,7 +108,7 @@ def get_current_task() -> asyncio.Task[Any] | None:
 
 
 def get_running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that runs in this thread; None: there is none."""
+    """Return the event loop that runs in this thread, or None if there is none."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -121,8 +124,8 @@ async def sleep(seconds: float) -> None:
 
 
 def fail_after(seconds: float, reason: str | None = None) -> AbstractContextManager[object]:
-    """Raise TimeoutError if the `with` block takes longer, like anyio's function. Without an event
-    loop there is no limit."""
+    """Raise TimeoutError if the `with` block takes longer than `seconds`, like `anyio.fail_after`.
+    Without an event loop, there is no limit."""
     if is_without_loop():
         return nullcontext()
     return anyio.fail_after(seconds, reason=reason)
@@ -144,8 +147,8 @@ class _NoTimeoutScope:
 
 
 def move_on_after(seconds: float) -> AbstractContextManager[_TimeoutScope]:
-    """End the `with` block if it takes longer, like anyio's function. Without an event loop there
-    is no limit."""
+    """End the `with` block if it takes longer than `seconds`, like `anyio.move_on_after`. Without
+    an event loop, there is no limit."""
     if is_without_loop():
         return nullcontext(_NoTimeoutScope())
     return anyio.move_on_after(seconds)
@@ -155,7 +158,7 @@ def move_on_after(seconds: float) -> AbstractContextManager[_TimeoutScope]:
 async def make_async_context_manager(
     context: AbstractContextManager[ValueT],
 ) -> AsyncGenerator[ValueT]:
-    """Return an async context manager that does the same as `context`, without a wait."""
+    """Return an async context manager that does the same as `context`. It never waits."""
     with context as value:
         yield value
 
@@ -203,6 +206,7 @@ def _is_missing_event_loop_error(error: RuntimeError) -> bool:
 def refuse_wait_without_loop(
     awaitable: Awaitable[ResultT], get_name: Callable[[], str]
 ) -> Awaitable[ResultT]:
-    """Return `awaitable`, whose code is the user's. Without an event loop, wrap it: the result
-    raises ConfigError, with the name of the code, if the code waits."""
+    """Return `awaitable`, which is user code. Without an event loop, return a wrapper that raises
+    ConfigError if the user code waits. `get_name` returns the name of the user code for this
+    error."""
     return _AwaitableWithoutWait(awaitable, get_name) if is_without_loop() else awaitable

@@ -1,1 +1,2 @@
-"""Waiting for the end of jobs, and the connection that listens for a client that does not work."""
+"""Waiting for the end of jobs, and the connection on which a client listens while it works no
+jobs."""

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 BACKGROUND_TASK_END_TIMEOUT = 2.0
-"""Seconds that `close` waits for the end of the task."""
+"""The longest time for which `close` waits until the task has ended, in seconds."""
 
 
 class BackgroundTask:
-    """A task that its owner starts and cancels, possibly many times. Only one runs at a time, but a
-    cancelled task may still clean up while the next one runs."""
+    """A task that its owner can start and cancel many times. `start` and `cancel` control one
+    current task. A cancelled task may still clean up while the next one runs."""
 
     def __init__(
         self,
@@ -25,8 +25,9 @@ class BackgroundTask:
         run: Callable[[], Awaitable[None]],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """`run` is the code of the task. `on_failure` is called with the error if `run` raises, or
-        if code that does not own the task cancels it, even before its first step."""
+        """`run` is the code of the task. If it raises, `on_failure` is called with the error. If
+        code other than the owner cancels the task, `on_failure` is called with a
+        ClientStateError."""
         self._name, self._run, self._on_failure = name, run, on_failure
         self._task: asyncio.Task[None] | None = None
         self._ending_tasks: set[asyncio.Task[None]] = set()
@@ -37,7 +38,8 @@ class BackgroundTask:
         return self._task is not None and not self._task.done()
 
     def start(self) -> None:
-        """Start the task, unless it runs. It gets none of the caller's context variables."""
+        """Start the task if it is not running. The task does not inherit the caller's context
+        variables."""
         if not self.is_running:
             self._task = asyncio.get_running_loop().create_task(
                 self._run_task_code(), name=f"riverpy {self._name}", context=contextvars.Context()
@@ -65,7 +67,7 @@ class BackgroundTask:
             task.add_done_callback(self._ending_tasks.discard)
 
     async def close(self) -> None:
-        """Cancel the task, and wait until it has ended, for a limited time."""
+        """Cancel the task. Wait up to `BACKGROUND_TASK_END_TIMEOUT` seconds until it has ended."""
         self.cancel()
         if self._ending_tasks:
             await asyncio.wait(self._ending_tasks, timeout=BACKGROUND_TASK_END_TIMEOUT)

@@ -1,4 +1,4 @@
-"""JobWait: one call that waits for jobs."""
+"""JobWait: the state of one call that waits for jobs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def make_missing_job_error(job_id: int) -> NotFoundError:
 
 
 class JobWait:
-    """One call that waits until all of its jobs have ended, or one of them cannot be read."""
+    """The state of one call that waits for jobs. The wait ends when all of its jobs have ended, or
+    with an error."""
 
     def __init__(self, job_ids: Iterable[int]) -> None:
         self.waiting_ids = dict.fromkeys(job_ids)
@@ -48,11 +49,13 @@ class JobWait:
     def get_rows_or_raise(
         self, timeout: float, last_states: Mapping[int, JobState], read_error: str | None
     ) -> dict[int, JobRow]:
-        """Return the rows by id. `read_error` says why the database cannot be read now.
+        """Return the rows of the jobs by id, after the wait has ended or timed out. The arguments
+        are details for a WaitTimeoutError. `read_error` is why the database cannot be read now, or
+        None.
 
         Raises:
             WaitTimeoutError: a job has not ended.
-            Exception: the error of the wait.
+            Exception: the error that ended the wait.
         """
         if self.error is not None:
             raise self.error.with_traceback(None)  # another wait may raise the same error

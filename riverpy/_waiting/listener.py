@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from riverpy._postgres.notifier import Notifier
 
 UNUSED_LISTENER_TIMEOUT = 10.0
-"""Seconds for which the connection is kept after the last subscriber has ended."""
+"""The connection is closed this many seconds after the last subscriber has ended."""
 RECONNECT_DELAY_MIN = timedelta(milliseconds=100)
 RECONNECT_DELAY_MAX = timedelta(seconds=5)
 
 
 class _Subscriber(NamedTuple):
-    """The topic and the functions of one call of `listening`."""
+    """A subscriber: the arguments of one call of `listening`."""
 
     topic: str
     callback: Callable[[str], None]
@@ -40,10 +40,12 @@ class _Subscriber(NamedTuple):
 class SharedListener:
     """The connection on which all waits and subscriptions of one client listen.
 
-    While the client works jobs, this is the connection on which its run listens. Otherwise the
-    listener opens a connection with the first subscriber, and closes it `UNUSED_LISTENER_TIMEOUT`
-    after the last one. A lost connection is made again. While there is none, and with `poll_only`,
-    `is_listening_on` is False, and the subscribers poll the database.
+    While the client works jobs, the listener uses the connection on which the client listens for
+    its work. Otherwise it opens its own connection for the first subscriber, and closes it
+    `UNUSED_LISTENER_TIMEOUT` seconds after the last subscriber has ended.
+
+    The listener replaces a lost connection. While there is no connection, and with `poll_only`,
+    `is_listening_on` returns False, and the subscribers poll the database.
     """
 
     def __init__(
@@ -51,14 +53,14 @@ class SharedListener:
         make_notifier: Callable[[], Notifier | None],
         outage_tracker: ConnectionOutageTracker,
     ) -> None:
-        """`make_notifier` makes the notifier that is used while the client works no jobs. It
-        returns None if the client's settings allow no LISTEN."""
+        """`make_notifier` makes the notifier (the object that listens) for the time while the
+        client works no jobs. It returns None if the client's settings forbid LISTEN."""
         self._make_notifier = make_notifier
         self._outage_tracker = outage_tracker
         self._subscribers: list[_Subscriber] = []
         self._own_notifier: Notifier | None = None
         self._run_notifier: Notifier | None = None
-        """The notifier of the client's work on jobs. None: the client works no jobs."""
+        """The notifier with which the client works jobs. None while the client works no jobs."""
         self._subscribed_notifier: Notifier | None = None
         """The notifier on which the subscribers listen now."""
         self._own_task = BackgroundTask(
@@ -68,26 +70,27 @@ class SharedListener:
         self._log = get_logger()
 
     def is_listening_on(self, topic: str) -> bool:
-        """Whether notifications on this topic arrive now. Otherwise poll the database."""
+        """Return whether notifications on this topic arrive now. If not, the caller must poll the
+        database."""
         notifier = self._subscribed_notifier
         return notifier is not None and notifier.is_listening_on(topic)
 
     @property
     def can_listen(self) -> bool:
-        """Whether there is a connection that listens, or one is being made."""
+        """Whether a connection is listening or being opened."""
         return self._subscribed_notifier is not None
 
     @contextmanager
     def listening(
         self, topic: str, callback: Callable[[str], None], on_resync: Callable[[], None]
     ) -> Generator[None]:
-        """Listen on a topic during the `with` block. Use it in the event loop of the client.
+        """Listen on a topic during the `with` block. Call this in the client's event loop.
 
         Args:
             topic: the topic, without the schema.
             callback: called with the payload of each notification.
             on_resync: called when LISTEN has started, and after each reconnect. Notifications
-                before this call may be lost, so read the state from the database now.
+                before this call may be lost, so the callback must cause a read of the database.
         """
         subscriber = _Subscriber(topic, callback, on_resync)
         self._subscribers.append(subscriber)
@@ -107,7 +110,7 @@ class SharedListener:
                     self._start_unused_timer()
 
     def use_run_notifier(self, notifier: Notifier) -> None:
-        """Use this notifier of a client that works jobs, while the notifier runs."""
+        """Use `notifier`, with which the client works jobs, for all subscribers while it runs."""
 
         def update_run_notifier() -> None:
             self._run_notifier = notifier if notifier.is_running else None
@@ -150,8 +153,8 @@ class SharedListener:
             await anyio.sleep(backoff.next_delay())
 
     def _forget_own_notifier(self, _error: Exception) -> None:
-        """Let the subscribers poll, because other code has cancelled the task. The next subscriber
-        starts another one."""
+        """Forget the listener's notifier, because its task has failed or other code has cancelled
+        it. The subscribers poll until a new subscriber starts another task."""
         self._own_notifier = self._subscribed_notifier = None
 
     # -- the end

@@ -1,4 +1,5 @@
-"""SharedPoolConnection: at most one connection of a client's pool at a time, for all waits."""
+"""SharedPoolConnection: limits all waits of a client together to one connection of the client's
+pool."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class SharedPoolConnection:
-    """Acquires at most one connection of a client's pool at a time, for all waits of the client.
-    Between two uses the connection is in the pool."""
+    """Limits all waits of a client together to one connection of the client's pool. Between two
+    uses, the connection is in the pool."""
 
     def __init__(self, get_pool: Callable[[], Pool]) -> None:
         """`get_pool` returns the pool of the open client, or raises ClientStateError."""
@@ -28,8 +29,9 @@ class SharedPoolConnection:
 
     @asynccontextmanager
     async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Transaction]:
-        """Use a connection in the `async with` block for at most `timeout` seconds, including the
-        wait for it. When the time expires, raise TimeoutError with `purpose`."""
+        """Acquire the connection for the `async with` block. If the wait for the connection and the
+        block together take longer than `timeout` seconds, raise TimeoutError. Its text begins with
+        `purpose`."""
         reason = f"{purpose} took longer than {timeout:.3g} s"
         with anyio.fail_after(timeout, reason=reason):
             async with self._lock, self._get_pool().acquire() as connection:
@@ -37,8 +39,8 @@ class SharedPoolConnection:
 
 
 def make_read_error(error: Exception) -> Exception:
-    """Return the error to raise if the database refuses to read jobs: one that names the missing
-    right or the missing tables, or the error itself."""
+    """Return the error to raise after a read of jobs failed with `error`. If a privilege or River's
+    tables are missing, the result explains this. Otherwise it is `error` itself."""
     if not isinstance(error, InsufficientPrivilegeError):
         translated = make_insert_error(error)
         return translated if isinstance(translated, SchemaMissingError) else error

@@ -1,10 +1,13 @@
-"""JobWaiter: reads the states of all jobs for whose end a client waits.
+"""JobWaiter: reads the states of the jobs that a client waits for.
 
-A wait listens first, then reads the state, and then waits, so that no end is missed. All waits of a
-client share one task, and one statement for all their jobs. The task reads a new job at once. It
-reads the job again when a notification says that it has ended, when the client listens again after
-a break, and by polling: after 50 ms, and then after delays that double up to 1 s. If notifications
-arrive, and the client that works the job will notify its end, the delay is 1 s from the start.
+A wait first listens for notifications, then reads the states of its jobs, and then waits. So it
+cannot miss the end of a job. All waits of a client share one task, which reads all jobs with one
+statement.
+
+The task reads a new job at once. It reads a job again when a notification reports the end of the
+job, when the client listens again after an interruption, and by polling. The first delay between
+polls is 50 ms, and it doubles up to 1 s. It is 1 s from the start if notifications arrive and the
+end of the job will be notified.
 """
 
 from __future__ import annotations
@@ -49,14 +52,14 @@ POLL_DELAY_MIN = 0.05
 POLL_DELAY_MAX = 1.0
 """The minimum and maximum delay between two reads of a job, in seconds."""
 EARLY_READ_SHARE_OF_DELAY = 0.25
-"""When one job is due for a read, all jobs are read that have at most this share of their delay
-left. This saves statements."""
+"""When the task reads jobs that are due for a read, it also reads jobs whose remaining delay is at
+most this share of their whole delay. This saves statements."""
 LAST_READ_LEAD_MAX, LAST_READ_LEAD_SHARE = 0.1, 0.2
-"""How long before its timeout a wait reads its jobs for the last time: the smaller one of 0.1
-seconds and a fifth of the timeout."""
+"""A wait reads its jobs for the last time shortly before its timeout: `LAST_READ_LEAD_MAX` seconds
+or `LAST_READ_LEAD_SHARE` of the timeout before it, whichever is shorter."""
 JOBS_PER_STATEMENT_MAX = 10_000
 READ_TIMEOUT = 10.0
-"""The timeout of one round of reads, in seconds. The wait for a connection is included."""
+"""The timeout of one round of reads, in seconds. It includes the wait for a connection."""
 READ_RETRY_DELAY_MIN = timedelta(milliseconds=50)
 READ_RETRY_DELAY_MAX = timedelta(seconds=1)
 _READ_ONLY_SQLSTATE = "25006"
@@ -73,11 +76,13 @@ class _WaitedJob:
         self.state: JobState | None = None
         """The state at the last read."""
         self.is_new, self.is_marked = True, False
-        """`is_new`: the job was not read yet. `is_marked`: a client will notify the job's end."""
+        """`is_new`: the job was not read yet. `is_marked`: the job is marked in the database, so
+        that the end of the job is notified."""
         self.delay, self.read_at = 0.0, now
 
     def schedule_read(self, now: float, *, is_notified: bool) -> None:
-        """Choose the time of the next read."""
+        """Set the time of the next read. `is_notified`: whether notifications about ended jobs
+        arrive now."""
         is_notified = is_notified and self.is_marked
         self.delay = POLL_DELAY_MAX if is_notified else min(self.delay * 2, POLL_DELAY_MAX)
         self.delay = max(self.delay, POLL_DELAY_MIN)
@@ -85,7 +90,7 @@ class _WaitedJob:
 
 
 class JobWaiter:
-    """All waits of one client. It uses no connection while no call waits."""
+    """Waits for jobs, for all calls of one client. It uses no connection while no call waits."""
 
     def __init__(
         self,
@@ -101,14 +106,15 @@ class JobWaiter:
         self._schema, self._trace_internal = schema, trace_internal
         self._job_by_id: dict[int, _WaitedJob] = {}
         self._notified_ids: set[int] = set()
-        """The ids of jobs whose end was notified, and whose rows were not read yet."""
+        """The ids of jobs whose end was notified, but whose rows were not read since then."""
         self._next_read_at = math.inf
         self._woken = asyncio.Event()
         self._user_count = 0
         """The number of calls that wait, or will wait soon."""
         self._listening = ExitStack()
         self._can_mark_jobs = can_notify
-        """Whether the client may mark jobs whose end must be notified. False after an error."""
+        """Whether the waiter may mark jobs in the database, so that their ends are notified. It
+        becomes False when the database refuses this."""
         self._read_error: str | None = None
         self._backoff = Backoff(READ_RETRY_DELAY_MIN, READ_RETRY_DELAY_MAX)
         self._task = BackgroundTask(
@@ -145,7 +151,8 @@ class JobWaiter:
 
     @contextmanager
     def listening_for_wait(self) -> Generator[None]:
-        """Listen during the `with` block. Use it around an insert if a wait for the job follows."""
+        """Listen for the ends of jobs during the `with` block. Use this block around an insert if a
+        wait for the inserted job follows."""
         self._user_count += 1
         if self._user_count == 1:
             self._listening.enter_context(
@@ -162,8 +169,8 @@ class JobWaiter:
 
     @contextmanager
     def _scheduling_last_read(self, wait: JobWait, timeout: float) -> Generator[None]:
-        """During the `with` block, schedule a last read of the jobs shortly before the timeout. It
-        finds jobs that have ended without a notification."""
+        """Read the jobs of a wait once more shortly before the timeout, if the `with` block has not
+        ended. This finds jobs that have ended without a notification."""
         if timeout == math.inf:
             yield
             return
@@ -209,7 +216,7 @@ class JobWaiter:
             self._woken.set()
 
     def _make_all_jobs_due(self) -> None:
-        """Read all jobs, because notifications may have been lost."""
+        """Read all jobs soon, because notifications may have been lost."""
         if self._job_by_id:
             self._next_read_at = 0.0
             for job in self._job_by_id.values():
@@ -242,7 +249,8 @@ class JobWaiter:
                     await self._woken.wait()
 
     def _handle_task_failure(self, error: Exception) -> None:
-        """End all waits, because the task has ended by a fault: no call may wait forever."""
+        """End all waits with an error, because the task has failed. Otherwise the calls would wait
+        forever."""
         self._log.error(WAITER_FAILED, exc_info=error)
         self._fail_all_waits(error)
 
@@ -338,7 +346,7 @@ class JobWaiter:
         return self._listener.is_listening_on(waits.JOB_END_TOPIC)
 
     def _end_waits_for_job(self, job: _WaitedJob, result: JobRow | Exception) -> None:
-        """End the waits for a job."""
+        """Report the row of an ended job, or an error, to all waits for the job."""
         self._job_by_id.pop(job.id, None)
         for wait in job.waits:
             if isinstance(result, JobRow):
@@ -347,7 +355,7 @@ class JobWaiter:
                 wait.fail(result)
 
     async def close(self) -> None:
-        """End all waits, because the client is closed."""
+        """End all waits with ClientStateError, because the client is closed."""
         self._fail_all_waits(ClientStateError("the client was closed during the wait"))
         await self._task.close()
 

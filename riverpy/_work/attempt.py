@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from riverpy.worker import RegisteredWorker
 
 SNOOZE_COUNT_METADATA_KEY = "snoozes"
-"""The metadata key of the number of snoozes, as in River."""
+"""The metadata key under which River stores the number of snoozes."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -47,18 +47,18 @@ class Outcome(msgspec.Struct, frozen=True):
     event_kind: EventKind
     state: JobState
     attempt_to_store: int
-    """The attempt number to store."""
+    """The value to store in the row's column `attempt`."""
     is_final: bool
     seconds_until_due: float | None = 0.0
-    """Seconds until the job is due again. None: `scheduled_at` does not change. If `is_final` is
-    True, this value is not used."""
+    """Seconds until the job is due again. None if `scheduled_at` does not change. Not used if
+    `is_final` is True."""
     error_entry: str | None = None
-    """The new entry of the job's errors, as JSON."""
+    """The new entry of the job's errors, as JSON. None if there is no new error."""
 
 
 class Attempt(Job[Any]):
-    """A claimed job, from its claim until its result is stored. The worker's code receives this
-    object as its `Job`."""
+    """A claimed job, from its claim until its result is stored. User code receives this object as
+    its `Job`."""
 
     __slots__ = (
         "attempt_store",
@@ -89,7 +89,8 @@ class Attempt(Job[Any]):
         claimed_at: float,
         attempt_store: AttemptStore,
     ) -> None:
-        """`worker_and_timeout`: the worker of the kind, or None, and the timeout in seconds."""
+        """`worker_and_timeout` contains the worker for the job's kind, or None, and the timeout in
+        seconds."""
         self._row = row
         self._metadata_updates = None
         self.worker, self.timeout = worker_and_timeout
@@ -98,12 +99,13 @@ class Attempt(Job[Any]):
         self.release_slot = release_slot
         """The callback that frees the slot of the attempt for another job. It is called once."""
         self.deadline = math.inf
-        """The time at which the attempt times out, in monotonic seconds. Infinity: it has no
-        timeout, or has not started. After a cancellation, the attempt is stuck from this time."""
+        """The time at which the attempt times out, in monotonic seconds. Infinity if it has no
+        timeout or has not started. After a cancellation, this is the time at which the attempt
+        becomes stuck."""
         self.stop_cause: StopCause | None = None
         self.task: asyncio.Task[None] | None = None
         self.outcome: Outcome | None = None
-        """The outcome; None: the attempt is running or completed."""
+        """The outcome. None if the attempt is running or has completed."""
         self.claimed_at = claimed_at
         """The time at which this client received the row, in monotonic seconds."""
         self.started_at = self.ended_at = self.stored_at = 0.0
@@ -116,7 +118,7 @@ class Attempt(Job[Any]):
         self.is_result_replaced = False
         self.attempt_store = attempt_store
         self.step_runner: AttemptStepRunner | None = None
-        """The steps of the job; None: the code has used none so far."""
+        """Runs the steps of the job. None if the code has not used steps so far."""
         self.is_completed_in_transaction = False
         """Whether the job's code has called `complete_tx`. If its transaction was rolled back, the
         attempt ends as usual."""
@@ -134,8 +136,8 @@ class Attempt(Job[Any]):
 
     @property
     def claimed_row(self) -> Sequence[Any]:
-        """The claimed row. Unlike in `columns`, `attempted_by` is None if only this client has
-        claimed the job, and empty tags are None: most jobs need neither."""
+        """The row as it was claimed. `attempted_by` is None if only this client has claimed the
+        job, and empty tags are None. `columns` fills in these values."""
         return self._row
 
     @property
@@ -163,7 +165,8 @@ class Attempt(Job[Any]):
     @property
     def should_publish_event(self) -> bool:
         """Whether the end of the attempt is published as an event. If the attempt did not start,
-        its end is published only if the job was cancelled."""
+        its end is published only if another session has changed the job's state, for example by a
+        cancellation."""
         return self.started_at != 0.0 or self.stored_state != self.target_state
 
     @property
@@ -178,7 +181,7 @@ class Attempt(Job[Any]):
 
     @property
     def target_state(self) -> str:
-        """The state that the result gives the job, if no other session has changed the row."""
+        """The state in which the result leaves the job, if no other session has changed the row."""
         return JobState.COMPLETED if self.outcome is None else self.outcome.state
 
     @property
@@ -200,8 +203,8 @@ class Attempt(Job[Any]):
             )
 
     def is_outcome_stored(self, row_outcome: StoredOutcome) -> bool:
-        """Whether the row in the database holds the outcome of this attempt, or the outcome of a
-        `job_cancel` during this attempt."""
+        """Return whether `row_outcome`, which was read from the job's row, is the outcome of this
+        attempt. The outcome of a `job_cancel` during this attempt also counts."""
         outcome, own = self.outcome, self.claim_key
         errors = len(self._row[JobColumn.ERRORS] or ())
         if outcome is None:
@@ -230,8 +233,9 @@ class Attempt(Job[Any]):
         self._args = args
 
     def merge_metadata(self, key: str, json_text: str) -> None:
-        """Merge a key and its value, as JSON text, into the metadata. Unlike user code, this method
-        may set the keys that River reserves."""
+        """Record a metadata key and its value (JSON text). They are merged into the job's metadata
+        when the result is stored. Unlike user code, this method may set keys that River
+        reserves."""
         self._record_metadata(key, json_text)
 
     def set_log(self, log: AttemptLog) -> None:
@@ -242,8 +246,8 @@ class Attempt(Job[Any]):
         self.report_progress_text(msgspec.json.encode(progress).decode())
 
     def report_progress_text(self, text: str) -> None:
-        """Report a progress, as JSON text. The next write for all jobs of the client stores it. May
-        be called in any thread."""
+        """Report the progress of the job, as JSON text. It is stored by the next write, which
+        stores the progress of all jobs of the client. This method may be called in any thread."""
         if self.ended_at:  # the job's code has reported after the end of the attempt
             return
         self._record_metadata(PROGRESS_METADATA_KEY, text)
@@ -300,8 +304,8 @@ class Attempt(Job[Any]):
             self._metadata_updates = self._metadata_updates or None
 
     def remove_outcome_metadata(self) -> None:
-        """Do not store the metadata that the outcome has set, because the code has called
-        `complete_tx`. Metadata that the code has recorded is still stored."""
+        """Remove the metadata that belongs to the outcome, because the code has called
+        `complete_tx`. Metadata that the code has recorded is kept."""
         for key in (SNOOZE_COUNT_METADATA_KEY, STEP_METADATA_KEY, CURSORS_METADATA_KEY):
             self.remove_metadata_update(key)
 
@@ -312,9 +316,10 @@ class Attempt(Job[Any]):
         tx: CallerTransaction | None = None,
         timeout: float = 0.0,
     ) -> None:
-        """Merge keys and their values, as JSON texts, into the metadata of the row now.
+        """Merge metadata keys and their values (JSON texts) into the job's row now, before the
+        attempt ends.
 
-        Without `tx`, a statement that fails is tried again for `timeout` seconds.
+        Without `tx`, a failed statement is retried for `timeout` seconds.
         """
         if tx is None and timeout:
             await self.attempt_store.merge_metadata_with_retries(
@@ -357,7 +362,7 @@ class Attempt(Job[Any]):
         return True
 
     def make_attempt_result(self, now: float) -> AttemptResult:
-        """Return the values of the statement that stores the result. `now` is in monotonic
+        """Return the values for the statement that stores the result. `now` is in monotonic
         seconds."""
         outcome = self.outcome
         return AttemptResult(
@@ -373,11 +378,11 @@ class Attempt(Job[Any]):
 
     @property
     def metadata_updates_json(self) -> str | None:
-        """The recorded metadata, a JSON object as text; None if nothing was recorded."""
+        """The recorded metadata as the text of a JSON object. None if nothing was recorded."""
         return encode_json_object(self._metadata_updates) if self._metadata_updates else None
 
     def encode_merged_metadata(self) -> str:
-        """Return the row's metadata with the recorded keys, as JSON text."""
+        """Return the metadata of the claimed row, merged with the recorded keys, as JSON text."""
         text: str = self._row[JobColumn.METADATA]
         if not self._metadata_updates:
             return text

@@ -1,4 +1,5 @@
-"""Makes the events of attempts, for subscribers of this client and for other clients."""
+"""Functions that make events of attempts: events for subscribers of this client, and messages for
+other clients."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def make_attempt_end_event(attempt: Attempt, kind: EventKind) -> Event:
 
 
 def _make_stored_row(attempt: Attempt) -> list[Any]:
-    """Return the row of an attempt whose result was stored, with the metadata of the claim."""
+    """Return the row of an attempt as it is after its result was stored. The metadata may still be
+    that of the claimed row."""
     if attempt.stored_row is not None:
         return list(attempt.stored_row)
     row = list(attempt.columns())
@@ -54,8 +56,8 @@ def _make_job_statistics(attempt: Attempt, row: list[Any]) -> JobStatistics:
 
 
 def _apply_outcome_to_row(row: list[Any], attempt: Attempt) -> None:
-    """Change a claimed row in the same way as the database changed it to store the outcome. The
-    times are estimates."""
+    """Change a claimed row as the database did when it stored the outcome. The times are
+    estimates."""
     outcome = attempt.outcome
     state = attempt.stored_state or attempt.target_state
     row[JobColumn.STATE] = state
@@ -99,8 +101,8 @@ def make_attempt_end_message(kind: EventKind, attempt: Attempt) -> EventMessage:
 def make_running_job_message(
     kind: FleetEventKind, job: JobRow, progress_text: str | None = None
 ) -> EventMessage:
-    """Return the message for other clients about a running job. `progress_text` is the progress as
-    JSON text, for the kind JOB_PROGRESS."""
+    """Return the message for other clients about a running job. For the kind JOB_PROGRESS,
+    `progress_text` is the progress as JSON text."""
     message = _make_job_message(kind, job.columns())
     if progress_text is not None:
         progress = msgspec.json.decode(progress_text, type=JobProgress)

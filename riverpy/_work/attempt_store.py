@@ -1,7 +1,7 @@
 """AttemptStore: writes into the rows of running jobs, before their attempts end.
 
-Each write is fenced by the claim key, so an attempt that no longer belongs to this client changes
-nothing.
+Each write checks the claim key. So it changes nothing if the attempt no longer belongs to this
+client.
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ if TYPE_CHECKING:
 METADATA_MERGE_RETRY_DELAY_MIN = timedelta(milliseconds=50)
 METADATA_MERGE_RETRY_DELAY_MAX = timedelta(seconds=2)
 ROW_LOCK_TIMEOUT = "5s"
-"""How long a statement on the client's pool waits for a lock of the row."""
+"""How long a statement on the client's pool may wait for a lock on the row."""
 
 
 class RunningJobEventPublisher(Protocol):
-    """Publishes events of running jobs to the clients that follow this client."""
+    """Publishes events of running jobs to the clients that follow this client, i.e. receive its
+    events."""
 
     fleet_outbox: FleetOutbox | None
-    """The events that wait for the clients that follow this client. None: no client follows."""
+    """The events that are not yet sent to the clients that follow this client. None if no client
+    follows."""
 
     def publish_started_jobs(self, jobs: Iterable[JobRow]) -> None:
-        """Publish the starts of attempts."""
+        """Publish that attempts have started."""
 
     def publish_saved_output(self, job: JobRow) -> None:
         """Publish that a running job has stored its output."""
@@ -65,14 +67,14 @@ class AttemptStore:
         events: RunningJobEventPublisher,
         client_id: str,
     ) -> None:
-        """`transaction` opens a savepoint in a caller's transaction or, without one, a transaction
-        on the client's pool. `events` publishes events of running jobs. `client_id` is the id under
-        which the client claims jobs."""
+        """`transaction` opens a savepoint in the caller's transaction. If the caller has none, it
+        opens a transaction on the client's pool. `client_id` is the id under which the client
+        claims jobs."""
         self._transaction, self._schema = transaction, schema
         self.events = events
         self.client_id = client_id
         self.progress_reports = ProgressReports()
-        """The progress that the jobs have reported, until it is written."""
+        """The progress that jobs have reported and that is not stored yet."""
         self.output_saver = OutputSaver(
             self.merge_metadata_with_retries, events.publish_saved_output
         )
@@ -84,7 +86,7 @@ class AttemptStore:
         *,
         tx: CallerTransaction | None = None,
     ) -> None:
-        """Merge keys and their values, as JSON texts, into the metadata of a running job.
+        """Merge metadata keys and their values (JSON texts) into the row of a running job.
 
         Raises:
             AttemptLostError: the attempt no longer belongs to this client. Nothing was written.
@@ -104,12 +106,12 @@ class AttemptStore:
     async def merge_metadata_with_retries(
         self, claim_key: ClaimKey, updates: Mapping[str, str], *, timeout: float
     ) -> None:
-        """Do the same as `merge_metadata`, on the client's pool. After a lost connection or another
-        temporary error, try again for at most `timeout` seconds.
+        """Call `merge_metadata` on the client's pool. After a lost connection or another temporary
+        error, retry for at most `timeout` seconds.
 
         Raises:
             AttemptLostError: the attempt no longer belongs to this client. Nothing was written.
-            TransactionError: another transaction had locked the row, also at the last try.
+            TransactionError: at the last try, another transaction still locked the row.
             Exception: one of DATABASE_ERRORS, after the last try.
         """
         give_up_at = time.monotonic() + timeout
@@ -129,8 +131,8 @@ class AttemptStore:
     async def complete_job(
         self, claim_key: ClaimKey, updates: str | None, tx: CallerTransaction
     ) -> JobRow:
-        """Complete a running job in the caller's transaction, and merge an object, as JSON text,
-        into its metadata. Return the row.
+        """Complete a running job in the caller's transaction, and return its row. `updates` is a
+        JSON object that is merged into the job's metadata, or None.
 
         Raises:
             AttemptLostError: the attempt no longer belongs to this client. The transaction stays

@@ -38,14 +38,18 @@ ArgsT = TypeVarTuple("ArgsT")
 ResultT = TypeVar("ResultT")
 
 JOB_THREADS_MAX = 1_000_000
-"""The maximum number of threads. It is larger than any number of slots, so that no job waits for a
-thread."""
+"""The maximum number of threads for jobs. There are never more slots than this, so no job waits for
+a thread."""
 
 
 class BlockingJobRunner:
-    """Runs the blocking jobs of one client. Each job in a thread gets its thread at once, because
-    `max_workers` of the queues limits the number of jobs. Jobs in processes wait in their order for
-    one of `max_processes` processes, and their timeout does not start while they wait."""
+    """Runs the blocking jobs of one client.
+
+    A job in a thread gets its thread at once, because the slots of the queues (`max_workers`)
+    already limit the number of jobs. A job in a process waits until one of `max_processes`
+    processes is free. Jobs get a process in the order in which they wait. The timeout of a job does
+    not start during this wait.
+    """
 
     def __init__(
         self,
@@ -55,25 +59,31 @@ class BlockingJobRunner:
         cancel_grace_period: float,
         job_threads: Executor | None = None,
     ) -> None:
-        """`max_processes`: how many jobs run in processes at a time; None: the number of cores.
-        `cancel_grace_period`: a cancelled job that runs in a process and uses `job.cancelled` gets
-        this number of seconds to end. Then its process is killed. `job_threads` runs blocking jobs,
-        without process-wide plugins, because these threads and their database connections belong to
-        the caller; None: the runner makes its own threads."""
+        """Create a runner.
+
+        Args:
+            max_processes: how many jobs may run in processes at the same time; None: the number of
+                cores.
+            cancel_grace_period: how many seconds a cancelled job in a process may take to end, if
+                it uses `job.cancelled`. Then its process is killed.
+            job_threads: the caller's threads, in which blocking jobs run without process-wide
+                plugins, because these threads and their database connections belong to the caller;
+                None: the runner makes its own threads.
+        """
         self._child_processes = child_processes
         self._running_attempts = running_attempts
         self._idle_timer: asyncio.TimerHandle | None = None
-        """The timer that ends processes that have been idle for long."""
+        """The timer that ends processes that have been idle for too long."""
         self._process_slots = asyncio.Semaphore(max_processes or count_usable_cores())
         self._cancel_grace_period = cancel_grace_period
         self._job_threads = job_threads
         self._thread_pool: ThreadPoolExecutor | None = None
 
     async def run_in_thread(self, function: Callable[[Job[Any]], object], attempt: Attempt) -> None:
-        """Run a function in a thread, and record what it returns as the output.
+        """Run a job's function in a thread, and record its return value as the job's output.
 
-        A thread cannot be stopped, so after a cancellation this method still waits until the
-        function ends. Then this method returns or raises as the function did.
+        A thread cannot be stopped. So after a cancellation, this method sets `job.cancelled` and
+        waits until the function ends. Then it returns, or raises the error of the function.
         """
         context = contextvars.copy_context()
         future = asyncio.get_running_loop().run_in_executor(
@@ -94,10 +104,11 @@ class BlockingJobRunner:
     async def run_in_process(
         self, function: Callable[[Job[Any]], object], attempt: Attempt
     ) -> None:
-        """Run a function in a process of its own, and record what it returns as the output.
+        """Run a job's function in a child process, and record its return value as the job's output.
 
-        A cancellation kills the process: at once, or after `cancel_grace_period` if the code uses
-        `job.cancelled`. If the function ends before that, its result is used.
+        A cancellation kills the process at once. If the code uses `job.cancelled`, the process is
+        killed only after `cancel_grace_period`. If the function ends before the process is killed,
+        its result is used.
         """
         self._running_attempts.pause_timeout(attempt)  # until the function is called
         await self._process_slots.acquire()
@@ -155,10 +166,11 @@ class BlockingJobRunner:
             self._start_idle_timer()
 
     async def check_process_functions_importable(self, workers: Sequence[RegisteredWorker]) -> None:
-        """Check that a process can find the functions of jobs by their names.
+        """Check that a child process can import the functions of the workers by their names.
 
-        If child processes import the main module, for example of a script, a child process imports
-        it and the functions now. The process is kept for the first job.
+        If child processes import the main module (for example a script), this method starts a child
+        process that imports the main module and the functions. This process is kept for the first
+        job.
 
         Raises:
             ConfigError: a function is not found, or the main module cannot be imported.
@@ -227,7 +239,7 @@ class BlockingJobRunner:
 
 
 def _call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    """Call a function in the thread of the loop, unless the loop has ended."""
+    """Call a function in the thread of the event loop, unless the loop is closed."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(function)
 
@@ -235,9 +247,12 @@ def _call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], None])
 def _call_job_function(
     function: Callable[[Job[Any]], object], job: Job[Any], *, uses_process_plugins: bool
 ) -> None:
-    """Run the function, and record what it returns as the output. If `uses_process_plugins`, run it
-    in the context managers of the process-wide plugins. A StopIteration becomes a RuntimeError, as
-    in a coroutine, because a future cannot store a StopIteration."""
+    """Run a job's function, and record its return value as the job's output. With
+    `uses_process_plugins`, the function runs in the context managers of the process-wide plugins.
+
+    A StopIteration becomes a RuntimeError, as in a coroutine, because a future cannot store a
+    StopIteration.
+    """
     try:
         if uses_process_plugins and process_wide_plugins:
             with enter_blocking_job_contexts():

@@ -1,8 +1,8 @@
-"""The main function of the process that runs jobs for a worker, one at a time.
+"""The main function of a child process, which runs jobs for a worker, one at a time.
 
-The pipes of stdin and stdout become the connection to the worker, which no code of a job can reach
-by writing. What jobs write to stdout and stderr goes to the pipe of stderr, which the worker reads
-line by line.
+The pipes of stdin and stdout become the connection to the worker. They are moved to other file
+descriptors, so that the code of a job cannot write into them by mistake. What jobs write to stdout
+and stderr goes to the pipe of stderr. The worker reads this pipe line by line.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from riverpy.progress import JobProgress
 
 PROGRESS_SEND_INTERVAL = 0.1
-"""The shortest time between two messages with the progress of a job, in seconds. So a job that
-reports in each round of a loop does not keep the worker busy."""
+"""The shortest time between two messages with the progress of a job, in seconds. It protects the
+worker from a job that reports its progress very often."""
 _C_LINE_BUFFERING = 1
 """C's constant _IOLBF on Linux."""
 
@@ -92,8 +92,8 @@ class _WorkerConnection:
     when the worker has ended."""
 
     def __init__(self, token: str, *, owns_process_group: bool) -> None:
-        """`token` is the random text that ends the output of each job. `owns_process_group`:
-        whether the process group has no process of the worker."""
+        """`token` is a random text that marks the end of each job's output. `owns_process_group`
+        says whether the process group of this process contains no process of the worker."""
         self._pid, self._owns_process_group = os.getpid(), owns_process_group
         self._pipe_from_worker, self._pipe_to_worker, self._output = _move_stdio_pipes()
         self._end_of_output = f"{token}\n".encode()
@@ -102,7 +102,7 @@ class _WorkerConnection:
         self._unsent_progress: bytes | None = None
         """The newest progress of the running job, if it is not sent yet."""
         self._progress_timer: threading.Timer | None = None
-        """The timer that sends the unsent progress; None: a progress may be sent at once."""
+        """The timer that sends the unsent progress. None if progress may be sent at once."""
         self.requests: SimpleQueue[tuple[bytes, bytes]] = SimpleQueue()
         """The messages from the worker that the main thread handles."""
         self._pipe_to_worker.write(token.encode())
@@ -144,8 +144,8 @@ class _WorkerConnection:
             send_message(self._pipe_to_worker, kind, content)
 
     def send_metadata(self, job: _ChildJob, key: str, text: str) -> None:
-        """Send a recorded value, unless the job has ended or the calling process is a fork of this
-        one."""
+        """Send recorded metadata to the worker. Do nothing if the job has ended, or if the calling
+        process is a fork of this one."""
         if os.getpid() != self._pid:
             return
         with self._send_lock:
@@ -154,8 +154,8 @@ class _WorkerConnection:
                 send_message(self._pipe_to_worker, METADATA_RECORDED, content)
 
     def send_progress(self, job: _ChildJob, content: bytes) -> None:
-        """Send a progress at once, or `PROGRESS_SEND_INTERVAL` after the last one if no newer one
-        replaces it."""
+        """Send the progress of the job to the worker at once. If progress was sent within the last
+        `PROGRESS_SEND_INTERVAL`, send it later, unless newer progress replaces it."""
         if os.getpid() != self._pid:
             return
         with self._send_lock:
@@ -165,7 +165,7 @@ class _WorkerConnection:
                     self._send_newest_progress()
 
     def _send_newest_progress(self) -> None:
-        """Send the unsent progress, if there is one. The caller holds the lock."""
+        """Send the unsent progress, if there is any. The caller must hold the lock."""
         self._progress_timer = None
         if self._unsent_progress is None:
             return
@@ -188,7 +188,7 @@ class _WorkerConnection:
         self.send(JOB_STARTED)
 
     def report_job_end(self, result: bytes) -> None:
-        """Report the result of the job to the worker, after the end of its output."""
+        """Mark the end of the job's output, then report the result of the job to the worker."""
         if os.getpid() != self._pid:  # this is a process that the job has forked
             os._exit(0)
         with self._send_lock:
@@ -213,7 +213,7 @@ class _WorkerConnection:
                 select.select([], [self._output], [], 1.0)
 
     def _reopen_closed_output(self) -> None:
-        """Open stdout and stderr again if the job has closed them, for the next job."""
+        """Open stdout and stderr again for the next job, if the job has closed them."""
         for number, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(self._output, number)
             stream = getattr(sys, name)
@@ -230,9 +230,10 @@ def run_jobs(
     token: str,
     owns_process_group: bool,
 ) -> NoReturn:
-    """Call the setup functions, each `module:function`, and run jobs until the worker ends."""
+    """Call the setup functions, then run jobs until the worker ends. A setup function is named as
+    `module:function`."""
     worker = _WorkerConnection(token, owns_process_group=owns_process_group)
-    faulthandler.enable()  # after a crash in C code, the places of the threads are in the output
+    faulthandler.enable()  # after a crash in C code, the output contains tracebacks
     _enable_c_line_buffering()
     refusal = _call_setup_functions(setup_functions) or _import_main_module(main_module)
     if refusal is None:
@@ -249,8 +250,9 @@ def run_jobs(
 
 
 def _move_stdio_pipes() -> tuple[IO[bytes], IO[bytes], int]:
-    """Move the pipes from and to the worker to file descriptors other than stdin and stdout, and
-    return them, with a descriptor for the output. Stdout is then the same pipe as stderr."""
+    """Move the pipes from and to the worker from stdin and stdout to other file descriptors. Return
+    the two pipes and a file descriptor for the output. Afterwards stdout is the same pipe as
+    stderr."""
     from_worker = os.fdopen(os.dup(0), "rb", buffering=0)
     to_worker = os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -261,7 +263,8 @@ def _move_stdio_pipes() -> tuple[IO[bytes], IO[bytes], int]:
 
 
 def _enable_c_line_buffering() -> None:
-    """Let C code write each line at once. To a pipe, C code writes only when a buffer is full."""
+    """Make C code write each line of stdout at once. By default, C code writes to a pipe only when
+    its buffer is full."""
     if sys.platform == "linux":
         import ctypes
 
@@ -272,7 +275,8 @@ def _enable_c_line_buffering() -> None:
 
 
 def _call_setup_functions(names: Sequence[str]) -> str | None:
-    """Call the setup functions. Return the reason why this process cannot run jobs, or None."""
+    """Call the setup functions. If one fails, return why this process cannot run jobs. Otherwise
+    return None."""
     for name in names:
         module, _, function = name.partition(":")
         try:
@@ -283,7 +287,8 @@ def _call_setup_functions(names: Sequence[str]) -> str | None:
 
 
 def _import_main_module(main_module: dict[str, str]) -> str | None:
-    """Import the worker's main module. Return None, or the reason why jobs cannot run."""
+    """Import the worker's main module. If this fails, return why this process cannot run jobs.
+    Otherwise return None."""
     name = next(iter(main_module.values()), "")
     try:
         with mark_main_module_import():
@@ -302,7 +307,7 @@ def _import_main_module(main_module: dict[str, str]) -> str | None:
 
 
 def _find_import_error(pickled_function: bytes) -> str | None:
-    """Return the reason why this process cannot import a function, or None."""
+    """Return why this process cannot import a function, or None if it can."""
     try:
         pickle.loads(pickled_function)  # noqa: S301 (our own worker's)
     except BaseException as error:
@@ -311,8 +316,8 @@ def _find_import_error(pickled_function: bytes) -> str | None:
 
 
 def _run_job(pickled_job: bytes, worker: _WorkerConnection) -> None:
-    """Run a job, and send its error. The traceback is added as a note to the error, because a
-    traceback cannot be pickled."""
+    """Run a job, and report its error (or None) to the worker. An added note contains the
+    traceback, because a traceback cannot be pickled."""
     error_to_send: BaseException | None = None
     try:
         # This imports user code, so it runs in the main thread and before the job starts.
@@ -333,8 +338,8 @@ def _call_job_function(function: Callable[[Job[Any]], object], job: Job[Any]) ->
 
 
 def _make_error_picklable(error: BaseException) -> BaseException:
-    """Return the error. If the error cannot be pickled and unpickled, return a RuntimeError with
-    its text."""
+    """Return `error`. If it cannot be pickled and unpickled, return a RuntimeError with its
+    text."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 (our own bytes)
     except Exception:

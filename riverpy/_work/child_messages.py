@@ -1,6 +1,6 @@
-"""Messages between a worker and its child processes, over two pipes that carry nothing else.
+"""Messages between a worker and its child processes. They use two pipes that carry nothing else.
 
-A message is its length, one byte for its type, and its content.
+A message consists of the length of its content, one byte for its type, and its content.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CHILD_STARTED = b"P"
 CHILD_READY = b"R"
 """From the child, once: it has imported the worker's main module."""
 CHILD_REFUSED = b"E"
-"""From the child instead of CHILD_READY: the text says why it cannot run jobs."""
+"""From the child, instead of CHILD_READY: the child cannot run jobs. The content is the reason."""
 JOB_STARTED = b"S"
 """From the child: the job has been unpickled and starts now. CANCEL_JOB may follow."""
 METADATA_RECORDED = b"M"
@@ -29,7 +29,7 @@ PROGRESS_REPORTED = b"T"
 JOB_ENDED = b"F"
 """From the child: the raised error or None, pickled."""
 FUNCTIONS_CHECKED = b"L"
-"""From the child: for each checked function the text of its error, or None, pickled."""
+"""From the child: a list with the text of an error, or None, for each checked function, pickled."""
 _MESSAGE_LENGTH_FORMAT = struct.Struct("!Q")
 
 
@@ -50,7 +50,7 @@ def receive_message(pipe: IO[bytes]) -> tuple[bytes, bytes]:
 
 
 def read_until_token(pipe: IO[bytes], token: bytes) -> bytes:
-    """Read up to and with the token. Return the bytes before it.
+    """Read up to the end of the token. Return the bytes before the token.
 
     Raises:
         EOFError: the other side has ended.

@@ -41,7 +41,8 @@ have started after it."""
 LOCK_AGE_WARN_SECONDS = 30.0
 """The check reports a transaction that has held locks on River's tables for this many seconds."""
 BLOCKING_LOCK_AGE_WARN_SECONDS = 3.0
-"""The shorter limit, in seconds, for a transaction whose locks make other sessions wait."""
+"""The check reports a transaction that makes other sessions wait when it has held its locks for
+this many seconds."""
 BLOATED_INDEX_BYTES_MIN = 64 * 1024 * 1024
 """The check reports an index as bloated only if its size in bytes is at least this."""
 BLOATED_INDEX_SIZE_FACTOR = 4.0

@@ -21,7 +21,8 @@ CLAIM_AGE_MAX_POLL_INTERVALS = 3
 """A worker with free slots is ready only if its last claim is at most this many poll intervals
 old."""
 CLAIM_AGE_MARGIN_SECONDS = 1.0
-"""Seconds that are added to this limit, because poll intervals may be very short."""
+"""Seconds that are added to the maximum age of the last claim, because poll intervals may be very
+short."""
 
 
 class CheckResult(msgspec.Struct, frozen=True):

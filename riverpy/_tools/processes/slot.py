@@ -66,8 +66,10 @@ class SharedSlotState:
 
 
 class ProcessSlot:
-    """One of the places for worker processes of a supervisor. When the process of the slot ends,
-    the slot starts the next one. `number` counts the slots from 1."""
+    """Runs one worker process at a time. When the process ends, the slot starts the next one.
+
+    A supervisor of n worker processes has n slots. `number` is the number of this slot, from 1.
+    """
 
     def __init__(
         self, number: int, command: WorkerCommand, rules: ExitRules, shared: SharedSlotState
@@ -104,7 +106,8 @@ class ProcessSlot:
 
     async def run(self, *, must_work_once: bool = False) -> None:
         """Run one process after another, until a stop is requested or the queues are drained. With
-        `must_work_once`, return if the first process ends before it has worked."""
+        `must_work_once`, return if the first process ends before its client has reached the state
+        `working`."""
         while not self._shared.stop_requested.is_set():
             seconds = await self._run_process()
             delay: float | None = None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from riverpy._tools.processes.worker_process import WorkerCommand
 
 KILLED_PROCESSES_TIMEOUT = 5.0
-"""Seconds to wait until killed processes have ended."""
+"""How long to wait until killed processes have ended, in seconds."""
 
 
 class WorkerSupervisor:

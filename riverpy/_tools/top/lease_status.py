@@ -25,28 +25,32 @@ READ_LEASES_MAX = 5_000
 
 
 class LeaseStatus(msgspec.Struct, frozen=True):
-    """A lease or singleton of user code that has a holder, or whose holder has not released it."""
+    """A lease or singleton of user code that is held, or that has expired without being
+    released."""
 
     name: str
     state: Literal["held", "expired"]
-    """`expired`: the lease has no holder, and no process has acquired it again."""
+    """`held`: a client holds the lease. `expired`: the last holder did not renew the lease, and no
+    client has acquired it again."""
     holder: str
-    """The holder. If the lease has expired: the last holder."""
+    """The current holder. If the lease has expired, the last holder."""
     epoch: int
-    """The number of the term, which is the time from acquiring the lease to its end."""
+    """The number of the holder's term. A term is the time from acquiring a lease until the lease
+    ends."""
     acquired_at: datetime
     held_for: float
     """Seconds since the start of the term."""
     expires_in: float
-    """Seconds until the lease expires, unless it is renewed; negative: it has expired."""
+    """Seconds until the lease expires if it is not renewed. Negative if it has expired."""
     standbys: list[str] | None = None
     """The ids of the live clients that would acquire the lease if it was free; None: not known."""
     lag: LeaseLag | None = None
-    """How far the holder is behind, as it last reported; None: it reported nothing."""
+    """The lag that the holder last reported: how many items are not handled, and the age of the
+    oldest one. None if the holder reported no lag."""
 
 
 class ShownLeases(NamedTuple):
-    """The leases that are shown, and the number of the others that were read."""
+    """The leases to show, and the number of leases that were read but are not shown."""
 
     leases: list[LeaseStatus]
     left_out: int
@@ -57,10 +61,13 @@ class ShownLeases(NamedTuple):
 async def read_lease_statuses(
     connection: Transaction, schema: str | None, *, has_reports: bool
 ) -> ShownLeases:
-    """Read the leases of user code. Expired leases come before held leases, then leases without
-    standbys before the others, then leases with older items before the others. If the role may not
-    read the table, the list is empty. A savepoint keeps the open transaction usable after this
-    error.
+    """Read the leases of user code, the most important first.
+
+    Expired leases come before held leases. Within these two groups, leases without standbys come
+    first. Within these, leases with the oldest unhandled items come first.
+
+    If the role may not read the table, return no leases. The statements run in a savepoint, so the
+    open transaction remains usable after this error.
 
     Args:
         has_reports: whether migration LEASE_REPORTS_MIGRATION is applied.

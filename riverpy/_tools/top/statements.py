@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TimeAndJobCount(NamedTuple):
-    """The time of a read, and the size of the table of jobs."""
+    """The server's time, and the approximate number of jobs in the table."""
 
     read_at: datetime
     estimated_job_count: int | None
@@ -24,7 +24,7 @@ class TimeAndJobCount(NamedTuple):
 
 
 class KindWithoutWorker(msgspec.Struct, frozen=True):
-    """A kind of available jobs for which no running riverpy client has a worker."""
+    """A job kind that has available jobs, but no running riverpy client has a worker for it."""
 
     kind: str
     jobs: int
@@ -41,7 +41,8 @@ class RunningJobsRow(NamedTuple):
 
 
 class QueueJobCountsRow(NamedTuple):
-    """The number of unfinished jobs of one queue. Counting ends at `count_limit`."""
+    """The numbers of unfinished jobs of one queue. Each number is at most the `count_limit` of the
+    statement."""
 
     name: str
     is_paused: bool
@@ -54,18 +55,20 @@ class QueueJobCountsRow(NamedTuple):
     oldest_due_at: datetime | None
     """The time at which the oldest due job became due; None: no job is due."""
     started_attempts: int
-    """For unfinished jobs: the number of attempts that started after `window_start`."""
+    """The number of attempts of unfinished jobs that started after the `window_start` of the
+    statement."""
     failed_attempts: int
-    """For unfinished jobs: the number of attempts that failed after `window_start`."""
+    """The number of attempts of unfinished jobs that failed after the `window_start` of the
+    statement."""
 
 
 class EndedJobsRow(NamedTuple):
-    """The jobs of one queue that ended recently."""
+    """The numbers of jobs of one queue that ended recently, i.e. after `window_start`."""
 
     window_start: datetime
-    """The start of the time for which ended jobs are read."""
+    """The start of the time window in which jobs are counted."""
     window_seconds: float
-    """The seconds from `window_start` to the time of the read."""
+    """The length of the window from `window_start` to the time of the read, in seconds."""
     queue: str | None
     """The name of the queue; None: no job ended in any queue."""
     completed_jobs: int
@@ -80,13 +83,13 @@ class HeldOrExpiredLeaseRow(NamedTuple):
 
     name: str
     holder: str
-    """The holder, or the last holder."""
+    """The current holder. If the lease has expired, the last holder."""
     epoch: int
     acquired_at: datetime
     held_seconds: float
     """Seconds since the lease was acquired."""
     seconds_until_expiry: float
-    """Seconds until the lease expires; negative: it has expired."""
+    """Seconds until the lease expires. Negative if it has expired."""
     is_held: bool
 
 
@@ -98,7 +101,7 @@ async def set_statement_timeout(connection: Transaction, timeout: timedelta) -> 
 
 
 async def read_time_and_job_count(connection: Transaction, schema: str | None) -> TimeAndJobCount:
-    """Return the server's time and the size of the table of jobs."""
+    """Return the server's time and the approximate number of jobs in the table."""
     (row,) = await get_query("top", "top_read_time", schema).fetch(connection, schema=schema)
     return TimeAndJobCount(*row)
 
@@ -111,8 +114,8 @@ async def read_kinds_without_worker(
     jobs_per_queue_max: int,
     kinds_max: int,
 ) -> list[KindWithoutWorker]:
-    """Return up to `kinds_max` kinds for which no running client has a worker. The first
-    `jobs_per_queue_max` available jobs of each queue are read."""
+    """Return up to `kinds_max` kinds of available jobs for which no running client has a worker.
+    The statement reads only the first `jobs_per_queue_max` available jobs of each queue."""
     rows = await get_query("top", "top_kinds", schema).fetch(
         connection, names=list(queue_names), limit=jobs_per_queue_max, kinds=kinds_max
     )
@@ -122,9 +125,12 @@ async def read_kinds_without_worker(
 async def read_running_jobs(
     connection: Transaction, schema: str | None, *, count_limit: int, damaged_job_ids: Sequence[int]
 ) -> dict[str, RunningJobsRow]:
-    """Return the running jobs of each client, by client id. At most `count_limit` running jobs
-    are read. Jobs whose client is not known have the client id "". For `damaged_job_ids` the client
-    is not read."""
+    """Return the number of running jobs and the longest run time of each client, by client id. The
+    client id is "" for jobs whose client is not known.
+
+    The statement reads at most `count_limit` running jobs. It does not read the clients of the jobs
+    in `damaged_job_ids`.
+    """
     rows = await get_query("top", "top_running", schema).fetch(
         connection, cap=count_limit, skipped=damaged_job_ids
     )
@@ -132,8 +138,8 @@ async def read_running_jobs(
 
 
 async def read_queue_names(connection: Transaction, schema: str | None, *, limit: int) -> list[str]:
-    """Return the names of queues: up to `limit` of `river_queue`, and up to `limit` that have
-    unfinished jobs."""
+    """Return the names of up to `limit` queues in `river_queue`, and of up to `limit` queues that
+    have unfinished jobs."""
     rows = await get_query("top", "top_queue_names", schema).fetch(connection, limit=limit)
     return [row[0] for row in rows]
 
@@ -149,9 +155,12 @@ async def read_queue_job_counts(
     read_limit: int,
     damaged_job_ids: Sequence[int],
 ) -> list[QueueJobCountsRow]:
-    """Return the numbers of unfinished jobs of each queue. `late_after` is the time after which a
-    job that should be available counts as late. Started and failed attempts are found among the
-    first `read_limit` jobs of each state. The errors of `damaged_job_ids` are not read."""
+    """Return the numbers of unfinished jobs of each queue.
+
+    A job counts as late if it should have become available more than `late_after` ago. Started and
+    failed attempts are counted only among the first `read_limit` jobs of each state. The statement
+    does not read the errors of the jobs in `damaged_job_ids`.
+    """
     rows = await get_query("top", "top_queues", schema).fetch(
         connection,
         name=queue_names,
@@ -173,9 +182,12 @@ async def read_ended_jobs(
     count_limit: int,
     damaged_job_ids: Sequence[int],
 ) -> list[EndedJobsRow]:
-    """Return the jobs of each queue that ended within `window`. If more than `count_limit` jobs of
-    a state ended, the window is shorter. If no job ended, there is one row without a queue. The
-    errors of `damaged_job_ids` are not read."""
+    """Return for each queue how many jobs ended within the last `window`. If no job ended, there is
+    one row without a queue.
+
+    If more than `count_limit` jobs of a state ended, the rows are about a shorter window. The
+    statement does not read the errors of the jobs in `damaged_job_ids`.
+    """
     rows = await get_query("top", "top_ended_jobs", schema).fetch(
         connection, window=window.total_seconds(), cap=count_limit, skipped=damaged_job_ids
     )
@@ -185,7 +197,8 @@ async def read_ended_jobs(
 async def count_pending_and_finished_jobs(
     connection: Transaction, schema: str | None, *, count_limit: int
 ) -> dict[str, int]:
-    """Return the number of pending and finished jobs, by state."""
+    """Return the number of pending jobs and of finished jobs, by state. Each number is at most
+    `count_limit`."""
     rows = await get_query("top", "top_totals", schema).fetch(connection, cap=count_limit)
     return {row[0]: row[1] for row in rows}
 
@@ -193,8 +206,9 @@ async def count_pending_and_finished_jobs(
 async def read_leases(
     connection: Transaction, schema: str | None, *, name_prefix: str, limit: int
 ) -> tuple[list[HeldOrExpiredLeaseRow], bool]:
-    """Return the leases that are held or expired within a day, among the first `limit` leases whose
-    names start with a prefix. Also return whether there may be more leases than were read."""
+    """Return the leases whose names start with `name_prefix`, and that are held or expired within
+    the last day. The statement reads at most `limit` leases with this prefix. Also return whether
+    there may be more leases."""
     rows = await get_query("top", "top_leases", schema).fetch(
         connection, prefix=name_prefix, limit=limit
     )

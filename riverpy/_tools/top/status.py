@@ -1,4 +1,5 @@
-"""The status that `riverpy top` shows: the queues, workers and leaders of a schema at one time."""
+"""The status that `riverpy top` shows: the queues, workers and leaders of a schema at one
+moment."""
 
 from __future__ import annotations
 
@@ -53,26 +54,28 @@ if TYPE_CHECKING:
 RATE_WINDOW = timedelta(seconds=10)
 """The time over which rates are computed."""
 LATE_JOB_AFTER = timedelta(seconds=10)
-"""The time after which a due scheduled job or retry counts as late. A leader needs at most 5 s."""
+"""A scheduled job or retry counts as late this long after it is due. A leader needs at most 5 s to
+make it available."""
 JOB_COUNT_MAX = 10_000
-"""The limit of each count of jobs. There is a count for each state in each queue, and for each
-pending or final state."""
+"""The largest number to which jobs are counted. The jobs of each unfinished state are counted for
+each queue. Pending and finished jobs are counted for each state."""
 JOB_COUNT_TOTAL_MAX = 30_000
 """The maximum number of jobs of one state that are counted in all queues. With many queues, fewer
 jobs of each queue are counted."""
 READ_JOBS_MAX = 1_000
 """The maximum number of jobs of one state in one queue whose attempts and errors are read."""
 READ_JOBS_TOTAL_MAX = 2_000
-"""The same for all queues. With many queues, fewer jobs of each are read, but at least one."""
+"""The maximum number of jobs of one state in all queues whose attempts and errors are read. With
+many queues, fewer jobs of each queue are read, but at least one."""
 RUNNING_JOBS_MAX = 2_000
 """The maximum number of running jobs whose clients are read."""
 ENDED_JOBS_MAX = 2_000
-"""The maximum number of recently ended jobs of each final state that are read. If more ended, rates
-are computed over a shorter time."""
+"""The maximum number of recently ended jobs of each final state that are read. If more jobs have
+ended, the rates are computed over a shorter time."""
 QUEUES_MAX = 1_000
 SAMPLED_JOBS_MAX = 20_000
-"""The maximum number of available jobs whose kinds are read, of which at most 1,000 in one
-queue."""
+"""The maximum number of available jobs whose kinds are read. At most 1,000 jobs of one queue are
+read."""
 KINDS_WITHOUT_WORKER_MAX = 20
 """The maximum number of kinds without a worker that are shown."""
 CLIENTS_MAX = 1_000
@@ -88,25 +91,26 @@ class QueueStatus(msgspec.Struct, frozen=True):
     name: str
     paused: bool
     workers: int | None
-    """The number of live clients that work the queue; None: not known, because riverpy's own tables
-    are missing."""
+    """The number of live clients that work the queue. None if this is not known, because riverpy's
+    own tables are missing."""
     available: int
     due_for: float | None
     """Seconds since the oldest job became due; None: no job is due."""
     running: int
     slots: int | None
-    """The number of slots of the live clients; None: not known, because a client has an older
-    version of riverpy."""
+    """The number of slots that the live clients have for the queue. None if this is not known,
+    because a client has an older version of riverpy."""
     scheduled: int
     retryable: int
     late: int
-    """The number of scheduled jobs and retries that a leader should have made available."""
+    """The number of scheduled jobs and retries that should be available by now, but no leader has
+    made them available."""
     started_per_s: float
     completed_per_s: float
     failed_per_s: float
     wait_p95: float | None
-    """The 95th percentile of the time from when a job was due to its start, in seconds, over the
-    recently ended jobs; None: no job ended."""
+    """The 95th percentile of the time from when a job was due to its start, in seconds. It is
+    computed from the jobs that ended recently. None if no job ended."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -130,23 +134,25 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     candidate: bool | None = None
     started_at: datetime | None = None
     silent_for: float | None = None
-    """Seconds since the last heartbeat; None: the client is not registered."""
+    """Seconds since the last heartbeat. None if the client is not registered."""
     dead_after: float | None = None
     """Seconds without a heartbeat after which the client counts as dead."""
 
 
 class LeaderStatus(msgspec.Struct, frozen=True):
-    """The current or last leader."""
+    """The current or last leader of a leader domain."""
 
     leader_id: str
     elected_at: datetime
     expires_in: float
-    """Seconds until the lease expires; negative: the lease has expired, so there is no leader."""
+    """Seconds until the lease expires. If negative, the lease has expired, and there is no
+    leader."""
     foreign: bool | None
-    """Whether the leader is not a riverpy client, but for example River in Go; None: not known,
-    because riverpy's own tables are missing."""
+    """True if the leader is not a riverpy client, but for example River in Go. None if this is not
+    known, because riverpy's own tables are missing or the lease has expired."""
     epoch: int | None = None
-    """The number of this term (time as leader); None: terms of `default` have no number."""
+    """The number of the leader's term, i.e. its time as leader. None for `default`, whose terms
+    have no number."""
 
 
 class DomainStatus(msgspec.Struct, frozen=True):
@@ -190,11 +196,11 @@ class FleetStatus(msgspec.Struct, frozen=True):
     """The kinds of available jobs for which no running riverpy client has a worker. The list is
     also empty if no riverpy client is registered."""
     leases: list[LeaseStatus] = []
-    """Leases and singletons of user code: those that need attention first, at most 20."""
+    """Up to 20 leases and singletons of user code. Those that need attention come first."""
     leases_left_out: int = 0
-    """The number of leases that were read and are not in the list."""
+    """The number of leases that were read but are not in `leases`."""
     leases_partial: bool = False
-    """Whether only the first leases by name were read, because the table has many."""
+    """Whether the table has so many leases that only the first by name were read."""
     damaged: list[int] = []
     """The ids of jobs that the server cannot read. These jobs are counted, but their errors and
     their clients are not known."""
@@ -204,8 +210,9 @@ class StatusReader:
     """Reads the status of one schema on a connection of its own. After an error, the next read
     connects again.
 
-    Each read is one read-only transaction and changes no setting of the session, so the reader
-    works through a pooler."""
+    Each read is one read-only transaction and changes no setting of the session. So the reader also
+    works through a connection pooler such as PgBouncer.
+    """
 
     def __init__(self, url: str, schema: str | None) -> None:
         self._url = url
@@ -244,18 +251,19 @@ class StatusReader:
 
 
 class StatusStatements:
-    """The statements that read the status of one schema, on any connection."""
+    """Reads the status of one schema on a connection of the caller."""
 
     def __init__(self, schema: str | None) -> None:
         self._schema = schema
         self._has_client_table = self._has_domains = False
         self._has_leases = self._has_lease_reports = False
         self._damaged_job_errors: dict[int, str] = {}
-        """The ids of the jobs that the server cannot read, each with the server's error."""
+        """The jobs that the server cannot read. The key is the job id, the value is the server's
+        error."""
 
     async def check_tables(self, connection: Transaction, url: str | None) -> None:
         """Check that the server is the primary and has River's tables. Find out which of riverpy's
-        own tables it has. Call this before the first `read`.
+        own tables exist. Call this before the first `read`.
 
         Raises:
             ConfigError, DatabaseError, or one of DATABASE_ERRORS: the server cannot be used.
@@ -270,7 +278,8 @@ class StatusStatements:
 
     async def read(self, connection: Transaction, started_at: float) -> FleetStatus:
         """Read the status in one read-only transaction. `started_at` is the monotonic time at which
-        the caller began. The caller sets a timeout."""
+        the caller began. The method has no timeout for the whole read, so the caller must set
+        one."""
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             await set_statement_timeout(connection, STATEMENT_TIMEOUT)
             return await self._read_status(connection, started_at)
@@ -356,7 +365,8 @@ class StatusStatements:
     async def _read_queue_names(
         self, connection: Transaction, clients: Sequence[ClientRow]
     ) -> Sequence[str]:
-        """Return the queues that have a row or jobs, or that a live client works."""
+        """Return the names of the queues that have a row in `river_queue` or unfinished jobs, or
+        that a live client works."""
         names = await read_queue_names(connection, self._schema, limit=QUEUES_MAX)
         worked = {name for client in clients if client.is_alive for name in client.queues}
         return sorted({*names, *worked})[:QUEUES_MAX]
@@ -460,8 +470,8 @@ def queue_statuses(
 
 
 def _slots_by_queue(clients: Sequence[ClientRow]) -> dict[str, int | None]:
-    """Return the number of slots of live clients by queue; None: a client of the queue does not
-    report its slots."""
+    """Return the number of slots that live clients have for each queue. The number is None if a
+    client of the queue does not report its slots."""
     found: dict[str, int | None] = {}
     for client in clients:
         if client.is_alive:
@@ -475,7 +485,8 @@ def _slots_by_queue(clients: Sequence[ClientRow]) -> dict[str, int | None]:
 def worker_statuses(
     clients: Sequence[ClientRow], running_jobs: dict[str, RunningJobsRow]
 ) -> list[WorkerStatus]:
-    """Return the status of the registered clients, then of other clients that run jobs."""
+    """Return the status of the registered clients, followed by the status of other clients that run
+    jobs."""
     idle = RunningJobsRow(0, None)
     registered = [
         WorkerStatus(

@@ -1,4 +1,4 @@
-"""The screen of `riverpy top`: the status as lines of text, and the output for a terminal.
+"""The screen of `riverpy top`. This module turns the status into lines of text and terminal output.
 
 The output changes no mode of the terminal, so the process need not restore a mode at its end. Each
 frame overwrites the screen from the top left corner.
@@ -28,7 +28,8 @@ ItemT = TypeVar("ItemT")
 _CURSOR_HOME, _CLEAR_REST_OF_LINE, _CLEAR_REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _RESET_STYLE = "\x1b[0m"
 _ROUNDED_COUNT_MIN = 10_000
-"""A count that ended at its limit is shown in thousands if it is at least this number."""
+"""A count that has reached its limit is shown in thousands, such as `10k+`, if it is at least this
+number."""
 _STYLE_COLORS = {"bad": "\x1b[31m", "warn": "\x1b[33m", "head": "\x1b[1m", "": ""}
 _JOB_STATES = (
     "available",
@@ -61,7 +62,8 @@ class ScreenLine:
         self.style = style
 
     def render(self, width: int | None, *, color: bool) -> str:
-        """Return the text, cut to `width`. If `color` is true, it has the colour of the style."""
+        """Return the text, shortened to `width`. If `color` is true, the text has the colour of the
+        line's style."""
         text = self.text
         if width is not None and len(text) > width:
             text = text[: max(width - 1, 0)] + "…"
@@ -81,8 +83,10 @@ def render_frame(lines: Sequence[ScreenLine], *, width: int, height: int, color:
 def status_lines(
     status: FleetStatus, error: str | None = None, age: float = 0.0, *, width: int | None = None
 ) -> list[ScreenLine]:
-    """Return the lines of the screen. `error` is the error of a later read, and `age`
-    is the seconds since the last successful read. A narrow screen has fewer columns."""
+    """Return the lines of the screen for a status. A narrow screen has fewer columns.
+
+    If the newest read failed, `error` is its error, and `status` was read `age` seconds ago.
+    """
     lines = [ScreenLine(f"riverpy top   {status.at:%Y-%m-%d %H:%M:%S} UTC", "head")]
     if error is not None:
         lines.append(no_answer_line(error, age))
@@ -117,7 +121,8 @@ def status_lines(
 
 
 def no_answer_line(error: str, silent_seconds: float) -> ScreenLine:
-    """Return the line about a failed read, `silent_seconds` after the last successful read."""
+    """Return the line that shows a failed read. `silent_seconds` is the time since the last
+    successful read."""
     return ScreenLine(f"NO ANSWER for {_format_duration(silent_seconds)}: {error}", "bad")
 
 
