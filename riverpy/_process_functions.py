@@ -1,7 +1,8 @@
-"""Checks, at registration, that a child process can find a function and an args class by name.
+"""Checks for jobs in child processes: a child process must be able to find the function and the
+args class by name.
 
 The child process imports the module of the function and looks up the function's name. While a
-decorator runs, the name is not bound yet, so this is checked when the client starts.
+decorator runs, the name is not bound yet. So these checks run when the client starts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _TOP_LEVEL_ADVICE = "write it as a `def` or `class` at the top level of a module
 
 
 def check_process_function(function: Callable[..., Any], args_type: object) -> None:
-    """Refuse a function or args class that a child process cannot find by name.
+    """Raise an error if a child process cannot find the function or the args class by name.
 
     Raises:
         ConfigError: the function or the args class is a lambda, is defined in a function, or is in
@@ -59,7 +60,8 @@ def _has_main_file() -> bool:
 
 
 def check_distinct_function_names(function: Callable[..., Any], other: Callable[..., Any]) -> None:
-    """Refuse a function that has replaced another registered function of the same name.
+    """Raise an error if two registered functions have the same name: a child process would find
+    only the last one.
 
     Raises:
         ConfigError: both have the same module and name, and are not the same function.

@@ -1,4 +1,5 @@
-"""Pydantic models as args and output. Only the user imports pydantic."""
+"""Support for pydantic models as args and output of jobs. This module does not import pydantic:
+only programs that use it do."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ _NON_OBJECT_SCHEMA_TYPES = {
     *("list", "set", "frozenset", "tuple", "str", "bytes", "int", "float", "decimal", "bool"),
     *("none", "date", "time", "datetime", "timedelta", "uuid", "url", "enum", "literal"),
 }
-"""Types of a core schema whose values are no JSON objects."""
+"""The types in pydantic's core schema whose values are not JSON objects."""
 
 
 class ModelValueError(TypeError):
-    """A value of a model cannot be stored, or would be lost.
+    """A value in a model cannot be stored as JSON, or would be stored as another value.
 
     Args:
-        reason: why.
+        reason: the reason, for the error text.
         keys: the JSON names and indexes that lead from the model to the value.
     """
 
@@ -46,15 +47,15 @@ def is_model_class(cls: object) -> bool:
 
 
 def dump_model(model: object, *, as_args: bool = False) -> object:
-    """Return the JSON values of a model, by their aliases.
+    """Convert a model to JSON values. Fields have the names of their aliases.
 
     Args:
         model: the model.
-        as_args: whether the values must be valid as the input of the class. Then computed fields
-            are left out.
+        as_args: whether the model class must be able to decode the result. Then computed fields are
+            left out.
 
     Raises:
-        TypeError: the model is of version 1.
+        TypeError: the model is of pydantic 1.
         ModelValueError: a value is a secret, has no JSON form, or its serializer failed.
     """
     _expect_pydantic_2(type(model))
@@ -125,7 +126,7 @@ def make_model_decoder(cls: type[Any]) -> Callable[[str], Any]:
 
     Raises:
         NameError: an annotation cannot be resolved.
-        TypeError: the model can never be decoded from the JSON that it is encoded as.
+        TypeError: the JSON of such a model could never be decoded into the model again.
     """
     _expect_pydantic_2(cls)
     if not cls.__pydantic_complete__:
@@ -151,7 +152,7 @@ def decode_model(cls: type[Any], text: str) -> Any:
 
 
 def get_model_field_names(cls: type[Any]) -> list[tuple[str, str]]:
-    """Return the attribute and the JSON name of each field."""
+    """Return the attribute name and the JSON name of each field."""
     return [(name, field.serialization_alias or name) for name, field in cls.model_fields.items()]
 
 
@@ -161,8 +162,8 @@ def get_model_field_annotations(cls: type[Any]) -> dict[str, Any]:
 
 
 def find_validation_problem(error: Exception) -> tuple[str, str] | None:
-    """Return the path and the reason of the first problem in an error of pydantic. None: this is
-    another error."""
+    """Return the path and the reason of the first problem in a ValidationError of pydantic. Return
+    None for another error."""
     list_problems: Any = getattr(error, "errors", None)
     if type(error).__name__ != "ValidationError" or not callable(list_problems):
         return None
@@ -182,7 +183,8 @@ def _expect_pydantic_2(cls: type[Any]) -> None:
 
 
 def _check_field_types(cls: type[Any], path: str, checked: set[type[Any]]) -> None:
-    """Check the fields of a model, dataclass or Struct, and of the classes in its fields."""
+    """Check that no field of a model, dataclass or Struct is a secret, and that pydantic can read
+    each field that it writes. Check the classes of its fields, too."""
     if cls in checked:
         return
     checked.add(cls)
@@ -221,8 +223,8 @@ def _iterate_classes(annotation: Any) -> Iterator[type[Any]]:
 
 
 def _check_aliases(cls: type[Any], path: str) -> None:
-    """Check that each field is read from the name under which it is written. Otherwise the value
-    would be lost, or the args could not be decoded."""
+    """Check that pydantic reads each field from the name under which it writes the field. Otherwise
+    the value would be lost, or the args could not be decoded."""
     config: Any = cls.model_config
     for name, field in cls.model_fields.items():
         written = field.serialization_alias or name
@@ -259,7 +261,7 @@ def _is_secret_class(cls: type[Any]) -> bool:
 
 def _expect_no_lost_value(value: Any, keys: tuple[str | int, ...]) -> None:
     """Raise ModelValueError if pydantic would write a part of this value as another value. `keys`
-    lead to the value."""
+    lead from the model to the value."""
     for key, part in _list_keys_and_items(value):
         _expect_no_lost_value(part, (*keys, key))
     if isinstance(value, float) and not math.isfinite(value):
@@ -276,8 +278,9 @@ def _make_secret_error_text(place: str) -> str:
 
 
 def _find_undecodable_path(schema: Any, path: str) -> str | None:
-    """Return the path of the first required value that no JSON can be decoded into. A validator
-    that runs before the check of a type may convert JSON, so that type is not examined."""
+    """Return the path of the first required value that cannot be decoded from JSON. If a validator
+    runs before a type is checked, this type is not examined, because the validator may convert the
+    JSON."""
     kind = schema["type"]
     if kind in _UNDECODABLE_SCHEMA_TYPES:
         return path

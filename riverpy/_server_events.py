@@ -1,4 +1,4 @@
-"""Server-sent events: the text of one event, and whether the web server stops."""
+"""Server-sent events: encodes one event, and detects that the web server is stopping."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 
 def encode_server_sent_event(name: str, data: bytes, event_id: str | None = None) -> bytes:
-    """Return one server-sent event. Line ends in the arguments cannot end the event early."""
+    """Encode one server-sent event. Line ends in the arguments cannot end the event early."""
     text = data.decode()
     lines = [f"event: {_join_lines(name)}"]
     if event_id:
@@ -21,8 +21,9 @@ def _join_lines(text: str) -> str:
 
 
 def is_uvicorn_stopping() -> bool:
-    """Whether uvicorn runs this process and is stopping. uvicorn waits for open streams, so they
-    must end by themselves. The signal handler is a method of uvicorn's server object."""
+    """Whether uvicorn runs this process and is stopping. It waits for open streams, so they must
+    end by themselves then. This function finds uvicorn's server object through the signal handler,
+    which is a method of the object."""
     for number in (signal.SIGINT, signal.SIGTERM):
         server = getattr(signal.getsignal(number), "__self__", None)
         if getattr(server, "should_exit", False) is True:

@@ -1,5 +1,5 @@
-"""Streams: async iterators over the events of a client. Each has a limited buffer, and the client
-never waits for a reader."""
+"""Streams: async iterators over the events of a client. A stream buffers a limited number of
+events. The client never waits until a reader reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class Stream(Generic[ItemT]):
     """An async iterator: `async with` opens it, `async for` reads it.
 
     The iteration ends when the client stops. A full stream drops items and counts them in
-    `dropped`. The class of the stream decides whether it drops the newest or the oldest items."""
+    `dropped`. Each subclass decides whether it drops the newest or the oldest items.
+    """
 
     def __init__(self, owner: StreamGroup[Any], size: int) -> None:
         self._owner, self._size = owner, size
@@ -26,7 +27,7 @@ class Stream(Generic[ItemT]):
         self._items_ready = asyncio.Event()
         self._was_opened = self._is_closed = False
         self._error: Exception | None = None
-        """The error that ends the iteration. None: it ends without one."""
+        """The error that the iteration raises at its end. None: it ends without an error."""
         self._log = get_logger()
         self.dropped: int = 0
         """The number of items that the full stream has dropped."""
@@ -47,7 +48,8 @@ class Stream(Generic[ItemT]):
         self._owner.dropped_item_count += 1
 
     def close(self, error: Exception | None = None) -> None:
-        """End the iteration after the waiting items, with `error` if it is given."""
+        """End the iteration when the reader has read the waiting items. If `error` is given, the
+        iteration raises it at that point."""
         self._is_closed, self._error = True, self._error or error
         self._items_ready.set()
 
@@ -55,7 +57,7 @@ class Stream(Generic[ItemT]):
         """Open the stream.
 
         Raises:
-            ClientStateError: it was opened before.
+            ClientStateError: the stream was opened before.
         """
         if self._was_opened:  # it may belong to another event loop, and has ended
             raise ClientStateError("a subscription is opened once: call client.subscribe(…) again")
@@ -93,10 +95,10 @@ class Stream(Generic[ItemT]):
 
 
 def check_stream_size(size: int) -> None:
-    """Check the number of items that may wait for a reader.
+    """Check the size of a stream, i.e. the maximum number of items that wait for the reader.
 
     Raises:
-        ConfigError: it is no whole number, or below 1.
+        ConfigError: `size` is not a whole number from 1.
     """
     if type(size) is not int or size < 1:
         raise ConfigError(f"the size of a subscription is a whole number from 1, got {size!r}")
@@ -108,14 +110,15 @@ class StreamGroup(Generic[StreamT]):
     def __init__(self) -> None:
         self._open_streams: list[StreamT] = []
         self.dropped_item_count = 0
-        """The number of items that all streams so far have dropped because they were full."""
+        """The number of items that full streams have dropped, including streams that are closed
+        now."""
 
     def add_stream(self, stream: StreamT) -> None:
         """Add a stream that was opened."""
         self._open_streams.append(stream)
 
     def remove_stream(self, stream: StreamT) -> None:
-        """Remove a stream, if it is still open."""
+        """Remove a stream. If it was removed before, do nothing."""
         if stream in self._open_streams:
             self._open_streams.remove(stream)
 

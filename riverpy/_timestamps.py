@@ -1,19 +1,19 @@
-"""Timestamps of the database, as integers and as times of Python."""
+"""Converts timestamps of the database to times of Python, and back."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
 PG_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
-"""The time from which PostgreSQL counts."""
+"""The time from which PostgreSQL counts microseconds."""
 _TIMESTAMP_MIN = datetime(1, 1, 1, tzinfo=UTC)
 _TIMESTAMP_MAX = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
 def decode_timestamp(raw: int | bytes | None) -> datetime | None:
-    """Return the time of a timestamp from the database: microseconds since 2000, as an integer or
-    in the wire format.
+    """Convert a timestamp from the database to a time of Python. `raw` has the microseconds since
+    2000, as an integer or in PostgreSQL's wire format.
 
     A time outside Python's calendar (`infinity`, the year 10000) becomes the first or last possible
     time.
@@ -29,12 +29,12 @@ def decode_timestamp(raw: int | bytes | None) -> datetime | None:
 
 
 def decode_wire_microseconds(raw: bytes) -> int:
-    """Return the microseconds since 2000 of a timestamp in the wire format."""
+    """Return the microseconds since 2000 of a timestamp in PostgreSQL's wire format."""
     return int.from_bytes(raw, "big", signed=True)
 
 
 def encode_timestamp(value: datetime) -> int:
-    """Return a time as microseconds since 2000. This is the inverse of `decode_timestamp`."""
+    """Convert a time to microseconds since 2000. This is the inverse of `decode_timestamp`."""
     return (value - PG_EPOCH) // _MICROSECOND
 
 

@@ -1,7 +1,8 @@
-"""Skipped rows: rows that are set aside, because a statement fails for each of them alone.
+"""SkippedRows: rows that riverpy skips for a while, because a statement failed for each of them
+alone.
 
-Such a row is sent again later, alone, so that it does not make other rows fail. The delay doubles
-after each failure.
+A skipped row is tried again later, in a statement of its own, so that it does not make other rows
+fail. The delay doubles after each failure.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 RETRY_DELAY_MIN = 1.0
 RETRY_DELAY_MAX = 60.0
-"""The default longest delay between two tries, in seconds. `RETRY_DELAY_MIN` is the first."""
+"""The default of the longest delay between two tries, in seconds. The first delay is
+`RETRY_DELAY_MIN`."""
 LOCKED_ROW_RETRY_DELAY_MAX = 2.0
 """The longest delay for a locked row, in seconds. Most locks end soon."""
 RETRY_PAUSE_FACTOR = 4
@@ -28,7 +30,7 @@ RowT = TypeVar("RowT")
 
 
 class SkippedRowReport(NamedTuple):
-    """A row that is set aside, as reported to the operator."""
+    """A skipped row, in the form in which the client reports it to operators."""
 
     statement_purpose: str
     """The purpose of the statement, for example `result` or `claim`."""
@@ -41,7 +43,7 @@ class SkippedRowReport(NamedTuple):
 
 
 class SkippedRow(NamedTuple, Generic[RowT]):
-    """One row that is set aside. Times are monotonic seconds."""
+    """One skipped row. Times are monotonic seconds."""
 
     row: RowT
     error: str
@@ -54,7 +56,7 @@ class SkippedRow(NamedTuple, Generic[RowT]):
 
 
 class SkippedRows(Generic[RowT]):
-    """Rows that are set aside for a retry, each under a key."""
+    """The skipped rows of one kind of statement, each under a key."""
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class SkippedRows(Generic[RowT]):
         """Create the object without rows.
 
         Args:
-            row_count_max: at how many rows `is_full` is True. None: no limit.
+            row_count_max: `is_full` is True from this number of rows. None: no limit.
             retry_delay_min: seconds until the second try. None: `RETRY_DELAY_MIN`.
             retry_delay_max: the longest delay in seconds. None: `RETRY_DELAY_MAX`.
             read_clock: returns the time, in seconds. None: monotonic time.
@@ -89,19 +91,19 @@ class SkippedRows(Generic[RowT]):
 
     @property
     def is_full(self) -> bool:
-        """Whether no more rows should be set aside."""
+        """Whether no more rows should be skipped."""
         return len(self._rows_by_key) >= self._row_count_max
 
     @property
     def rows(self) -> list[SkippedRow[RowT]]:
-        """All rows, in the order in which they were set aside."""
+        """All skipped rows, in the order in which they first failed."""
         return list(self._rows_by_key.values())
 
     def add_failure(
         self, key: Hashable, row: RowT, error: Exception, statement_seconds: float
     ) -> SkippedRow[RowT]:
-        """Set aside a row whose statement without other rows failed after
-        `statement_seconds`, for the first time or again."""
+        """Record that a statement with only this row has failed after `statement_seconds`. The row
+        is skipped until its next try. Call this for the first failure and for each later one."""
         now = self._current_time()
         known = self._rows_by_key.get(key)
         tries = 1 if known is None else known.failure_count + 1
@@ -120,31 +122,32 @@ class SkippedRows(Generic[RowT]):
         return entry
 
     def seconds_until_retry(self, key: Hashable) -> float:
-        """Return the seconds until a row is due. 0 if it is due or not set aside."""
+        """Return the seconds until the next try of a row. Return 0 if the row may be tried now, or
+        is not skipped."""
         entry = self._rows_by_key.get(key)
         return (
             0.0 if entry is None else max(self._get_retry_time(entry) - self._current_time(), 0.0)
         )
 
     def remove_row(self, key: Hashable) -> None:
-        """Remove a row, because it was sent or no longer exists."""
+        """Remove a row, because a statement with it succeeded or the row no longer exists."""
         self._rows_by_key.pop(key, None)
 
     def make_all_rows_due(self) -> None:
-        """Make all rows due now, because the cause of their failures may be gone."""
+        """Let all rows be tried now, because the cause of their failures may be gone."""
         now = self._current_time()
         for key, entry in self._rows_by_key.items():
             self._rows_by_key[key] = entry._replace(next_retry_at=min(entry.next_retry_at, now))
 
     def first_due_row(self) -> SkippedRow[RowT] | None:
-        """Return the row that has been due for longest, if one is due."""
+        """Return the row whose next try has been due for longest, or None if no try is due."""
         first = min(self._rows_by_key.values(), key=self._get_retry_time, default=None)
         is_due = first is not None and self._get_retry_time(first) <= self._current_time()
         return first if is_due else None
 
     @property
     def next_retry_at(self) -> float:
-        """When the next row is due, in monotonic seconds. Infinity: there is no row."""
+        """When the next try of a row is due, in monotonic seconds. Infinity: there is no row."""
         return min(map(self._get_retry_time, self._rows_by_key.values()), default=math.inf)
 
     def _current_time(self) -> float:
@@ -160,8 +163,8 @@ def make_skipped_row_reports(
     rows: Iterable[SkippedRow[RowT]],
     row_name: Callable[[RowT], object] = str,
 ) -> list[SkippedRowReport]:
-    """Return the rows that failed more than once, for an operator. `statement_purpose` is the
-    purpose of the statement, and `row_name` returns the id of a row."""
+    """Return reports on the rows that failed more than once, for operators. `statement_purpose` is
+    the purpose of the statement. `row_name` returns the id of a row."""
     return [
         SkippedRowReport(
             statement_purpose,

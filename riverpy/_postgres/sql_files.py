@@ -1,22 +1,22 @@
-"""SQL files: this module finds them, reads their statements, inserts the schema's name, and numbers
-the parameters.
+"""SQL files: finds them, reads their statements, inserts the name of the schema, and numbers the
+parameters.
 
-A file in `sql/queries` holds SQL statements, called blocks. Each block starts with a line like `--
-name: job_insert`. In a block
+A file in `sql/queries` has SQL statements, called blocks. A line such as `-- name: job_insert`
+starts a block. A block may have these marks:
 
 - `@queue` is a parameter. For asyncpg it becomes `$1`, `$2`, … in the order of first use.
-- `/* schema */` stands before the name of each table, type and function of River's schema.
+- `/* schema */` before the name of a table, type or function is replaced with River's schema.
 - `/* schema of river_job */ current_schema()::text` is the name of the schema of that table, as a
   value.
 - `/* finite */ (x)` limits the timestamp `x` to the years 1 to 9999. A column may hold `infinity`
   or a year that Python lacks, and arithmetic on those fails.
-- A line `-- include: FILE.BLOCK` is replaced by the text of another block.
-- A line `-- queues: column` makes two more blocks. In `NAME_in_queues` the line is a condition for
-  the queues of the parameter `@queues`, in `NAME_except_queues` for all other queues. (With one
-  text for all three cases, a generic plan would not use the index on the queue.)
-- A line `-- when NAME: SQL` is part of the statement only if the caller names this part. `-- when
-  NAME, NAME: SQL` needs one of these parts. So a statement has exactly the conditions that its
-  caller needs, and every plan can use their indexes.
+- A line `-- include: FILE.BLOCK` is replaced with the text of another block.
+- A line `-- queues: column` makes two more blocks. In `NAME_in_queues`, the line selects the queues
+  of the parameter `@queues`. In `NAME_except_queues`, it selects all other queues. (With one text
+  for all three blocks, a generic plan would not use the index on the queue.)
+- A line `-- when NAME: SQL` is a conditional part. The statement has it only if the caller names
+  this part. `-- when NAME, NAME: SQL` needs one of these names. So a statement has exactly the
+  conditions that its caller needs, and every plan can use their indexes.
 
 A block without includes and conditional parts can be run in psql without changes.
 """
@@ -62,7 +62,7 @@ _FINITE_TIME_SQL = (
     rf"(case when \1 < {_TIME_MIN_SQL} then {_TIME_MIN_SQL} "
     rf"when \1 > {_TIME_MAX_SQL} then {_TIME_MAX_SQL} else \1 end)"
 )
-"""The SQL expression that limits a timestamp to the years that Python can have."""
+"""The SQL expression that limits a timestamp to the years that Python supports."""
 
 
 CACHED_QUERIES_MAX = 1_000
@@ -71,7 +71,7 @@ dropped."""
 
 
 class Query(NamedTuple):
-    """One statement for asyncpg. The methods take a value for each of its parameters by name."""
+    """One SQL statement for asyncpg. Its methods take the values of the parameters by name."""
 
     text: str
     parameters: tuple[str, ...]
@@ -88,11 +88,12 @@ class Query(NamedTuple):
         return await connection.fetch(self.text, *self.order_arguments(values))
 
     async def fetchrow(self, connection: Transaction, /, **values: object) -> Record | None:
-        """Run the statement and return the first row."""
+        """Run the statement and return the first row, or None if there is no row."""
         return await connection.fetchrow(self.text, *self.order_arguments(values))
 
     async def fetchval(self, connection: Transaction, /, **values: object) -> Any:
-        """Run the statement and return the first column of the first row."""
+        """Run the statement and return the first column of the first row, or None if there is no
+        row."""
         return await connection.fetchval(self.text, *self.order_arguments(values))
 
     async def execute(self, connection: Transaction, /, **values: object) -> None:
@@ -129,8 +130,8 @@ def lists_by_field(rows: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def splice_schema(text: str, schema: str | None) -> str:
-    """Replace the marks for the schema in a text. If `schema` is None, the names of tables get no
-    schema."""
+    """Replace the marks for the schema in an SQL text. If `schema` is None, the names of tables get
+    no schema, so that the search path applies."""
     prefix = f"{quote_identifier(schema)}." if schema else ""
 
     def schema_of(match: re.Match[str]) -> str:
@@ -143,7 +144,7 @@ def splice_schema(text: str, schema: str | None) -> str:
 
 @cache
 def load_statements(file: str) -> dict[str, str]:
-    """Return the named blocks of `sql/queries/<file>.sql`, without their comment lines."""
+    """Return the blocks of `sql/queries/<file>.sql` by name, without their comment lines."""
     parts = _STATEMENT_NAME_PATTERN.split(
         sql_directory().joinpath("queries", f"{file}.sql").read_text("utf-8")
     )
@@ -158,7 +159,7 @@ def load_statements(file: str) -> dict[str, str]:
 
 
 def _expand_comments(body: str) -> str:
-    """Replace the marks that do not depend on the schema, and drop comment lines."""
+    """Replace those marks in a block that do not depend on the schema, and drop comment lines."""
     body = _INCLUDE_PATTERN.sub(lambda match: load_statements(match[1])[match[2]], body)
     body = _COMMENT_LINE_PATTERN.sub("", body)
     return _FINITE_TIME_PATTERN.sub(_FINITE_TIME_SQL, body).strip().rstrip(";")
@@ -172,8 +173,8 @@ def get_query(file: str, name: str, schema: str | None) -> Query:
 
 @lru_cache(maxsize=CACHED_QUERIES_MAX)
 def get_query_with_parts(file: str, name: str, schema: str | None, parts: frozenset[str]) -> Query:
-    """Return the block `name` of `sql/queries/<file>.sql` for this schema, with these of its
-    conditional parts."""
+    """Return the block `name` of `sql/queries/<file>.sql` for this schema. Of its conditional
+    parts, it has only those with a name in `parts`."""
 
     def choose(match: re.Match[str]) -> str:
         is_chosen = not parts.isdisjoint(match[1].split(", "))
@@ -185,7 +186,7 @@ def get_query_with_parts(file: str, name: str, schema: str | None, parts: frozen
 
 
 def _number_parameters(text: str) -> Query:
-    """Return the query with numbers in place of the names of its parameters."""
+    """Replace the names of parameters in an SQL text with numbers, and return the query."""
     names: dict[str, int] = {}
 
     def replace_with_number(match: re.Match[str]) -> str:
@@ -211,7 +212,8 @@ async def fetch_for_queues(
     /,
     **values: object,
 ) -> list[Record]:
-    """Run the block `name` for the queues of a filter (None: all queues), and return all rows."""
+    """Run the form of the block `name` that handles the queues of `queue_filter`, and return all
+    rows. None: the statement handles all queues."""
     if queue_filter is not None:
         name += "_in_queues" if queue_filter.is_allow_list else "_except_queues"
         values["queues"] = queue_filter.queues

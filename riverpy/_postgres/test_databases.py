@@ -1,7 +1,8 @@
-"""Statements for the databases of a run of tests: create, copy, empty, rename and drop them.
+"""Statements for the test databases of a run: create, copy, empty, rename and drop them. A run is
+one pytest command, which may have several processes.
 
-Advisory locks belong to one database of the server. So a run takes all its locks on one connection
-to the database of the server's URL.
+An advisory lock belongs to one database of the server. So a run acquires all its locks on one
+connection to the database of the server's URL.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def _get_statement(name: str) -> Query:
 
 
 async def lock_run(connection: Transaction, run: int) -> None:
-    """Hold the shared lock of a run. Wait while another process drops the databases of the run."""
+    """Acquire the shared lock of a run. Each process of the run holds it while the run has
+    databases. This waits while another process drops the databases of the run."""
     await _get_statement("lock_run").execute(connection, namespace=_RUN_LOCK_NAMESPACE, run=run)
 
 
@@ -33,35 +35,37 @@ async def unlock_run(connection: Transaction, run: int) -> None:
 
 
 async def try_lock_ended_run(connection: Transaction, run: int) -> bool:
-    """Acquire the lock of a run that no process holds. Return False if a process holds it."""
+    """Try to acquire the lock of a run exclusively. Return False if a process of the run still
+    holds it."""
     return await _get_statement("try_lock_run").fetchval(
         connection, namespace=_RUN_LOCK_NAMESPACE, run=run
     )
 
 
 async def unlock_ended_run(connection: Transaction, run: int) -> None:
-    """Release the lock of `try_lock_ended_run`."""
+    """Release the lock that `try_lock_ended_run` acquired."""
     await _get_statement("unlock_ended_run").execute(
         connection, namespace=_RUN_LOCK_NAMESPACE, run=run
     )
 
 
 async def lock_template(connection: Transaction, run: int) -> None:
-    """Hold the lock for making the template of a run."""
+    """Acquire the lock for creating the template database of a run. Wait while another process
+    holds it."""
     await _get_statement("lock_template").execute(
         connection, namespace=_TEMPLATE_LOCK_NAMESPACE, run=run
     )
 
 
 async def unlock_template(connection: Transaction, run: int) -> None:
-    """Release the lock for making the template of a run."""
+    """Release the lock for creating the template database of a run."""
     await _get_statement("unlock_template").execute(
         connection, namespace=_TEMPLATE_LOCK_NAMESPACE, run=run
     )
 
 
 async def disable_idle_session_timeout(connection: Transaction) -> None:
-    """Let the session be idle for any time."""
+    """Prevent that the server ends this session because it is idle."""
     await _get_statement("stay_connected").execute(connection)
 
 
@@ -89,7 +93,8 @@ async def copy_database(connection: Transaction, template: str, name: str) -> No
 
 
 async def refuse_connections(connection: Transaction, name: str) -> None:
-    """Let no more sessions connect to a database, and end those that are connected."""
+    """Prevent new connections to a database, and end its sessions. Only a database without sessions
+    can be copied."""
     await _execute_with_database_names(connection, "refuse_connections", a_template_database=name)
     await _get_statement("end_connections").execute(connection, name=name)
 
@@ -142,7 +147,8 @@ async def end_session(connection: Transaction, pid: int) -> None:
 
 
 async def mark_transaction(connection: Transaction) -> None:
-    """Mark the transaction of a test, and limit its waits for locks to 10 seconds."""
+    """Mark the transaction of a test, so that `fetch_transaction_state` recognizes it. Limit its
+    waits for locks to 10 seconds."""
     await _get_statement("mark_transaction").execute(connection)
 
 
@@ -150,7 +156,7 @@ class TransactionState(NamedTuple):
     """The state of the transaction of a test."""
 
     is_marked: bool
-    """Whether this is the marked transaction."""
+    """Whether `mark_transaction` was called in this transaction."""
     has_changed_tables: bool
     """Whether the transaction has changed the columns of a table, or has emptied one."""
 
@@ -169,7 +175,8 @@ async def reset_session(connection: Transaction) -> None:
 async def _execute_with_database_names(
     connection: Transaction, block: str, **databases: str
 ) -> None:
-    """Run a statement that takes no parameters, with the names of these databases."""
+    """Run a statement after replacing the placeholders of its databases with their names. CREATE
+    DATABASE and similar statements take no parameters."""
     text = load_statements("test_database")[f"test_database_{block}"]
     for placeholder, name in databases.items():
         text = text.replace(placeholder, quote_identifier(name))

@@ -1,7 +1,7 @@
 """Tracing: suppresses the driver's OpenTelemetry spans for riverpy's own statements.
 
-A key in OpenTelemetry's context suppresses the spans. This module does not import OpenTelemetry,
-because only a program that imports OpenTelemetry has an instrumentation.
+A key in OpenTelemetry's context suppresses the spans. This module does not import OpenTelemetry: if
+the program has not imported it either, there are no spans.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NO_SUPPRESSION = nullcontext()
 
 
 def suppress_tracing(*, trace_internal: bool = False) -> AbstractContextManager[None]:
-    """Suppress the driver's spans in the `with` block, except if `trace_internal` is True."""
+    """Suppress the driver's spans in the `with` block. If `trace_internal` is True, do nothing."""
     context: Any = None if trace_internal else sys.modules.get("opentelemetry.context")
     return _NO_SUPPRESSION if context is None else _suppress_tracing(context)
 

@@ -1,5 +1,5 @@
-"""Transactions of callers: checks of `tx=` and of the connection of a fence, and savepoints. A
-fence lets a transaction commit only while a lease is held."""
+"""Checks and savepoints for transactions of callers. A caller passes a transaction as `tx=`, or to
+a fence, which lets it commit only while a lease is held."""
 
 from __future__ import annotations
 
@@ -51,11 +51,13 @@ TRANSACTION_ABORTED_ERROR_TEXT = (
 
 
 def validate_tx(tx: object) -> Transaction:
-    """Check a caller's argument `tx`, without a round trip. Return the connection, or an adapter
-    with the methods of asyncpg's connection that statements use.
+    """Check a caller's argument `tx`, without a round trip. Return a connection of asyncpg
+    unchanged. For another library, return an adapter with those methods of asyncpg's connection
+    that statements use.
 
     Raises:
-        TypeError: riverpy does not know the type of `tx`, or it is for the other kind of client.
+        TypeError: riverpy does not know the type of `tx`, or `tx` is blocking in an async client,
+            or async in a blocking client.
         TransactionError: the connection is closed, or its transaction is aborted, or none is open.
     """
     connection = _adapt_if_needed(tx)
@@ -76,8 +78,8 @@ def validate_tx(tx: object) -> Transaction:
 
 
 def _adapt_if_needed(tx: object) -> Transaction | None:
-    """Return a connection of asyncpg unchanged, and an adapter for another library's. None: riverpy
-    does not know its type."""
+    """Return a connection of asyncpg unchanged, or the adapter of another library's connection.
+    Return None if riverpy does not know the type of `tx`."""
     if is_asyncpg_connection(tx):
         return tx
     # The adapter has those methods of asyncpg's connection that statements use.
@@ -107,7 +109,8 @@ def _validate_async_or_blocking(connection: Transaction, tx: object) -> None:
 
 
 def is_blocking_transaction(tx: object) -> bool:
-    """Whether `tx` is a connection or session for blocking code. A text is one of Django's."""
+    """Whether `tx` is a connection or session for blocking code. A text is one, because it is an
+    alias of Django's DATABASES."""
     if isinstance(tx, str):
         return True
     session = None if is_asyncpg_connection(tx) else adapt_session(tx)
@@ -117,20 +120,21 @@ def is_blocking_transaction(tx: object) -> bool:
 def run_at_once_if_blocking(
     tx: object, call: Coroutine[object, None, ResultT]
 ) -> ResultT | Coroutine[object, None, ResultT]:
-    """Run a call in a blocking transaction at once, and return its result. In another transaction,
-    return the call, which the caller awaits."""
+    """If `tx` is blocking, run the call at once and return its result. Otherwise return the call,
+    so that the caller awaits it."""
     return run_without_loop(call) if is_blocking_transaction(tx) else call
 
 
 def get_pooler_remedy(connection: Transaction) -> str:
-    """Return what the caller has to set if its connection leads to a pooler in transaction mode."""
+    """Return what the caller must set if its connection leads to a pooler in transaction mode, for
+    error texts."""
     if isinstance(connection, CallerSession):
         return connection.pooler_remedy
     return "make the connection given as tx with statement_cache_size=0"
 
 
 def expect_copy_support(connection: Transaction) -> None:
-    """Raise InsertError if the caller's connection has no COPY."""
+    """Raise InsertError if the caller's connection does not support COPY."""
     if isinstance(connection, CallerSession) and not connection.has_copy:
         raise InsertError(
             f"insert_many_fast uses COPY, which {connection.library} does not have: use "
@@ -170,12 +174,13 @@ async def savepoint(connection: Transaction) -> AsyncGenerator[None]:
 
 @asynccontextmanager
 async def limit_lock_wait(connection: Transaction, wait_seconds: float) -> AsyncGenerator[None]:
-    """Limit each wait for a lock in the `async with` block to `wait_seconds`, on a connection that
-    is closed if a statement on it is cancelled. If the block fails, the caller must roll back to a
-    savepoint from before it. On asyncpg's own connections this does nothing.
+    """Limit each wait for a lock in the `async with` block to `wait_seconds`. This is for
+    connections of other libraries, which may close if a statement is cancelled. For connections of
+    asyncpg it does nothing. If the block fails, the caller must roll back to a savepoint from
+    before the block.
 
     Raises:
-        LockNotAvailableError: a statement has waited for so long.
+        LockNotAvailableError: a statement waited for `wait_seconds`.
     """
     if not isinstance(connection, CallerSession):
         yield
@@ -186,14 +191,15 @@ async def limit_lock_wait(connection: Transaction, wait_seconds: float) -> Async
 
 
 async def _set_lock_timeout(connection: Transaction, lock_timeout: str) -> str:
-    """Set the lock timeout of the transaction. Return the earlier one."""
+    """Set the lock timeout of the transaction. Return the previous one."""
     statement = get_query("session", "session_set_lock_timeout", None)
     return await statement.fetchval(connection, lock_timeout=lock_timeout)
 
 
 async def flush_session(tx: object) -> None:
-    """Write the changed objects of a session of SQLAlchemy, before a savepoint that SQLAlchemy does
-    not know. Otherwise a rollback to it would undo the changes without a notice to the session."""
+    """Write the changed objects of a SQLAlchemy session to the database. Call this before a
+    savepoint that SQLAlchemy does not know about. Otherwise a rollback to the savepoint would undo
+    the changes, and the session would not know it."""
     if isinstance(session := _adapt_if_needed(tx), CallerSession):
         await session.flush()
 
@@ -201,8 +207,8 @@ async def flush_session(tx: object) -> None:
 async def run_caller_function(
     connection: Transaction, function: Callable[[Any], Awaitable[ResultT]], tx: object
 ) -> ResultT:
-    """Run a caller's function with the object that the caller passed as `tx`. If `tx` is None, pass
-    the library's own connection under `connection`."""
+    """Call the caller's function with `tx` and await it. If `tx` is None, pass the library's own
+    connection, which is `connection` or is adapted by it."""
     if isinstance(connection, CallerSession):
         async with connection.savepoint():
             return await call_async_function(
@@ -214,10 +220,10 @@ async def run_caller_function(
 async def call_async_function(
     function: Callable[[Any], Awaitable[ResultT]], argument: object
 ) -> ResultT:
-    """Call a function of the user's and await what it returns.
+    """Call a function of the user and await what it returns.
 
     Raises:
-        ConfigError: it returns nothing that can be awaited.
+        ConfigError: the function returned an object that cannot be awaited.
     """
     returned: object = function(argument)
     if not isawaitable(returned):
@@ -244,8 +250,8 @@ async def _run_statement(connection: Transaction, statement_name: str) -> None:
 
 
 def validate_fence_connection(connection: object) -> Transaction:
-    """Check the connection for a fence, without a round trip. Return it or its adapter. Raise
-    TransactionError if riverpy does not know its type, or if it has no open transaction."""
+    """Check the connection for a fence, without a round trip. Return it, or its adapter. Raise
+    TransactionError if riverpy does not know its type, or if no transaction is open."""
     adapted = _adapt_if_needed(connection)
     if adapted is None:
         raise TransactionError(

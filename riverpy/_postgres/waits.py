@@ -1,4 +1,4 @@
-"""The statements and the notifications for code that waits for the end of jobs."""
+"""The statements and the notifications for callers that wait until jobs end."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 NOTIFY_END_METADATA_KEY = "riverpy:notify"
-"""The metadata key of a job that is waited for."""
+"""The metadata key that marks a job for whose end a caller waits."""
 JOB_END_TOPIC = "riverpy_job"
-"""The topic of notifications about the ends of jobs with this key."""
+"""The topic of notifications about the ends of marked jobs."""
 JOBS_PER_PAYLOAD_MAX = 200
-"""The maximum number of jobs in a notification. A payload has at most 7,999 bytes. A job has at
-most 35: an id of 19 digits, a state and punctuation."""
+"""The maximum number of jobs in a notification. A payload has at most 7,999 bytes. A job takes at
+most 35 of them: an id of 19 digits, a state and punctuation."""
 
 
 class WaitedJobState(NamedTuple):
-    """The state of a job that is waited for."""
+    """The state of a job for whose end a caller waits."""
 
     id: int
     state: str
@@ -32,16 +32,16 @@ class WaitedJobState(NamedTuple):
 
 
 class JobEndMessage(msgspec.Struct):
-    """The payload of a notification: the jobs that have ended."""
+    """The payload of a notification about jobs that have ended."""
 
     jobs: list[tuple[int, str]] = []
-    """The ids and states."""
+    """The id and the final state of each job."""
 
 
 async def job_get_states(
     connection: Transaction, schema: str | None, ids: list[int]
 ) -> list[WaitedJobState]:
-    """Return the states of the given jobs that exist."""
+    """Return the states of the jobs with these ids. Jobs that do not exist are left out."""
     rows = await get_query("riverpy_wait", "wait_states", schema).fetch(connection, id=ids)
     return [WaitedJobState(*row) for row in rows]
 
@@ -49,8 +49,9 @@ async def job_get_states(
 async def job_get_states_and_mark_waited(
     connection: Transaction, schema: str | None, ids: list[int]
 ) -> list[WaitedJobState]:
-    """Return the states of the given jobs that exist. Mark those that no client has claimed: the
-    client that claims such a job sends a notification when the job ends."""
+    """Return the states of the jobs with these ids. Jobs that do not exist are left out. Mark the
+    jobs that no client has claimed: the client that claims a marked job sends a notification when
+    the job ends."""
     query = get_query("riverpy_wait", "wait_states_and_mark", schema)
     return [WaitedJobState(*row) for row in await query.fetch(connection, id=ids)]
 
@@ -58,7 +59,8 @@ async def job_get_states_and_mark_waited(
 async def job_notify_ends(
     connection: Transaction, schema: str | None, ended_jobs: Iterable[tuple[int, str]]
 ) -> None:
-    """Notify the clients that wait for these jobs, each given as an id and a state."""
+    """Notify the clients that wait for these jobs. `ended_jobs` has the id and the final state of
+    each job."""
     jobs = list(ended_jobs)
     parts = [
         jobs[start : start + JOBS_PER_PAYLOAD_MAX]
@@ -70,7 +72,8 @@ async def job_notify_ends(
 
 
 def decode_job_ends(payload: str) -> list[tuple[int, str]]:
-    """Return the ids and states in a payload; nothing if it is not valid."""
+    """Return the ids and final states of the jobs in a payload. If the payload is not valid, return
+    an empty list."""
     try:
         return msgspec.json.decode(payload, type=JobEndMessage).jobs
     except (msgspec.DecodeError, RecursionError):  # any session can send any text

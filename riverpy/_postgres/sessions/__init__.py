@@ -1,3 +1,4 @@
-"""Connections and sessions of other libraries than asyncpg, as a caller's transaction."""
+"""Adapters for connections and sessions of other libraries than asyncpg, which callers pass as
+`tx=`."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Chooses the adapter of a caller's connection or session. It imports no library that the caller
-has not imported."""
+"""Chooses the adapter for a connection or session that a caller passes as `tx=`. This module
+imports no library that the caller has not imported."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ BLOCKING_TX_TYPES_TEXT = (
     "connection of Django or its alias"
 )
 _ADAPTER_MODULES = {"sqlalchemy": "sqlalchemy", "psycopg": "psycopg", "django": "django"}
-"""The module in this package that adapts objects of a library, by the name of the library's
-package. A module has `adapt(tx)`, which returns the adapter, or None for other objects. A module is
-imported when the caller passes an object of its library."""
+"""The module in this package for each library, by the name of the library's package.
+
+A module has the function `adapt(tx)`, which returns the adapter of `tx`, or None for an object that
+it does not know. A module is imported when a caller passes an object of its library.
+"""
 _DJANGO_ALIAS_MODULE = "django"
-"""The module that adapts a text as `tx` of a blocking client, if the caller has imported Django's
-connections."""
+"""The module for a text that is passed as `tx` to a blocking client: an alias of Django's
+DATABASES. It is used only if the caller has imported `django.db`."""
 _HINT_BY_CLASS_NAME = {
     "AsyncEngine": "open a session or connection of the engine: `async with engine.begin() as tx:`",
     "Engine": "open a session or connection of the engine: `with engine.begin() as tx:`",
@@ -44,13 +46,13 @@ _HINT_BY_CLASS_NAME = {
     "connection": "a connection of psycopg2 is accepted through SQLAlchemy only",
     "cursor": "a connection of psycopg2 is accepted through SQLAlchemy only",
 }
-"""What to do instead, for objects that callers confuse with their connection. The keys are names of
-classes."""
+"""What to do instead of passing an object of this class as `tx`, by class name. Callers confuse
+these classes with connections and sessions."""
 
 
 def adapt_session(tx: object) -> CallerSession | None:
-    """Return the adapter of a connection or session, which may be an adapter already. None: riverpy
-    does not know its type."""
+    """Return the adapter of a connection or session, or `tx` itself if it is an adapter. Return
+    None if riverpy does not know the type of `tx`."""
     if isinstance(tx, CallerSession):
         return tx
     if isinstance(tx, str):
@@ -70,7 +72,8 @@ def _adapt_with_module(module_name: str, tx: object) -> CallerSession | None:
 
 
 def describe_wrong_type(tx: object) -> str:
-    """Return the name of the object's type and, if it is known, what to pass instead."""
+    """Return the name of the type of `tx`, for an error text. If it is a type that callers confuse
+    with a connection, add what to do instead."""
     name = type(tx).__name__
     hints = [
         _HINT_BY_CLASS_NAME[base.__name__]

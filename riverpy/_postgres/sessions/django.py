@@ -1,4 +1,4 @@
-"""Django's database connections, with psycopg 3 or psycopg2.
+"""The adapter of Django's database connections, with psycopg 3 or psycopg2.
 
 Statements run through Django's cursor, so that its transactions, its wrappers of `execute` and its
 log of queries apply.
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     from riverpy._postgres.sessions.records import Record
 
 _IN_ERROR, _UNKNOWN = 3, 4
-"""Two states of a transaction in psycopg 3 and psycopg2: aborted, and no connection."""
+"""The numbers of two transaction states in psycopg 3 and psycopg2: the transaction is aborted, and
+there is no connection."""
 
 
 class ServerVersion(NamedTuple):
-    """The version of a server."""
+    """The version of a PostgreSQL server."""
 
     major: int
     minor: int
@@ -51,7 +52,8 @@ _ASYNC_ERROR_TEXT = (
 
 
 def adapt(tx: object) -> CallerSession | None:
-    """Return the adapter of an alias, or of a connection of Django's; None: it is something else.
+    """Return the adapter of a Django connection, or of an alias of DATABASES. Return None for
+    another object.
 
     Raises:
         TransactionError: there is no such alias, the database is not PostgreSQL, or the connection
@@ -78,12 +80,14 @@ def adapt(tx: object) -> CallerSession | None:
 
 
 def _resolve_proxy(tx: object) -> object:
-    """Return the connection behind `django.db.connection`, or the object itself."""
+    """If `tx` is `django.db.connection`, return the connection behind it. Otherwise return `tx`
+    itself."""
     return connections[cast("Any", tx).alias] if isinstance(tx, ConnectionProxy) else tx
 
 
 class DjangoSession(CallerSession):
-    """A connection of Django's. Outside `atomic` each statement commits by itself, as in Django."""
+    """The adapter of a Django connection. Outside `atomic`, each statement commits by itself, as in
+    Django."""
 
     library = "Django"
     has_copy = True
@@ -105,7 +109,7 @@ class DjangoSession(CallerSession):
         return connection.autocommit
 
     def get_server_version(self) -> ServerVersion:
-        """Return the version of the server, as asyncpg does."""
+        """Return the version of the server, like asyncpg's method of this name."""
         with self._translate_errors():
             self._connection.ensure_connection()
         return ServerVersion(*self._connection.get_database_version())
@@ -141,7 +145,8 @@ class DjangoSession(CallerSession):
 
     @asynccontextmanager
     async def transaction(self, **_: object) -> AsyncGenerator[None]:
-        """Run an `async with` block in Django's `atomic`: in a savepoint or a transaction."""
+        """Run the `async with` block in Django's `atomic`. This begins a transaction, or a
+        savepoint if a transaction is open."""
         block = transaction.atomic(using=self._connection.alias)
         with self._translate_errors():
             block.__enter__()
@@ -160,7 +165,7 @@ class DjangoSession(CallerSession):
         return _NestedAtomic(self, block)
 
     def end_nested(self, block: transaction.Atomic, *, keep: bool) -> None:
-        """End a block `atomic`: keep what was done in it, or undo it."""
+        """End a block of Django's `atomic`. If `keep` is False, undo its changes."""
         if not keep:
             transaction.set_rollback(True, using=self._connection.alias)
         with self._translate_errors():
@@ -196,8 +201,9 @@ class DjangoSession(CallerSession):
 
     @contextmanager
     def _translate_errors(self) -> Generator[None]:
-        """Raise asyncpg's errors in place of Django's. As with an error of Django's own queries,
-        the code must then roll the transaction back, or roll back to a savepoint of Django."""
+        """Replace Django's errors in the `with` block with asyncpg's errors. After such an error,
+        the transaction must be rolled back, or rolled back to a savepoint of Django. Django
+        requires the same after errors of its own queries."""
         try:
             yield
         except SynchronousOnlyOperation as error:
@@ -216,7 +222,7 @@ class DjangoSession(CallerSession):
 
 
 class _NestedAtomic(NestedTransaction):
-    """The savepoint of a block `atomic`."""
+    """A block of Django's `atomic` that riverpy uses as a savepoint."""
 
     def __init__(self, session: DjangoSession, block: transaction.Atomic) -> None:
         self._session, self._block = session, block
@@ -226,8 +232,8 @@ class _NestedAtomic(NestedTransaction):
 
 
 def _decode_value(value: object) -> object:
-    """Return a value as asyncpg does: times in UTC, and bytes. Without USE_TZ, Django's times have
-    no time zone: they are local times of the process."""
+    """Convert a value from Django to asyncpg's form: times in UTC, and bytes. Without USE_TZ,
+    Django's times have no time zone and are local times of the process."""
     if isinstance(value, datetime):
         return value.astimezone(UTC)
     return bytes(cast("memoryview", value)) if isinstance(value, memoryview) else value

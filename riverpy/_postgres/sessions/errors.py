@@ -1,4 +1,5 @@
-"""Errors of other libraries as errors of asyncpg, which the rest of riverpy handles."""
+"""Converts errors of other libraries to errors of asyncpg. The rest of riverpy handles only
+asyncpg's errors."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ _PSYCOPG_NAME_BY_FIELD = {
     "L": "source_line",
     "R": "source_function",
 }
-"""The fields of an error in PostgreSQL's protocol, with their names in psycopg's `Diagnostic`."""
+"""The attributes of psycopg's `Diagnostic`, by the code of the error field in PostgreSQL's
+protocol."""
 _ASYNCPG_NAME_BY_FIELD = {
     "C": "sqlstate",
     "M": "message",
@@ -45,11 +47,11 @@ _ASYNCPG_NAME_BY_FIELD = {
     "F": "server_source_filename",
     "R": "server_source_function",
 }
-"""The fields of an error in PostgreSQL's protocol, with their names in asyncpg's errors."""
+"""The attributes of asyncpg's errors, by the code of the error field in PostgreSQL's protocol."""
 
 
 class LoginRefusedError(ConnectionError):
-    """The server has refused the login, and would refuse it again."""
+    """The server has refused the login. It would also refuse another try."""
 
 
 def make_encoding_error(error: UnicodeEncodeError) -> ArgsError:
@@ -61,8 +63,8 @@ def make_encoding_error(error: UnicodeEncodeError) -> ArgsError:
 
 
 def make_asyncpg_error(error: BaseException, *, is_connection_closed: bool) -> Exception:
-    """Return asyncpg's error for an error of psycopg, or for one of SQLAlchemy's with either
-    driver. It has the same SQLSTATE, text, detail and constraint."""
+    """Return asyncpg's error for an error of psycopg or SQLAlchemy. It has the same SQLSTATE, text,
+    detail and constraint."""
     for cause in _iterate_causes(error):
         if isinstance(cause, PostgresError):
             # Make a new error: an error cannot be raised from itself.
@@ -83,8 +85,8 @@ def _read_fields(source: object, names: dict[str, str]) -> dict[str, Any]:
 
 
 def _iterate_driver_errors(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors of the driver that caused the error. SQLAlchemy's own text also shows the
-    statement and its values."""
+    """Yield the errors of the driver that caused the error. Only their texts are safe to show:
+    SQLAlchemy's own text also has the statement and its values."""
     for cause in _iterate_causes(error):
         if isinstance(cause, DATABASE_ERRORS) or type(cause).__module__.startswith("psycopg"):
             yield cause

@@ -1,5 +1,5 @@
-"""The types of what a caller passes as `tx=`. They describe classes of other libraries, so that
-these need not be imported."""
+"""The types that a caller may pass as `tx=`. They describe classes of other libraries, so that
+riverpy need not import these libraries."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SqlAlchemySession(Protocol):
         ...
 
     async def flush(self) -> None:
-        """Write changed objects."""
+        """Write changed objects to the database."""
         ...
 
 
@@ -92,12 +92,12 @@ class BlockingSqlAlchemySession(Protocol):
         ...
 
     def flush(self) -> None:
-        """Write changed objects."""
+        """Write changed objects to the database."""
         ...
 
 
 class BlockingSqlAlchemyResult(Protocol):
-    """A result of SQLAlchemy's `Connection`."""
+    """The result of a statement that SQLAlchemy's `Connection` has run."""
 
     @property
     def returns_rows(self) -> bool:
@@ -114,7 +114,7 @@ class BlockingSqlAlchemyConnection(Protocol):
 
 
 class DjangoConnection(Protocol):
-    """Django's connection, from `transaction.get_connection()`."""
+    """A connection of Django, as `transaction.get_connection()` returns it."""
 
     @property
     def alias(self) -> str:
@@ -123,7 +123,7 @@ class DjangoConnection(Protocol):
 
     @property
     def in_atomic_block(self) -> bool:
-        """Whether a block `atomic` is open."""
+        """Whether a block of Django's `atomic` is open."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Connections and cursors of psycopg 3."""
+"""The adapters of connections and cursors of psycopg 3."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ ResultT = TypeVar("ResultT")
 
 
 def adapt(tx: object) -> CallerSession | None:
-    """Return the adapter of a connection or cursor; None: it is something else.
+    """Return the adapter of a connection, or of the connection of a cursor. Return None for another
+    object.
 
     Raises:
         TransactionError: the cursor is closed.
@@ -71,8 +72,8 @@ class _UtcLoader(TimestamptzLoader):
 
 
 class _TextLoader(TextLoader):
-    """Reads text as UTF-8 if the encoding of the connection is SQL_ASCII. psycopg returns bytes
-    then."""
+    """Reads text as UTF-8 if the encoding of the connection is SQL_ASCII. psycopg itself would
+    return bytes."""
 
     def load(self, data: Any) -> Any:
         value = super().load(data)
@@ -91,12 +92,12 @@ def _make_adapters() -> AdaptersMap:
 
 
 _ADAPTERS = _make_adapters()
-"""The adapters that send and read values. Adapters that the caller has registered, for the
-connection or for all connections, do not apply."""
+"""psycopg's adapters for the values of riverpy's statements. Adapters that the caller has
+registered do not apply."""
 
 
 class _CursorWithOwnAdapters:
-    """A cursor with riverpy's own adapters."""
+    """Makes a psycopg cursor use riverpy's own adapters."""
 
     @property
     def adapters(self) -> AdaptersMap:
@@ -112,8 +113,9 @@ class _AsyncStatementCursor(_CursorWithOwnAdapters, psycopg.AsyncRawCursor[tuple
 
 
 class PsycopgSession(CallerSession):
-    """A connection of psycopg. psycopg's blocking and async classes have the same methods, so this
-    class serves both. Only `_await_if_async` and `_make_async_context` decide whether to await."""
+    """The adapter of a psycopg connection. psycopg's blocking and async classes have the same
+    methods, so the code here serves both. `AsyncPsycopgSession` overrides only the methods that
+    must await."""
 
     library = "psycopg"
     has_copy = True
@@ -126,13 +128,13 @@ class PsycopgSession(CallerSession):
         return _StatementCursor(self._connection, row_factory=tuple_row)
 
     async def _await_if_async(self, result: Awaitable[ResultT] | ResultT) -> ResultT:
-        """Return the result of a method of psycopg. A blocking method has returned it already."""
+        """Return the result of a method of psycopg. `AsyncPsycopgSession` awaits it first."""
         return cast("ResultT", result)
 
     def _make_async_context(
         self, context: AbstractAsyncContextManager[ResultT] | AbstractContextManager[ResultT]
     ) -> AbstractAsyncContextManager[ResultT]:
-        """Return a context manager of psycopg for `async with`."""
+        """Return a context manager of psycopg in a form for `async with`."""
         return make_async_context_manager(cast("AbstractContextManager[ResultT]", context))
 
     @property
@@ -175,8 +177,8 @@ class PsycopgSession(CallerSession):
         return make_records([name.decode() for name in names], rows)
 
     async def _await_pipelined_results(self) -> None:
-        """Wait for the results of the caller's statements: then the transaction's state is
-        known."""
+        """Wait for the results of the statements that the caller has sent in a pipeline. Only then
+        the state of the transaction is known."""
         try:
             async with self._make_async_context(self._connection.pipeline()):
                 pass
@@ -223,7 +225,7 @@ class PsycopgSession(CallerSession):
 
 
 class AsyncPsycopgSession(PsycopgSession):
-    """An async connection of psycopg."""
+    """The adapter of an async psycopg connection."""
 
     is_blocking = False
 

@@ -1,4 +1,4 @@
-"""Record: a row of a result, like asyncpg's."""
+"""Record: a row of a result that has the methods of asyncpg's Record."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Record:
-    """A row. Its values are read by position, by slice, or by the name of a column."""
+    """A row of a result. Its values are read by position, by slice, or by the name of a column."""
 
     __slots__ = ("_positions", "_values")
 
@@ -38,11 +38,11 @@ class Record:
         return f"<Record {values}>"
 
     def keys(self) -> KeysView[str]:
-        """Return the names of the columns. With this method, `**record` works."""
+        """Return the names of the columns. This method makes `**record` possible."""
         return self._positions.keys()
 
 
 def make_records(columns: list[str], rows: list[tuple[Any, ...]]) -> list[Record]:
-    """Return the rows of a result with these columns."""
+    """Return the rows of a result as records. `columns` has the names of the columns."""
     positions = {name: at for at, name in enumerate(columns)}
     return [Record(row, positions) for row in rows]

@@ -1,4 +1,4 @@
-"""CallerSession: the base of the adapters of other libraries' connections and sessions."""
+"""CallerSession: the base class of the adapters for connections and sessions of other libraries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def make_no_transaction_error(*, is_blocking: bool) -> TransactionError:
-    """Return the error for a connection that is in no transaction."""
+    """Return the error for a connection without an open transaction."""
     begin = "with" if is_blocking else "async with"
     return TransactionError(
         "the connection given as tx is in no transaction, so the call would commit by itself: "
@@ -34,34 +34,38 @@ class SessionState(Enum):
 
 
 class NestedTransaction(ABC):
-    """A savepoint of a library that must know about savepoints."""
+    """A savepoint that the library itself has begun, because the library must know its
+    savepoints."""
 
     @abstractmethod
     async def end(self, *, keep: bool) -> None:
-        """End the savepoint: keep what was done since its begin, or undo it. If the caller has
-        ended it already, this does nothing."""
+        """End the savepoint. If `keep` is False, undo the changes since its begin. If the caller
+        has ended the savepoint already, do nothing."""
 
 
 class CallerSession(ABC):
-    """A connection or session of another library than asyncpg, with the methods of asyncpg's
-    connection that riverpy's statements use.
+    """The adapter of a connection or session of another library than asyncpg. It has those methods
+    of asyncpg's connection that riverpy's statements use.
 
-    Errors of the library are raised as asyncpg's errors with the same SQLSTATE. A statement is sent
-    only in the caller's transaction.
+    Errors of the library are raised as asyncpg's errors with the same SQLSTATE. All statements run
+    in the caller's transaction.
     """
 
     library: str
     """The library's name, for error texts."""
     is_blocking = True
-    """Whether `fetch` blocks the thread until the server has answered. Then no `await` waits."""
+    """Whether `fetch` blocks the thread until the server has answered. Such a `fetch` never waits
+    for the event loop."""
     commits_by_itself = False
-    """Whether no transaction is open, but statements are allowed: each one commits by itself."""
+    """Whether statements are allowed without an open transaction. Then each statement commits by
+    itself."""
     has_transaction_blocks = False
-    """Whether riverpy begins savepoints, and its own transactions, with `transaction`."""
+    """Whether riverpy must use the method `transaction` to begin savepoints and its own
+    transactions."""
     has_copy = False
-    """Whether there is a method `copy_to_table`, like asyncpg's."""
+    """Whether the adapter has a method `copy_to_table`, like asyncpg's."""
     pooler_remedy: str
-    """What to set for a pooler in transaction mode."""
+    """What the caller must set for a pooler in transaction mode, for error texts."""
 
     @property
     @abstractmethod
@@ -70,19 +74,20 @@ class CallerSession(ABC):
 
     @abstractmethod
     def get_state(self) -> SessionState:
-        """Return the state of the transaction. No statement is sent."""
+        """Return the state of the transaction. This sends no statement."""
 
     @abstractmethod
     async def fetch(self, statement: str, *values: object) -> list[Record]:
         """Run a statement with the parameters `$1`, `$2`, … and return all rows."""
 
     async def fetchrow(self, statement: str, *values: object) -> Record | None:
-        """Run a statement and return the first row."""
+        """Run a statement and return the first row, or None if there is no row."""
         rows = await self.fetch(statement, *values)
         return rows[0] if rows else None
 
     async def fetchval(self, statement: str, *values: object) -> Any:
-        """Run a statement and return the first column of the first row."""
+        """Run a statement and return the first column of the first row, or None if there is no
+        row."""
         row = await self.fetchrow(statement, *values)
         return None if row is None else row[0]
 
@@ -95,26 +100,27 @@ class CallerSession(ABC):
         return
 
     def savepoint(self) -> AbstractAsyncContextManager[object]:
-        """Return a savepoint of the library for the caller's code, if the library must know what a
-        rollback undoes. On a connection without objects, the context manager does nothing."""
+        """Return a context manager that runs the caller's code in a savepoint of the library. It is
+        for libraries that must know what a rollback undoes. For other libraries it does nothing."""
         return nullcontext()
 
     async def begin_nested(self) -> NestedTransaction | None:
-        """Begin a savepoint of the library. None: the library need not know about savepoints."""
+        """Begin a savepoint of the library, or return None if the library need not know about
+        savepoints."""
         return None
 
     def keep_connection_if_cancelled(self) -> AbstractContextManager[None]:
-        """During a `with` block, keep the connection if a statement on it is cancelled, also if the
-        library would close it. A savepoint was set before."""
+        """In the `with` block, keep the connection open if a statement on it is cancelled.
+        SQLAlchemy would close it. The caller must have set a savepoint before."""
         return nullcontext()
 
     def transaction(self, **_: object) -> AbstractAsyncContextManager[None]:
-        """Run an `async with` block in the library's transaction or savepoint, if
-        `has_transaction_blocks` is true."""
+        """Run the `async with` block in a transaction or savepoint of the library. Only adapters
+        with `has_transaction_blocks` support this."""
         raise NotImplementedError
 
     def is_in_transaction(self) -> bool:
-        """Whether a transaction is open, aborted or not."""
+        """Whether a transaction is open. An aborted transaction is open, too."""
         return self.get_state() in (SessionState.USABLE, SessionState.ABORTED)
 
     def is_closed(self) -> bool:

@@ -1,10 +1,11 @@
-"""Sessions and connections of SQLAlchemy, with the drivers asyncpg, psycopg and psycopg2.
+"""The adapters of sessions and connections of SQLAlchemy, with the drivers asyncpg, psycopg and
+psycopg2.
 
-Statements run through SQLAlchemy. On the driver's connection they would run before SQLAlchemy has
-begun the transaction, and a rollback would not undo them.
+Statements run through SQLAlchemy. If they ran on the driver's connection, SQLAlchemy might not have
+begun the transaction yet, and a rollback would not undo them.
 
-An async session of SQLAlchemy is a blocking one that runs in a greenlet. So all code here is for
-the blocking one, and the async adapter runs it by SQLAlchemy's `run_sync`.
+An async session of SQLAlchemy runs a blocking session in a greenlet. So all code here is for
+blocking sessions, and the async adapter runs it with SQLAlchemy's `run_sync`.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ ResultT = TypeVar("ResultT")
 
 _SUPPORTED_DRIVERS = ("asyncpg", "psycopg", "psycopg2")
 _EXECUTION_OPTIONS = {"stream_results": False, "yield_per": None, "no_parameters": False}
-"""Options of riverpy's statements, which replace those of the engine. The results are small and
-read at once, and `%%` needs parameters."""
+"""Options of riverpy's statements. They replace options of the engine that do not fit: the results
+are small and read at once, and `%%` in a statement needs parameters."""
 _OTHER_ENGINE_ADVICE = (
     "pass the connection of the engine that has the job's data, as in "
     "tx=session.connection(bind_arguments={'mapper': Model}), with `await` if the session is async"
@@ -54,10 +55,10 @@ _OTHER_ENGINE_ADVICE = (
 
 
 def adapt(tx: object) -> CallerSession | None:
-    """Return the adapter of a session or connection; None: it is something else.
+    """Return the adapter of a session or connection. Return None for another object.
 
     Raises:
-        TransactionError: it is an AsyncConnection that was never opened.
+        TransactionError: `tx` is an AsyncConnection that was never opened.
     """
     if isinstance(tx, scoped_session):
         tx = cast("scoped_session[Session]", tx)()
@@ -87,14 +88,15 @@ def _adapt_async(tx: object) -> CallerSession | None:
 
 
 def _copy_buffer_to_bytes(value: object) -> object:
-    """Return the bytes of a `bytea`, for which psycopg2 returns a view of its buffer."""
+    """Convert a view of psycopg2's buffer, which psycopg2 returns for `bytea`, to bytes. Return any
+    other value unchanged."""
     return bytes(cast("memoryview[int]", value)) if isinstance(value, memoryview) else value
 
 
 @contextmanager
 def _use_plain_cursors(connection: Connection) -> Generator[None]:
-    """Let psycopg2 make plain cursors in a `with` block. The caller's class of cursors may need
-    columns with names."""
+    """In the `with` block, let psycopg2 use its plain cursor class. A cursor class of the caller
+    may require that all columns have names."""
     is_psycopg2 = connection.dialect.driver == "psycopg2"
     raw_connection: Any = connection.connection.dbapi_connection if is_psycopg2 else None
     if raw_connection is None or raw_connection.cursor_factory is None:
@@ -108,7 +110,7 @@ def _use_plain_cursors(connection: Connection) -> Generator[None]:
 
 
 def _has_other_connection(session: Session, connection: Connection) -> bool:
-    """Whether the transaction of a session also holds another connection than this one."""
+    """Whether the transaction of the session uses a second connection besides `connection`."""
     transaction: Any = session.get_transaction()
     if hasattr(transaction, "connections"):
         held = transaction.connections
@@ -118,7 +120,7 @@ def _has_other_connection(session: Session, connection: Connection) -> bool:
 
 
 class SqlAlchemySession(CallerSession):
-    """A blocking session or connection of SQLAlchemy."""
+    """The adapter of a blocking session or connection of SQLAlchemy."""
 
     library = "SQLAlchemy"
     pooler_remedy = (
@@ -147,7 +149,7 @@ class SqlAlchemySession(CallerSession):
         return SessionState.USABLE  # SQLAlchemy begins a transaction by itself
 
     async def _run_blocking(self, function: Callable[[], ResultT]) -> ResultT:
-        """Call a function that may block."""
+        """Call a function that may block. `AsyncSqlAlchemySession` calls it in a greenlet."""
         return function()
 
     async def fetch(self, statement: str, *values: object) -> list[Record]:
@@ -221,7 +223,8 @@ class SqlAlchemySession(CallerSession):
             event.remove(connection.engine, "handle_error", keep)
 
     async def end_nested(self, session: Session, nested: SessionTransaction, *, keep: bool) -> None:
-        """End a nested transaction, unless the caller has ended it."""
+        """End a nested transaction, i.e. a savepoint, unless the caller has ended it. If `keep` is
+        False, undo its changes."""
         if nested not in _iterate_nested_transactions(session):
             return
         try:
@@ -232,7 +235,7 @@ class SqlAlchemySession(CallerSession):
             raise self._translate_error(error) from error
 
     def _open_connection(self) -> Connection:
-        """Return the connection of the session, which begins a transaction if none is open.
+        """Return the connection of the session. If no transaction is open, SQLAlchemy begins one.
 
         Raises:
             TransactionError: the session has no usable connection, or one that commits by itself.
@@ -280,7 +283,7 @@ class SqlAlchemySession(CallerSession):
 
 
 class _NestedSessionTransaction(NestedTransaction):
-    """A nested transaction of a session."""
+    """A nested transaction of a SQLAlchemy session, i.e. a savepoint."""
 
     def __init__(
         self, adapter: SqlAlchemySession, session: Session, nested: SessionTransaction
@@ -300,14 +303,15 @@ def _iterate_nested_transactions(session: Session) -> Iterator[SessionTransactio
 
 
 class AsyncSqlAlchemySession(SqlAlchemySession):
-    """An async session or connection of SQLAlchemy."""
+    """The adapter of an async session or connection of SQLAlchemy."""
 
     is_blocking = False
 
     def __init__(
         self, tx: AsyncSession | AsyncConnection, blocking_tx: Session | Connection
     ) -> None:
-        """Create the adapter of `tx`. `blocking_tx` is the session or connection under it."""
+        """Create the adapter of `tx`. `blocking_tx` is the blocking session or connection that `tx`
+        uses."""
         super().__init__(blocking_tx)
         self._async_tx = tx
 

@@ -1,8 +1,9 @@
-"""Values and statements as text, for drivers whose parameters have no type of the server.
+"""Converts statements and values to text, for drivers that do not know the types of parameters.
 
 asyncpg asks the server for the type of each parameter, and encodes the value for this type. Other
-drivers decide by the type in Python: an `int` of 5 becomes a smallint. So values are sent as text
-of unknown type. The server then decides the type from the statement, exactly as with asyncpg.
+drivers choose a type from the value's type in Python: an `int` of 5 becomes a smallint. So riverpy
+sends values as text of unknown type. The server then chooses the type from the statement, exactly
+as with asyncpg.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 CACHED_STATEMENTS_MAX = 1_000
-"""The maximum number of statements that are kept in pyformat. The least recently used one is
-dropped."""
+"""The maximum number of cached results of `to_pyformat`. The least recently used one is dropped."""
 _PYFORMAT_PATTERN = re.compile(r"\$(\d+)|%")
 
 
 @lru_cache(maxsize=CACHED_STATEMENTS_MAX)
 def to_pyformat(statement: str) -> str:
-    """Return a statement with the parameters `%(p1)s`, `%(p2)s`, … instead of `$1`, `$2`, …"""
+    """Return a statement in the format of psycopg2: with the parameters `%(p1)s`, `%(p2)s`, …
+    instead of `$1`, `$2`, …"""
 
     def replace(match: re.Match[str]) -> str:
         return f"%(p{match[1]})s" if match[1] else "%%"
@@ -32,7 +33,7 @@ def to_pyformat(statement: str) -> str:
 
 
 def encode_value(value: object) -> str | None:
-    """Return the text of a value, as the server reads it for the type of the parameter.
+    """Return a value as text in the form that the server accepts for its type.
 
     Raises:
         TypeError: no statement of riverpy has values of this type.
