@@ -1,9 +1,9 @@
-"""Services: long-running parts of a client, the groups that own them, and the causes of a stop.
+"""Services: the long-running parts of a client, the groups that run them, and the causes of a stop.
 
-A service is a coroutine that runs in a `ServiceGroup` and reports when it has started. Leaving the
-group stops its members and waits for them, so a client stops by leaving its nested groups from the
-inside out. The cause of a stop is recorded before the cancellation, because anyio's cancellation
-has no cause that code could check.
+A service is an object with a coroutine `run`, which a `ServiceGroup` runs in a task. At the end of
+its `async with` block, the group stops its services and waits for them. A client has nested groups,
+and stops the innermost group first. The cause of a stop is stored before the cancellation, because
+code cannot read a cause from anyio's cancellation.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class StopScope:
     """A cancel scope with the cause of its stop, and the time by which its service must make
     progress.
 
-    `with scope:` suppresses only its own cancellation. If a scope has no cause, the cause of its
-    parent applies.
+    `with scope:` suppresses only the cancellation of this scope. If this scope was not stopped but
+    its parent was, the parent's cause applies.
     """
 
     def __init__(self, parent: StopScope | None = None) -> None:
@@ -66,12 +66,14 @@ class StopScope:
         service may wait without a limit."""
 
     def expect_progress(self, within: float) -> None:
-        """Expect the next call of this method within `within` seconds. If the call is late by more
-        than `SERVICE_PROGRESS_DELAY_MAX`, the service counts as stuck."""
+        """Record that the service makes progress, and that the next call of this method must come
+        within `within` seconds. If that call is late by more than `SERVICE_PROGRESS_DELAY_MAX`, the
+        service counts as stuck."""
         self.progress_deadline = time.monotonic() + within + SERVICE_PROGRESS_DELAY_MAX
 
     def clear_progress_deadline(self) -> None:
-        """Expect no further call: the service waits for an event that may never happen."""
+        """Remove the progress deadline, because the service waits for an event that may never
+        happen."""
         self.progress_deadline = math.inf
 
     @property
@@ -80,20 +82,20 @@ class StopScope:
         return self._own_cause or (self._parent.cause if self._parent else None)
 
     def stop(self, cause: StopCause) -> None:
-        """Record the cause, then cancel. The first cause is kept."""
+        """Record the cause, then cancel the scope. If there is a cause already, it is kept."""
         self._own_cause = self._own_cause or cause
         self.cancel(cause.value)
 
     def cancel(self, reason: str) -> None:
-        """Cancel without a cause, because another service failed."""
+        """Cancel the scope without a cause, for example because another service failed."""
         self._cancel_scope.cancel(reason=reason)
         for shield, after_stop in self._shield_scopes.items():
             shield.deadline = min(shield.deadline, anyio.current_time() + after_stop)
 
     @contextmanager
     def shield_from_stop(self, timeout: float, *, timeout_after_stop: float) -> Generator[None]:
-        """Protect the `with` block from cancellation when the scope is stopped. The block may take
-        `timeout` seconds, but after a stop only `timeout_after_stop` seconds.
+        """Let the `with` block continue when the scope is stopped. The block may take `timeout`
+        seconds, but after a stop only `timeout_after_stop` seconds.
 
         Raises:
             TimeoutError: the block took too long.
@@ -128,8 +130,8 @@ class Service(Protocol):
     name: str
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Run until stopped. Call `task_status.started()` when the service has started. If the
-        service cannot start, raise before that call."""
+        """Run until the service is stopped. Call `task_status.started()` when it has started. If it
+        cannot start, raise an error before that call."""
         ...
 
 
@@ -142,9 +144,9 @@ class _ServiceMember(NamedTuple):
 
 
 class ServiceGroup:
-    """Owns services, which are its members. When the `async with` block ends, the group stops its
-    members with the cause CLIENT_STOP, and waits for them. After an error in the block, it cancels
-    them without a cause.
+    """Runs services, its members, in an `async with` block. When the block ends, the group stops
+    its members with the cause CLIENT_STOP, and waits for them. After an error in the block, it
+    cancels them without a cause.
 
     If a member fails, the group fails with the member's error.
     """
@@ -172,7 +174,8 @@ class ServiceGroup:
         self._context.run(partial(self._task_group.start_soon, run, name=name))
 
     def stop(self, cause: StopCause) -> None:
-        """Stop every member with this cause. To wait for them, leave the group."""
+        """Stop every member with this cause. This does not wait for the members; the end of the
+        `async with` block does."""
         for scope in self._members:
             scope.stop(cause)
 
@@ -184,7 +187,7 @@ class ServiceGroup:
                 await member.ended_event.wait()
 
     def stuck_service_names(self) -> list[str]:
-        """Return the names of the members that made no progress in time."""
+        """Return the names of the members whose progress deadline has passed."""
         now = time.monotonic()
         return [
             member.service.name
@@ -193,8 +196,8 @@ class ServiceGroup:
         ]
 
     def extend_progress_deadlines(self, seconds: float) -> None:
-        """Give all members these seconds more to make progress, because the event loop was blocked
-        for this time."""
+        """Move the progress deadlines of all members by `seconds`, because the event loop was
+        blocked for this time."""
         for scope in self._members:
             scope.progress_deadline += seconds
 
@@ -234,8 +237,8 @@ class ServiceGroup:
 @contextmanager
 def convert_base_exceptions(code_name: str, *, is_awaited: bool = False) -> Generator[None]:
     """Convert exceptions of user code that are not subclasses of `Exception` into RuntimeError.
-    Otherwise they would end the process or look like a cancellation. `is_awaited`: the `with` block
-    awaits the code, so raise a cancellation of this task unchanged."""
+    Otherwise they would end the process or look like a cancellation. `is_awaited`: whether the
+    `with` block awaits the code. Then a cancellation of this task is raised unchanged."""
     try:
         yield
     except Exception:
@@ -249,10 +252,10 @@ def convert_base_exceptions(code_name: str, *, is_awaited: bool = False) -> Gene
 
 
 def is_cancellation_of_current_task(error: BaseException) -> bool:
-    """Whether this error is a cancellation of the current task.
+    """Return whether this error is a cancellation of the current task.
 
-    Code can also raise CancelledError itself, for example when it awaits a cancelled future. That
-    must not end a service silently.
+    User code can also raise CancelledError itself, for example when it awaits a cancelled future.
+    Such an error must not end a service silently.
     """
     task = asyncio.current_task()
     is_cancellation = isinstance(error, asyncio.CancelledError)
@@ -263,8 +266,8 @@ async def await_in_separate_task(code_name: str, call: Callable[[], Awaitable[Re
     """Await user code in a separate task. A cancellation of this task cancels the separate task
     once.
 
-    After this, the code can await its clean-up, such as the end of a transaction. If the code ran
-    in this task, anyio's cancel scope would cancel each await of its clean-up again.
+    After this cancellation, the code can await its clean-up, such as the end of a transaction. If
+    the code ran in this task, anyio's cancel scope would cancel each await of the clean-up again.
 
     Raises:
         Exception: the code raised this error.
@@ -292,10 +295,10 @@ async def await_in_separate_task(code_name: str, call: Callable[[], Awaitable[Re
 
 
 async def run_despite_cancellation(step: Callable[[], Awaitable[ResultT]]) -> ResultT:
-    """Await a step to its end, in spite of cancellations. A cancellation is raised after the step.
-    The step must have its own timeout. Without an event loop no code can cancel it.
+    """Await `step` to its end, even if this task is cancelled. Then raise the cancellation. The
+    step must have a timeout of its own. Without an event loop, no code can cancel the step.
 
-    A shielded scope alone is not enough: it protects from other scopes, but not from
+    A shielded scope of anyio is not enough: it protects the step from other scopes, but not from
     `task.cancel()`, which jobs and `asyncio.timeout` use.
 
     Raises:
@@ -337,8 +340,8 @@ def unwrap_single_error(error: BaseException) -> BaseException:
 
 
 class TestSignal:
-    """A signal that a test waits for, instead of sleeping for some time. Before `init`, `emit` does
-    nothing."""
+    """Counts events, so that a test can wait for an event instead of sleeping. Before the test
+    calls `init`, `emit` does nothing."""
 
     __test__ = False
 

@@ -17,7 +17,8 @@ EVENTS_PER_WINDOW_MAX = 10
 """The maximum number of entries of one event that `RateLimitedLog` logs at their own level within
 `EVENT_WINDOW_SECONDS`."""
 EVENT_WINDOW_SECONDS = 60.0
-"""The length of the time in which entries of one event are counted, in seconds."""
+"""The length of the period in which `RateLimitedLog` counts the entries of one event, in
+seconds."""
 _LOGGER_NAME = "riverpy"
 _LEVEL_NUMBERS = logging.getLevelNamesMapping()
 _LOG_RECORD_ATTRIBUTES = {
@@ -28,13 +29,13 @@ _LOG_RECORD_ATTRIBUTES = {
 
 
 class LogEventWriter(Protocol):
-    """Writes events for the command line."""
+    """Writes log events in the format of the command `riverpy`."""
 
     lowest_level: int
     """The lowest level that is written, as a number of `logging`."""
 
     def write_log_event(self, level: str, event: str, keys: dict[str, Any]) -> None:
-        """Write an event. `level` is not below the lowest level."""
+        """Write an event. `level` is at least `lowest_level`."""
         ...
 
 
@@ -42,7 +43,7 @@ _log_event_writer: LogEventWriter | None = None
 
 
 def set_log_event_writer(writer: LogEventWriter | None) -> None:
-    """Send the events of this process to `writer`; None: to `logging` again."""
+    """Send the log events of this process to `writer`. None: send them to `logging` again."""
     global _log_event_writer
     _log_event_writer = writer
 
@@ -50,9 +51,9 @@ def set_log_event_writer(writer: LogEventWriter | None) -> None:
 class Log:
     """A logger of events with key-value pairs.
 
-    If the program has configured structlog, events go to it. Otherwise they go to the writer of the
-    command line, or in another program to `logging.getLogger("riverpy")`. Each log call checks
-    this, so the program can configure structlog at any time.
+    If the program has configured structlog, events go to structlog. Otherwise they go to the writer
+    of `set_log_event_writer`, or without a writer to `logging.getLogger("riverpy")`. Each log call
+    checks this, so the program can configure structlog at any time.
     """
 
     __slots__ = ("_keys",)
@@ -146,10 +147,10 @@ def get_logger(**keys: object) -> Log:
 
 
 def _find_configured_structlog() -> Any:
-    """Return the module structlog if the program has configured it, or else None.
+    """Return the module structlog if the program has configured it, otherwise None.
 
-    It is not imported here, since only a program that imports it can configure it, and its import
-    takes a fifth of the time to import riverpy.
+    This function does not import structlog. Only a program that imports structlog can configure it,
+    and the import would take a fifth of the time to import riverpy.
     """
     structlog: Any = sys.modules.get("structlog")
     is_configured = getattr(structlog, "is_configured", None)  # None during the import of structlog
@@ -229,7 +230,7 @@ class RepeatedFailureLog:
             getattr(self._log, level)(event, **keys)
 
     def log_recovery(self, event: str | None = None, **keys: object) -> None:
-        """Record a success. After a failure, log `event`, if it is given."""
+        """Record a success. If a failure was logged before, log `event`, unless it is None."""
         if self._last_cause is not None:
             self._last_cause = None
             if event is not None:
@@ -243,8 +244,8 @@ class NotificationQueueLog:
         self._failure_log = RepeatedFailureLog(get_logger())
 
     def log_queue_state(self, *, is_full: bool) -> None:
-        """Log if the queue became full, or has room again. `is_full`: whether the last notification
-        found it full."""
+        """Log a change of the queue's state: it became full, or it has room again. `is_full`:
+        whether the queue had no room for the last notification."""
         if not is_full:
             self._failure_log.log_recovery(NOTIFICATION_QUEUE_DRAINED)
         elif not self._failure_log.is_failing:

@@ -1,10 +1,11 @@
-"""What child processes do with the main module of their worker.
+"""Controls how the child processes of a worker import its main module.
 
-A child process of a worker imports the worker's main module, to find the functions of jobs in it.
-If this module starts a client without a check of `__name__`, the child would start the client too,
-and each client would start more children. So a client refuses to open during the import.
+A child process runs jobs. It imports the worker's main module to find their functions. If this
+module starts a client without a check of `__name__`, each child would start a client too, and this
+client would start more children. So a client refuses to open during the import.
 
-The main module of the command line has no functions of jobs, so its children do not import it.
+The main module of the command `riverpy` has no functions of jobs, so its child processes do not
+import it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _is_main_module_import_disabled = False
 
 
 class MainGuardMissingError(ClientStateError):
-    """The main module starts a client when it is imported."""
+    """The main module starts a client when a child process imports it."""
 
 
 @contextmanager
@@ -50,15 +51,15 @@ def refuse_client_during_main_import() -> None:
 
 
 def disable_main_module_import() -> None:
-    """Prevent child processes from importing the main module of this process, because it is the
-    command `riverpy`."""
+    """Do not let child processes import the main module of this process. The command `riverpy`
+    calls this, because its main module has no functions of jobs."""
     global _is_main_module_import_disabled
     _is_main_module_import_disabled = True
 
 
 def get_main_module_location() -> dict[str, str]:
-    """Return the name or the path of the main module that children import; empty: they import no
-    main module."""
+    """Return the name or the path of the main module that child processes import, under the key
+    that multiprocessing uses for it. An empty dict means that they import no main module."""
     main = sys.modules["__main__"]
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if _is_main_module_import_disabled:

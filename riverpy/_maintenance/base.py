@@ -45,7 +45,8 @@ failure, and doubles with each further one. The number of retries has no limit."
 
 
 class MaintenanceService(ABC):
-    """One maintenance service during one term (a client's time as leader). It runs repeatedly."""
+    """The base class of a service that a leader runs repeatedly during one term (a client's time as
+    leader)."""
 
     name: str
 
@@ -62,8 +63,8 @@ class MaintenanceService(ABC):
         """A signal for tests, emitted after each successful run."""
 
     async def prepare(self) -> None:  # noqa: B027 (most services prepare nothing)
-        """Prepare the service, once, before its first run. An error makes the start of the term's
-        maintenance fail."""
+        """Prepare the service, once, before its first run. If this raises an error, all maintenance
+        of the term fails to start."""
 
     @abstractmethod
     async def run_once(self, scope: StopScope) -> float:
@@ -75,16 +76,17 @@ class MaintenanceService(ABC):
         """
 
     def wake(self) -> None:
-        """Begin the next run now."""
+        """Start the next run now, instead of at its planned time."""
         self._wake_event.set()
 
     def acquire_read_connection(self, purpose: str) -> AbstractAsyncContextManager[Connection]:
-        """Return a context manager for a connection for reads. `purpose` is for the log."""
+        """Return a context manager that provides a connection for reads. Errors and log lines name
+        `purpose`."""
         return self.context.connection.acquire(purpose, READ_STATEMENT_TIMEOUT)
 
     async def publish_ended_jobs(self, state_by_id: Mapping[int, str]) -> None:
-        """Send the events of jobs that this service has ended. While no client follows, this does
-        nothing. `state_by_id` has the stored states."""
+        """Send the events of jobs that this service has ended to clients that follow these events.
+        If no client follows them, do nothing. `state_by_id` has the new state of each job."""
         publisher = self.context.ended_job_publisher
         if publisher is None or not publisher.is_followed or not state_by_id:
             return
@@ -100,7 +102,8 @@ class MaintenanceService(ABC):
         publisher.publish_ended_jobs(jobs, state_by_id)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Prepare the service, wait until all have started, and run repeatedly until stopped."""
+        """Prepare the service, and wait until all services of the term have started. Then call
+        `run_once` repeatedly until the service is stopped."""
         await self.prepare()
         task_status.started()
         await self.context.all_services_started.wait()

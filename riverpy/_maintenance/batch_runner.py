@@ -1,8 +1,9 @@
-"""BatchRunner: sends rows in batches for a maintenance service. A transaction has as
-many rows as its time limit allows, and fails if the leader's term (its time as leader) has ended.
+"""BatchRunner: sends rows to the database in batches, for a maintenance service. A row is for
+example the id of a job to delete. Each batch is one transaction, with as many rows as its time
+limit allows. The transaction fails if the leader's term (its time as leader) has ended.
 
-A row that the database refuses, or that takes longer than the limit, is skipped: the row is
-retried later, alone, and delays no other row.
+A row that the database refuses, or that takes longer than the time limit, is skipped: it is retried
+later, alone, and does not delay other rows.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ BATCH_ROWS_MAX = 10_000
 """The largest number of rows in one statement."""
 BATCH_PAUSE_MIN = 0.05
 BATCH_PAUSE_MAX = 5.0
-"""The longest pause between two batches, in seconds; `BATCH_PAUSE_MIN` is the shortest. A pause
-gives the database time for the workers. It is never longer than the time of the batch before it."""
+"""The longest pause between two batches, in seconds. `BATCH_PAUSE_MIN` is the shortest. During a
+pause, the database has time for the workers. A pause is never longer than the time that the last
+batch took."""
 SKIPPED_ROWS_MAX = 1_000
-"""The largest number of rows that are skipped. At this limit the oldest row is forgotten, and a
-later run reads that row again."""
+"""The maximum number of skipped rows. If there are more, the oldest one is forgotten, and a later
+run reads that row again."""
 ROW_RETRY_DELAY_MIN = 5.0
 ROW_RETRY_DELAY_MAX = 300.0
 """The longest delay before a skipped row is retried, in seconds. The first delay is
@@ -40,10 +42,10 @@ ROW_RETRY_DELAY_MAX = 300.0
 RUN_INTERVAL_MIN = 1.0
 """The shortest time between two runs, in seconds."""
 PAGE_ROWS_MIN = 100
-"""The smallest limit of a read, in rows. The statement that handles the rows may take fewer."""
+"""Each read asks for at least this number of rows, even if the next batch takes fewer."""
 CONSECUTIVE_FAILURES_MAX = 1_000
-"""The number of consecutive failed statements that ends a run. The remaining rows wait for the
-next run."""
+"""After this number of consecutive failed statements, a run ends. The next run handles the
+remaining rows."""
 
 Row = TypeVar("Row")
 
@@ -67,7 +69,8 @@ class BatchRunner(Generic[Row]):
         Args:
             service: the maintenance service that owns the runner.
             purpose: the purpose of the statement, for logs and error texts.
-            send_rows: handles rows in a `transaction`. An error means that no row was handled.
+            send_rows: handles a batch of rows in a transaction of `open_transaction`. An error
+                means that no row was handled.
             row_key: returns the key of a row.
             row_name: returns the name of a row for the log. None: the key of the row.
             connection: runs the transactions. None: the connection for short statements.
@@ -101,8 +104,8 @@ class BatchRunner(Generic[Row]):
         )
 
     def seconds_until_next_run(self, interval: float) -> float:
-        """Return the seconds until the next run: `interval`, or the shorter time until a row that
-        is skipped must be retried."""
+        """Return the seconds until the next run: `interval`, or less if a skipped row must be
+        retried earlier."""
         return min(
             interval, max(self.skipped_rows.next_retry_at - time.monotonic(), RUN_INTERVAL_MIN)
         )
@@ -114,15 +117,16 @@ class BatchRunner(Generic[Row]):
 
     def set_queue_scope(self, queue_scope: object) -> None:
         """Set the queues to maintain. If they have changed, forget the skipped rows, because
-        another leader may maintain them now."""
+        another leader may maintain their queues now."""
         if queue_scope != self._queue_scope:
             self._queue_scope = queue_scope
             for entry in self.skipped_rows.rows:
                 self._batch_sender.forget_skipped_row(entry.row)
 
     async def send_in_batches(self, rows: Iterable[Row]) -> bool:
-        """Send rows, except for skipped rows whose retry is not due. Return False if the run should
-        end because too many consecutive statements have failed.
+        """Send these rows, and the skipped rows whose retry is due. A row that is skipped now is
+        not sent. Return False if the run should end, because too many consecutive statements have
+        failed.
 
         Raises:
             FencedOutError: the term has ended.
@@ -150,8 +154,9 @@ class BatchRunner(Generic[Row]):
     async def send_pages(
         self, read_page: Callable[[Row | None, int], Awaitable[list[Row]]]
     ) -> bool:
-        """Read rows page by page, and send each page. `read_page` gets the last row of the previous
-        page, and the page size. Return False if the run should end."""
+        """Read rows page by page, and send each page in batches. `read_page` receives the last row
+        of the previous page (None at the start) and the page size. Return False if the run should
+        end; see `send_in_batches`."""
         after: Row | None = None
         while True:
             limit = max(self.next_batch_rows_max, PAGE_ROWS_MIN)
@@ -169,7 +174,8 @@ class BatchRunner(Generic[Row]):
         await self._context.timer.sleep(random.uniform(first, last))  # noqa: S311 (no secret)
 
     def open_transaction(self) -> AbstractAsyncContextManager[Connection]:
-        """Return a transaction that fails if the term has ended; see `TermFence.transaction`."""
+        """Return a context manager for a transaction that fails if the term has ended; see
+        `TermFence.transaction`."""
         return self._context.fence.transaction(self._connection, self._purpose)
 
     async def _send_and_count_failures(self, rows: list[Row]) -> None:

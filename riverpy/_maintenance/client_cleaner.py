@@ -26,7 +26,8 @@ EXTRA_DELETION_DELAY = 1.0
 
 
 class ClientCleaner(MaintenanceService):
-    """Deletes the rows of dead clients of all queues and domains."""
+    """Deletes the rows of clients that have been dead for ten minutes. It handles the clients of
+    all queues and domains."""
 
     name = "client cleaner"
 
@@ -53,7 +54,8 @@ class ClientCleaner(MaintenanceService):
         return self.batch_runner.seconds_until_next_run(interval)
 
     async def _delete_dead_clients(self, last_heartbeats: list[tuple[str, bytes]]) -> None:
-        """Delete the rows of clients that have written no heartbeat after `last_heartbeats`."""
+        """Delete the rows of these clients. `last_heartbeats` has their ids and last heartbeats. A
+        client that has written another heartbeat is kept."""
         async with self.batch_runner.open_transaction() as connection:
             deleted = await client_delete_dead_without_jobs(
                 connection, self.schema, dict(last_heartbeats)

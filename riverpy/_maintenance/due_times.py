@@ -1,4 +1,4 @@
-"""Due times: finds the times of a schedule that are due, and chooses those that get a job."""
+"""Finds the due times of a periodic job's schedule, and chooses the times that get a job."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from riverpy.schedules import PeriodicSchedule
 
 DUE_TIME_MISSED_AFTER = timedelta(seconds=30)
-"""A due time counts as missed if it is handled later than this. A change of leader is faster."""
+"""A due time counts as missed if the leader handles it more than this time later. A change of
+leader takes less time."""
 MISSED_JOBS_MAX = 1000
-"""The maximum number of jobs that one periodic job gets for missed times."""
+"""The maximum number of jobs that are inserted for the missed times of one periodic job."""
 TIMES_COMPUTED_ONE_BY_ONE_MAX = 10_000
-"""The largest number of times of a user's own schedule that are computed one by one."""
+"""If a schedule of a user has at most this number of due times, all of them are computed."""
 _SEARCH_PERIOD_MIN = timedelta(milliseconds=1)
 
 
@@ -37,7 +38,8 @@ class DueTimes(NamedTuple):
 def find_due_times(
     schedule: PeriodicSchedule, missed: MissedPolicy, first_due_at: datetime, now: datetime
 ) -> DueTimes:
-    """Choose which due times get a job, from `first_due_at`, which is due, to `now`.
+    """Find the due times from `first_due_at` to `now`, and choose those that get a job.
+    `first_due_at` is a time of the schedule that is due.
 
     Raises:
         Exception: the schedule failed, or returned a wrong value.
@@ -57,13 +59,13 @@ def find_due_times(
 def _skip_old_due_times(
     schedule: PeriodicSchedule, first_due_at: datetime, now: datetime, times_to_keep: int
 ) -> datetime | None:
-    """Return a time that is followed by at least the newest `times_to_keep` due times, and by few
-    others. After a long gap there are too many times to compute each one.
+    """Return a time of the schedule after which the newest `times_to_keep` due times follow, and
+    only few older ones. After a long gap there are too many due times to compute all of them.
 
-    The function searches backwards from `now`. This is correct only if times do not depend on
-    earlier times. The times of an interval schedule do depend on earlier times. The times of a
-    user's schedule may depend on them too, so up to `TIMES_COMPUTED_ONE_BY_ONE_MAX` times are
-    computed one by one.
+    For an interval schedule, the time is calculated. For other schedules, the function searches
+    backwards from `now`. This is correct only if the times do not depend on earlier times. The
+    times of a user's schedule may depend on earlier times, so up to `TIMES_COMPUTED_ONE_BY_ONE_MAX`
+    of them are computed without this search.
     """
     if isinstance(schedule, IntervalSchedule):
         passed = (now - first_due_at) // schedule.interval
@@ -82,7 +84,8 @@ def _skip_old_due_times(
 
 
 def has_due_times(schedule: PeriodicSchedule, after: datetime, until: datetime, count: int) -> bool:
-    """Whether at least `count` times of the schedule lie between `after` and `until`."""
+    """Return whether the schedule has at least `count` times after `after` and not after
+    `until`."""
     due: datetime | None = after
     for _ in range(count):
         due = next_time(schedule, due)

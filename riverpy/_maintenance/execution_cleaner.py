@@ -1,4 +1,4 @@
-"""ExecutionCleaner: deletes the keys of `run_once` whose retention has ended."""
+"""ExecutionCleaner: deletes expired keys of `run_once`, which runs code only once for each key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ExecutionCleaner(MaintenanceService):
         )
 
     async def run_once(self, scope: StopScope) -> float:
-        """Delete all expired keys, if the table exists."""
+        """Delete all expired keys, if the table of keys exists."""
         async with self.acquire_read_connection(
             "looking for the table of executions"
         ) as connection:

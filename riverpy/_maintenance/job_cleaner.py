@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 RUN_INTERVAL = 30.0
 """Seconds between two runs."""
 READ_POSITION_RESET_INTERVAL = 3600.0
-"""Seconds after which the cleaner reads the jobs of a rule from the beginning again. An earlier
-run may have skipped jobs that were locked, or that another rule keeps longer."""
+"""Seconds after which the cleaner reads the jobs of each `RetentionRule` from the beginning again.
+An earlier run may have left out jobs that were locked, or that another rule keeps longer."""
 _FINISHED_STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
 
 
 class RetentionRule(NamedTuple):
-    """How long some jobs of one state are kept."""
+    """How long finished jobs of one state are kept. The rule may apply only to some queues or
+    kinds."""
 
     state: JobState
     retention: timedelta
@@ -46,8 +47,8 @@ class RetentionRule(NamedTuple):
 
 
 def make_retention_rules(config: Config, queue_scope: QueueScope) -> list[RetentionRule]:
-    """Return the rules of a configuration for the queues of `queue_scope`. Precedence: the
-    retention of the job's kind, then the retention of its queue, then the default."""
+    """Return the retention rules of a configuration for the queues in `queue_scope`. Precedence:
+    the retention of the job's kind, then the retention of its queue, then the default."""
     if queue_scope == NO_QUEUES:
         return []
     return [
@@ -80,7 +81,8 @@ def _iterate_retentions(
 def _group_names_by_retention(
     retention_by_name: Mapping[str, JobRetention], state: JobState
 ) -> dict[timedelta, list[str]]:
-    """Group names by retention: one statement handles all names with the same retention."""
+    """Group the names of queues or kinds by their retention, because one statement handles all
+    names with the same retention."""
     names: dict[timedelta, list[str]] = defaultdict(list)
     for name, kept in retention_by_name.items():
         retention: timedelta | None = getattr(kept, state.value)
@@ -112,8 +114,8 @@ class JobCleaner(MaintenanceService):
             connection=context.long_statement_connection,
         )
         self._read_positions: dict[RetentionRule, EndedJobCursor | None] = {}
-        """The position up to which the jobs of each rule were read. A new rule starts at the
-        beginning, because the rule may match jobs that were skipped."""
+        """For each rule, the position up to which its jobs were read. A new rule starts at the
+        beginning, because it may match jobs that other rules left out."""
         self._unfinished_rules: set[RetentionRule] = set()
         """The rules whose jobs were not yet read to the end."""
         self._positions_reset_at = context.timer.seconds_since_boot()
@@ -144,8 +146,8 @@ class JobCleaner(MaintenanceService):
         self._unfinished_rules.intersection_update(rules)
 
     async def _read_states_with_expired_jobs(self, rules: Sequence[RetentionRule]) -> set[str]:
-        """Return the states in which there may be jobs to delete. If there are no such states, the
-        run ends after this read."""
+        """Return the states in which there may be jobs to delete. If there is no such state, the
+        run sends no further statement for the rules."""
         shortest: dict[str, timedelta] = {}
         for rule in rules:
             known = shortest.get(rule.state.value, rule.retention)
@@ -157,8 +159,8 @@ class JobCleaner(MaintenanceService):
 
     async def _delete_jobs_of_rule(self, rule: RetentionRule) -> None:
         """Read the jobs of a rule page by page, and delete them. If the rule has no `job_filter`,
-        and not too many jobs are skipped, reading starts at the beginning. Otherwise it continues
-        at the position that is stored for the rule."""
+        reading starts at the beginning, unless the list of skipped jobs is full. Otherwise reading
+        continues at the position that is stored for the rule."""
         if rule.job_filter is None and not self.batch_runner.skipped_rows.is_full:
             self._read_positions[rule] = None
         self._unfinished_rules.add(rule)
@@ -199,7 +201,7 @@ class JobCleaner(MaintenanceService):
             )
 
     async def _delete_finished_jobs(self, jobs: list[JobToDelete]) -> None:
-        """Delete jobs of one rule."""
+        """Delete these jobs, which one rule selects."""
         rule = jobs[0].retention_rule
         async with self.batch_runner.open_transaction() as connection:
             deleted = await job_delete_ended(

@@ -1,4 +1,5 @@
-"""JobCountCleaner: adds counts of minutes to those of hours, and deletes old ones."""
+"""JobCountCleaner: sums up the stored job counts of minutes to counts of hours, and deletes old
+counts."""
 
 from __future__ import annotations
 
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
 RUN_INTERVAL = 600.0
 """Seconds between two runs."""
 PERIODS_PER_STATEMENT_MAX = 20
-"""The maximum number of minutes or hours that one transaction changes. Each may have a row for each
-queue of the schema."""
+"""The maximum number of minutes or hours whose counts one transaction changes. Each minute or hour
+may have a row for each queue of the schema."""
 
 
 class JobCountCleaner(MaintenanceService):
-    """Limits the number of rows with counts, in the whole schema. Two leaders may do this at the
-    same time: a minute is deleted by the statement that adds it to its hour."""
+    """Limits the number of rows with job counts, in the whole schema. Two leaders may do this at
+    the same time, because the same statement deletes the counts of a minute and adds them to the
+    hour."""
 
     name = "job count cleaner"
 
@@ -42,7 +44,8 @@ class JobCountCleaner(MaintenanceService):
         )
 
     async def run_once(self, scope: StopScope) -> float:
-        """Change all periods that are old or have too many queues, if the table exists."""
+        """Sum up or delete the counts of all periods (minutes and hours) that are old or have too
+        many queues, if the table of counts exists."""
         async with self.acquire_read_connection("looking for the table of counts") as connection:
             has_table = await job_count_table_exists(connection, self.schema)
         if has_table:
@@ -50,13 +53,15 @@ class JobCountCleaner(MaintenanceService):
         return self.batch_runner.seconds_until_next_run(RUN_INTERVAL)
 
     async def read_periods(self, after: PeriodChange | None, limit: int) -> list[PeriodChange]:
-        """Return periods that have to be changed, after the given one."""
+        """Return at most `limit` periods whose counts must be changed, in order, after the period
+        `after`."""
         async with self.acquire_read_connection("reading periods of counts") as connection:
             return await job_count_list_period_changes(
                 connection, self.schema, after=after, limit=limit
             )
 
     async def change_periods(self, periods: list[PeriodChange]) -> None:
-        """Perform the actions of these periods. An action that was already performed is skipped."""
+        """Sum up or delete the counts of these periods. A period for which this was already done is
+        left out."""
         async with self.batch_runner.open_transaction() as connection:
             await job_count_apply_period_changes(connection, self.schema, changes=periods)

@@ -25,8 +25,9 @@ PAGE_ROWS_MAX = 50_000
 
 
 class JobExpirer(MaintenanceService):
-    """Cancels waiting jobs that have expired, in batches. A job that the database refuses is
-    skipped: it is retried later, alone. Workers cancel an expired job when they claim it."""
+    """Cancels waiting jobs that have expired, in batches. A job whose change the database refuses
+    is skipped: it is retried later, alone. Workers also cancel an expired job when they claim
+    it."""
 
     name = "job expirer"
 
@@ -60,7 +61,8 @@ class JobExpirer(MaintenanceService):
         return self.batch_runner.seconds_until_next_run(interval)
 
     async def _cancel_jobs_in_queues(self, queue_filter: QueueFilter | None) -> bool:
-        """Cancel the expired jobs of these queues. Return False if the run should end."""
+        """Cancel the expired jobs of these queues. Return False if the run should end, because too
+        many statements have failed."""
         while True:
             ids = await self._read_expired_job_ids(queue_filter)
             if not await self.batch_runner.send_in_batches(ids):

@@ -50,26 +50,27 @@ if TYPE_CHECKING:
 
 HEARTBEAT_READ_INTERVAL_MAX = 30.0
 HEARTBEAT_READS_PER_DEAD_AFTER = 5
-"""The rescuer reads all heartbeats this number of times in `dead_after`, but at least once in
-`HEARTBEAT_READ_INTERVAL_MAX` seconds. It finds a dead client at the next read."""
+"""The rescuer reads all heartbeats this number of times within `Config.dead_after`, but at least
+once in `HEARTBEAT_READ_INTERVAL_MAX` seconds."""
 TIMER_INACCURACY_MAX = 0.01
 """Seconds by which a timer may end too early."""
 STUCK_JOB_SEARCH_INTERVAL_MAX = 30.0
 STUCK_JOB_SEARCHES_PER_RESCUE_AFTER = 12
-"""The rescuer searches for stuck jobs this number of times in `rescue_after`, but at least once in
-`STUCK_JOB_SEARCH_INTERVAL_MAX` seconds, which is River's interval."""
+"""The rescuer searches for stuck jobs (jobs that run for too long) this number of times within
+`Config.rescue_after`, but at least once in `STUCK_JOB_SEARCH_INTERVAL_MAX` seconds, which is
+River's interval."""
 STUCK_JOBS_PER_READ_MAX = 1_000
-"""The largest number of stuck jobs (jobs that run for too long) that are read at a time, with all
-their columns."""
+"""The maximum number of stuck jobs that one statement reads with all their columns."""
 _RUNNING_STATES = ("running",)
 RESCUE_REASON_CLIENT_DEAD = "its client is dead"
 RESCUE_REASON_RAN_TOO_LONG = "it ran for too long"
-"""The reason that the log gives for the rescue of a job, if its client is not known to be dead."""
+"""The reason in the log for the rescue of a job whose client is not known to be dead."""
 _READ_PURPOSE = "looking for jobs to rescue"
 
 
 class _StuckJob(Job[Any]):
-    """A job that has been running for too long. The job's worker class gets this object."""
+    """A job that has been running for too long. The methods of the job's worker receive this
+    object."""
 
     __slots__ = ("running_seconds",)
 
@@ -110,8 +111,8 @@ class AttemptToRescue(NamedTuple):
 
 
 class JobRescuer(MaintenanceService):
-    """Rescues jobs of clients whose heartbeat has stopped. For clients without heartbeats, rescues
-    jobs that run for too long, as River does."""
+    """Rescues jobs of clients whose heartbeat has stopped. If a client writes no heartbeats, the
+    rescuer rescues those of its jobs that run for too long, as River does."""
 
     name = "job rescuer"
 
@@ -156,7 +157,8 @@ class JobRescuer(MaintenanceService):
         self._limited_log = self.log.with_rate_limit()
 
     async def run_once(self, scope: StopScope) -> float:
-        """Run the service once. Return the seconds until the next run."""
+        """Rescue jobs of dead clients, and at a longer interval also stuck jobs. Return the seconds
+        until the next run."""
         now = self.context.timer.seconds_since_boot()
         filters = (await self.context.read_queue_scope()).make_statement_filters()
         self.batch_runner.set_queue_scope(filters)
@@ -171,7 +173,7 @@ class JobRescuer(MaintenanceService):
     # -- jobs of dead clients, found by their heartbeats
 
     async def _rescue_jobs_of_dead_clients(self, filters: Sequence[QueueFilter | None]) -> float:
-        """Rescue the jobs of dead clients. Return the seconds until the next client may be dead."""
+        """Rescue the jobs of dead clients. Return the seconds until the next read of heartbeats."""
         if self._heartbeat_observer is None or not filters:
             return self._heartbeat_read_interval
         async with self.acquire_read_connection(_READ_PURPOSE) as connection:

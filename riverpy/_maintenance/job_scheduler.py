@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 RUN_INTERVAL = 5.0
 """Seconds between two runs."""
 SCHEDULE_AHEAD_TIME = timedelta(seconds=RUN_INTERVAL)
-"""How far ahead jobs are made available: jobs that are due before the next run are included.
+"""A run also makes jobs available that become due within this time, i.e. before the next run.
 Workers do not claim a job before it is due."""
 LOCK_TIMEOUT = timedelta(milliseconds=50)
 """The longest time for which a statement waits for a lock. Another transaction may be inserting a
@@ -27,8 +27,8 @@ job with the unique key of a due job."""
 
 
 class JobScheduler(MaintenanceService):
-    """Makes due jobs available, in batches. A job that the database refuses is skipped: it is
-    retried later, alone."""
+    """Makes due jobs available, in batches. A job whose change the database refuses is skipped: it
+    is retried later, alone."""
 
     name = "job scheduler"
 
@@ -54,8 +54,8 @@ class JobScheduler(MaintenanceService):
     async def _read_due_job_ids(
         self, queue_filter: QueueFilter | None, _after: int | None, limit: int
     ) -> list[int]:
-        """Read the first due jobs. The jobs of earlier pages are not read again: they are available
-        now, or skipped."""
+        """Return the ids of the first due jobs. The jobs of earlier pages are not read again,
+        because they are available now or are skipped."""
         self.context.fence.expect_held()
         skipped_ids = [entry.row for entry in self.batch_runner.skipped_rows.rows]
         async with self.acquire_read_connection("finding due jobs") as connection:

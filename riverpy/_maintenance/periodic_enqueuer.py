@@ -1,9 +1,10 @@
 """PeriodicEnqueuer: inserts the due jobs of this client's periodic jobs.
 
-A slot is a due time of a schedule. The server's clock decides which slots are due. The row of a
-periodic job stores its next slot. The transaction that inserts a slot's job also moves the row to
-the next slot, if no other session has changed the row. So no slot is inserted twice or lost. A
-periodic job that fails keeps its slot and is retried later, without delay for the others.
+A slot is a time of a schedule at which a job is due. The server's clock decides which slots are
+due. The row of a periodic job stores its next slot. The transaction that inserts the job of a slot
+also moves the row to the next slot, if no other session has changed the row. So no slot is lost,
+and no slot gets two jobs. A periodic job that fails keeps its slot and is retried later. It does
+not delay other periodic jobs.
 """
 
 from __future__ import annotations
@@ -85,11 +86,12 @@ PLANS_PER_TRANSACTION_MAX = 100
 INSERTS_PER_TRANSACTION_MAX = 1000
 """When a transaction has this number of jobs, no other periodic job is added to it."""
 PLANNING_TIME_MAX = 0.05
-"""After this number of seconds, planning stops until the planned jobs are inserted."""
+"""After this number of seconds of planning, the planned jobs are inserted. Then planning
+continues."""
 MARK_USED_INTERVAL = 3600.0
 """Seconds between two updates that mark the rows of this client's periodic jobs as used."""
 UNUSED_ROW_RETENTION = timedelta(days=30)
-"""Time after which the row of a periodic job is deleted, if no leader has used the row."""
+"""If no leader has used the row of a periodic job for this time, the row is deleted."""
 RETRY_DELAY_MIN, RETRY_DELAY_MAX = 1.0, 30.0
 """The shortest and the longest delay before a periodic job that failed is retried, in seconds. The
 delay doubles with each failure."""
@@ -147,7 +149,7 @@ class PeriodicEnqueuer(MaintenanceService):
         )
         """The periodic jobs that failed and wait for a retry, by the id of their row."""
         self._row_ids_with_skip_warning: set[str] = set()
-        """The ids of rows for which a warning was logged, because their slots get no job."""
+        """The ids of the rows for which a warning was logged because a slot got no job."""
         self._moved_row_count = 0
         """The number of rows that this run has moved to another slot."""
         self._error_detector = RepeatedErrorDetector()
@@ -178,8 +180,9 @@ class PeriodicEnqueuer(MaintenanceService):
         self._marked_used_at: float | None = None
 
     async def prepare(self) -> None:
-        """Call the hooks, and register the periodic jobs. Raise an error if a hook fails, if the
-        hooks take longer than 30 s, or if the table of periodic jobs cannot be read."""
+        """Call the hooks `periodic_jobs_start`, and register the periodic jobs. Raise an error if a
+        hook fails, if the hooks take longer than 30 s, or if the table of periodic jobs cannot be
+        read."""
         await self._check_table_exists()
         if self._start_hooks:
             states = await self._read_periodic_job_states() if self._has_periodic_table else {}
@@ -283,7 +286,8 @@ class PeriodicEnqueuer(MaintenanceService):
         return periodic_job_id + self._row_id_suffix
 
     async def _register_new_jobs(self) -> None:
-        """Register new periodic jobs, and forget periodic jobs that the client has removed."""
+        """Store rows for new periodic jobs, and forget periodic jobs that the program has
+        removed."""
         jobs = self._registered_jobs.items()
         self._registered_jobs = {key: job for key, job in jobs if self._jobs.get(job.id) is job}
         new = [
@@ -327,7 +331,8 @@ class PeriodicEnqueuer(MaintenanceService):
         self._registered_jobs.update({row_id: jobs[row_id] for row_id in done})
 
     async def _update_used_rows_hourly(self) -> None:
-        """Mark the rows as used, and delete unused rows, once an hour."""
+        """Once an hour, mark the rows of this client's periodic jobs as used, and delete unused
+        rows."""
         now = self.context.timer.seconds_since_boot()
         if self._marked_used_at is not None and now - self._marked_used_at < MARK_USED_INTERVAL:
             return
@@ -382,13 +387,14 @@ class PeriodicEnqueuer(MaintenanceService):
         return plan
 
     def _plan_requested_run(self, job: PeriodicJob, row: PeriodicRow, time: datetime) -> JobPlan:
-        """Plan a run that an operator requested. Due slots wait for the next call of `run_once`."""
+        """Plan a run that an operator requested. The next call of `run_once` plans the slots that
+        are due."""
         run = row.find_requested_run(time)
         jobs = self._make_planned_jobs(job, row, time, run)
         return JobPlan(_make_row_change(row, row.next_run_at), jobs)
 
     def _plan_due_slots(self, job: PeriodicJob, row: PeriodicRow, due_at: datetime) -> JobPlan:
-        """Plan the due slots, up to the first one whose job cannot be made."""
+        """Plan the jobs of the due slots. Stop at the first slot whose job cannot be made."""
         due = find_due_times(job.schedule, job.missed, due_at, row.read_at)
         if row.is_paused:
             return JobPlan(_make_row_change(row, due.next_time), [])
@@ -407,8 +413,8 @@ class PeriodicEnqueuer(MaintenanceService):
     def _make_planned_jobs(
         self, job: PeriodicJob, row: PeriodicRow, due_at: datetime, run: PeriodicRun | None
     ) -> list[PlannedJob]:
-        """Return the job of a slot, or no job if the user's constructor returns None. `run` says
-        why the job is inserted; None: that is not known."""
+        """Return a list with the job of a slot. The list is empty if the user's constructor returns
+        None. `run` contains the reason why the job is inserted. None: the reason is not known."""
         constructed = job.construct()
         if constructed is None:
             return []
@@ -421,8 +427,8 @@ class PeriodicEnqueuer(MaintenanceService):
         return [PlannedJob(row.id, due_at, prepared)]
 
     def _postpone_row(self, row_id: str, error: Exception) -> None:
-        """Let a periodic job that failed wait for its retry. The first failure is logged at level
-        error. An error of the database is logged without a traceback."""
+        """Set the time of the retry for a periodic job that failed, and log the failure. The first
+        failure is logged at level error. An error of the database is logged without a traceback."""
         is_first = row_id not in self._postponed_rows
         self._postponed_rows.add_failure(row_id, row_id, error, 0.0)
         log = self.log.error if is_first else self.log.debug
@@ -478,9 +484,9 @@ class PeriodicEnqueuer(MaintenanceService):
         return done
 
     def _log_skipped_slot(self, row_id: str, due_at: datetime, existing: JobRow) -> None:
-        """Log that a slot got no job because a job with the same unique key exists. If that job has
-        finished and belongs to an earlier slot, log one warning. In this case no slot gets a job
-        until that job's row is deleted."""
+        """Log that a slot got no job, because the job `existing` has the same unique key. If this
+        job has finished and belongs to an earlier slot, log one warning: no slot gets a job until
+        the row of the job is deleted."""
         job = self._registered_jobs[row_id]
         has_ended = existing.finalized_at is not None
         is_lost = has_ended and _has_slot_between(job, existing.scheduled_at, due_at)
@@ -512,7 +518,7 @@ def _make_row_change(row: PeriodicRow, next_run_at: datetime | None) -> NextRunU
 
 
 def _has_slot_between(job: PeriodicJob, after: datetime, until: datetime) -> bool:
-    """Whether the schedule has a slot between `after` and `until`."""
+    """Return whether the schedule has a slot after `after` and not after `until`."""
     try:
         return has_due_times(job.schedule, after, until, 1)
     except Exception:  # a user's schedule may fail for a time in the past

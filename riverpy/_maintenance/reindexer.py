@@ -67,12 +67,12 @@ CLIENT_TIMEOUT_MARGIN = 5.0
 """The client's timeout of a statement is this number of seconds longer than the server's. When the
 client's timeout expires, the session is closed."""
 LEFTOVER_DROP_TIMEOUT = 15.0
-"""The longest time for which a stop waits until the indexes of an interrupted rebuild are dropped,
-in seconds."""
+"""If a stop interrupts a rebuild, the stop waits at most this number of seconds until the
+unfinished indexes are dropped."""
 LEFTOVER_DROP_RETRY_DELAY = 0.1
-"""Seconds between two attempts to drop the indexes that a rebuild left."""
+"""Seconds between two attempts to drop the unfinished indexes of an interrupted rebuild."""
 REINDEX_LOCK_RETRY_DELAY = 5.0
-"""Seconds until the next attempt to acquire the reindexers' lock, while another reindexer has it.
+"""Seconds until the next attempt to acquire the lock of reindexers, while another session holds it.
 The server needs a moment to release the lock of a killed process."""
 CLOCK_READ_INTERVAL = 3600.0
 """The longest time between two reads of the server's clock, in seconds."""
@@ -85,8 +85,8 @@ _POSTPONEMENT_PATTERN = re.compile(
 
 
 class DailySchedule:
-    """The schedule of runs if the config has none: at midnight, UTC. It is no cron schedule, since
-    the modules for cron expressions would be loaded into each worker."""
+    """The default schedule of the reindexer: every day at midnight, UTC. It is not a cron schedule,
+    because each worker would then have to load the modules for cron expressions."""
 
     def next(self, after: datetime, /) -> datetime:
         """Return the first midnight after `after`."""
@@ -104,7 +104,7 @@ class RebuildPostponement(NamedTuple):
 
     @classmethod
     def parse_comment(cls, comment: str) -> RebuildPostponement | None:
-        """Return the postponement in the comment of an index, or None."""
+        """Return the postponement that the comment of an index contains. None: it contains none."""
         found = _POSTPONEMENT_PATTERN.search(comment)
         if found is None:
             return None
@@ -115,7 +115,8 @@ class RebuildPostponement(NamedTuple):
 
     @classmethod
     def make_after_timeout(cls, comment: str, run_due_at: datetime) -> RebuildPostponement:
-        """Return the postponement after another timeout in a run that was due at `run_due_at`."""
+        """Return the postponement to store after another timeout. `comment` is the index's comment
+        with the last postponement. The run of the rebuild was due at `run_due_at`."""
         before = cls.parse_comment(comment)
         timeouts = 1 if before is None else before.timeout_count + 1
         days = REBUILD_POSTPONEMENT_DAYS[min(timeouts, len(REBUILD_POSTPONEMENT_DAYS)) - 1]
@@ -129,7 +130,7 @@ class RebuildPostponement(NamedTuple):
 
 
 def remove_postponement(comment: str) -> str:
-    """Remove the postponement from the comment of an index."""
+    """Return the comment of an index without the postponement."""
     return _POSTPONEMENT_PATTERN.sub("", comment)
 
 
@@ -183,8 +184,8 @@ class Reindexer(MaintenanceService):
 
     async def _rebuild_pending_indexes(self, scope: StopScope) -> bool:
         """Drop indexes that interrupted rebuilds left, and rebuild the pending indexes. Return
-        False if another session holds the lock. After an error, the next call continues with the
-        index after the one that failed."""
+        False if another session holds the lock of reindexers. After an error, the next call
+        continues with the index after the one that failed."""
         self._are_leftovers_dropped = False
         async with self._open_session() as connection:
             if not await self._try_acquire_reindex_lock(connection):
@@ -215,8 +216,8 @@ class Reindexer(MaintenanceService):
                 await close_connection(connection)
 
     async def _try_acquire_reindex_lock(self, connection: Connection) -> bool:
-        """Try to exclude other reindexers with a lock until the session ends. Return whether the
-        lock was acquired."""
+        """Try to acquire the lock of reindexers, so that no other reindexer works until this
+        session ends. Return whether the lock was acquired."""
         is_locked = await _execute_with_timeout(index_try_rebuild_lock(connection, self.schema))
         if is_locked:
             self._lock_failure_log.log_recovery()
@@ -248,7 +249,8 @@ class Reindexer(MaintenanceService):
         self._missing_index_names = missing
 
     def _skip_indexes_of_other_owners(self, indexes: Sequence[Index]) -> None:
-        """Remove the indexes that this role does not own from the pending indexes."""
+        """Remove the indexes that the client's database role does not own from the list of pending
+        indexes."""
         not_owned = {index.name for index in indexes if not index.is_owned_by_role}
         skipped = [name for name in self._pending_index_names if name in not_owned]
         if skipped:
@@ -378,7 +380,7 @@ class Reindexer(MaintenanceService):
     async def _record_rebuild_success(
         self, connection: Connection, index: Index, seconds: float
     ) -> None:
-        """Log a rebuild, and remove the postponement from the comment of the index."""
+        """Log a successful rebuild, and remove the postponement from the comment of the index."""
         found = await self._read_indexes(connection, [index.name])
         self.log.info(
             INDEX_REBUILT,
@@ -413,8 +415,8 @@ def make_reindexers(context: TermContext) -> list[Reindexer]:
 async def _execute_with_timeout(
     statement: Awaitable[ResultT], limit: timedelta | None = STATEMENT_TIMEOUT
 ) -> ResultT:
-    """Return the result of a statement. The client's timeout is a little longer than `limit`, the
-    server's timeout of the statement."""
+    """Execute a statement, and return its result. `limit` is the server's timeout of the statement.
+    The client's timeout is longer by `CLIENT_TIMEOUT_MARGIN`. None: no timeout."""
     with anyio.fail_after(None if limit is None else limit.total_seconds() + CLIENT_TIMEOUT_MARGIN):
         return await statement
 

@@ -1,6 +1,6 @@
-"""The maintenance services of each kind of term (a client's time as leader). If you add a service,
-add it to a list in this module, and add its module to the layers of `_maintenance` in
-pyproject.toml."""
+"""Chooses the maintenance services that a client runs during a term: its time as leader of a
+domain, or as holder of the schema lease. If you add a service, add it to a list in this module, and
+add its module to the layers of `_maintenance` in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 class LeaderFunctionService(MaintenanceService):
-    """Runs a user's function during a term: once if the function returns, and again after a delay
-    if the function raises."""
+    """Runs a user's function during a term. If the function returns, it does not run again. If it
+    raises an error, it runs again after a delay."""
 
     def __init__(self, context: TermContext, function: LeaderFunction) -> None:
         self.name = f"leader function {function.name}"
@@ -51,7 +51,8 @@ class LeaderFunctionService(MaintenanceService):
 
 
 class DefaultDomainLeaderCheck(MaintenanceService):
-    """Checks which client is the leader of `default`, at the interval of lease renewals."""
+    """Ends the term of the schema lease when the leader of `default` has changed. It checks the
+    leader at the interval of lease renewals."""
 
     name = "default leader check"
 
@@ -70,7 +71,8 @@ class DefaultDomainLeaderCheck(MaintenanceService):
         self._resign, self._has_foreign_leader = resign, has_foreign_leader
 
     async def run_once(self, scope: StopScope) -> float:
-        """Read the leader of `default`. End the term if the leader has changed."""
+        """Read which client is the leader of `default`. End the term if the leader is a riverpy
+        client, or if there is a leader now and there was none before, or the reverse."""
         async with self.acquire_read_connection("reading the leader of `default`") as connection:
             lead = await default_leader_get_status(connection, self.schema)
         if lead.is_leader_riverpy or lead.has_leader is not self._has_foreign_leader:
@@ -92,8 +94,8 @@ def make_domain_services(
 def make_schema_services(
     context: TermContext, heartbeat: HeartbeatWriter, *, should_reindex: bool
 ) -> list[MaintenanceService]:
-    """Return the services of a client that holds the schema lease. `should_reindex`: whether these
-    include the reindexer."""
+    """Return the services of a client that holds the schema lease. `should_reindex`: whether the
+    list includes the reindexer."""
     return [
         *_make_queue_services(context, heartbeat),
         *_make_cleaner_services(context, heartbeat),
