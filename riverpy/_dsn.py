@@ -1,7 +1,7 @@
-"""Database URLs: check them, find their server, and hide their password.
+"""Database URLs: validate them, find the server that they select, and mask their passwords.
 
-An error text never contains a URL that cannot be parsed, because riverpy cannot find and hide the
-password in such a URL.
+If a URL cannot be parsed, riverpy cannot find the password in it. So an error text never contains
+such a URL.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ PG_VARIABLES = ("PGSERVICE", "PGHOST", "PGPORT", "PGUSER", "PGDATABASE")
 """The environment variables that can select a database."""
 
 UNKNOWN_USER_TEXT = "?"
-"""The text for an unknown user: no setting names a user, and the system has no name for the user
-id, as in some containers."""
+"""The text for an unknown user. The user is unknown if no setting contains one and the system has
+no name for the user id, as in some containers."""
 _EMPTY_URL = "postgresql://"
 _PORT_DEFAULT = "5432"
 _PORT_MAX = 65535
 _CLIENT_ENCODING = "utf8"
 _SSLROOTCERT_SYSTEM = "system"
-"""The value of `sslrootcert` for the certificates of the operating system."""
+"""The value of `sslrootcert` that selects the certificates of the operating system."""
 _DEFAULT_HOSTS = "/run/postgresql, /var/run/postgresql, /tmp, localhost"
-"""The hosts that asyncpg tries if none is set."""
+"""The hosts that asyncpg tries if no host is set."""
 
-# Each pattern takes linear time, even for a text that an attacker chose. It is applied to one word,
-# and each of its parts can match in only one way.
+# Each pattern takes linear time, even for a text from an attacker, because it is applied to one
+# word and each of its parts can match in only one way.
 _USER_BEFORE_PASSWORD_PATTERNS = (
     re.compile(r"://[\w.%+~-]*+:"),
     re.compile(r"(?i)\bpostgres(?:ql)?[:：]?/++[^\s:：/@]*+[:：]"),
     re.compile(r"(?:(?<![\w.%+~/:-])|(?<=[/:])\w*+[.%+~-])[\w.%+~-]*+:(?!//)"),
 )
-"""Patterns for a user and a colon in front of a password: in a URL, in a mistyped URL, and outside
-a URL."""
+"""Patterns for a user and a colon before a password: in a URL, in a mistyped URL, and outside a
+URL."""
 _PASSWORD_WITH_SPACES_PATTERN = re.compile(
     r"(?P<user>://[\w.%+~-]*+):(?!\*\*\*@)[^/?#\n]{1,200}(?=@)"
 )
@@ -56,10 +56,11 @@ _URL_QUERY_PATTERN = re.compile("[^'\"`]*")
 _WORD_PATTERN = re.compile(r"\S+")
 _SECONDS_PATTERN = re.compile("-?[0-9]{1,9}")
 _TARGET_SESSION_ATTRS_VALUES = "any, read-write, read-only, primary, standby, prefer-standby"
-"""The values of `target_session_attrs`."""
+"""The allowed values of `target_session_attrs`."""
 
 _TLS_FILE_PARAMETERS = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
-"""The URL parameters that name a file. Each has an environment variable, such as PGSSLROOTCERT."""
+"""The URL parameters whose value is a file. Each has an environment variable, such as
+PGSSLROOTCERT."""
 _UNMASKED_PARAMETERS = frozenset(
     {
         "host",
@@ -81,8 +82,8 @@ _UNMASKED_PARAMETERS = frozenset(
         *_TLS_FILE_PARAMETERS,
     }
 )
-"""Parameters whose values may be shown in logs and errors. Any other parameter may be a password
-with a mistyped name."""
+"""The URL parameters whose values may appear in logs and errors. Any other parameter may be a
+password with a mistyped name."""
 _IGNORABLE_PARAMETER_VALUES: Mapping[str, frozenset[str] | None] = {
     "channel_binding": frozenset({"disable", "prefer"}),
     "connection_limit": None,
@@ -110,7 +111,7 @@ _IGNORABLE_PARAMETER_VALUES: Mapping[str, frozenset[str] | None] = {
     "tcp_user_timeout": None,
     "uselibpqcompat": None,
 }
-"""Parameters that asyncpg does not support, with the values that can be ignored. None: all
+"""Parameters that asyncpg does not support. Each has the values that riverpy can ignore. None: all
 values."""
 _CHANNEL_BINDING_REMEDY = (
     "asyncpg does not support channel binding, which protects from another server in the middle: "
@@ -148,7 +149,7 @@ _REFUSED_PARAMETER_REMEDIES: Mapping[str, str] = {
     "sslcrldir": "asyncpg does not read a directory: use one file with sslcrl",
     "sslsni": "asyncpg always sends the server's name: remove it",
 }
-"""Parameters that asyncpg does not support, with the remedy for values that cannot be ignored. If
+"""Parameters that asyncpg does not support, with advice for values that riverpy cannot ignore. If
 riverpy ignored such a value, the connection would be less secure or have another target."""
 _PARAMETER_BY_UNSUPPORTED_VARIABLE: Mapping[str, str] = {
     "PGCHANNELBINDING": "channel_binding",
@@ -166,8 +167,8 @@ _PARAMETER_BY_UNSUPPORTED_VARIABLE: Mapping[str, str] = {
     "PGSSLCRLDIR": "sslcrldir",
     "PGSSLSNI": "sslsni",
 }
-"""Variables of libpq that asyncpg does not read, with their parameters. A parameter of the URL
-takes precedence."""
+"""libpq's environment variables that asyncpg does not read, with the equivalent URL parameters. The
+parameter in the URL takes precedence."""
 _IGNORED_PG_VARIABLES = (
     "PGAPPNAME",
     "PGCLIENTENCODING",
@@ -177,17 +178,17 @@ _IGNORED_PG_VARIABLES = (
     "PGSYSCONFDIR",
     "PGTZ",
 )
-"""Variables of libpq that asyncpg does not read and that can be ignored."""
+"""libpq's environment variables that asyncpg does not read and that riverpy can ignore."""
 
 
 def mask_passwords(text: str) -> str:
-    """In a text, replace the passwords of URLs and of lists such as `user=a password=b` with `***`,
-    in linear time."""
+    """Replace the passwords in a text with `***`, in linear time. Passwords are found in URLs and
+    in lists such as `user=a password=b`."""
     if "@" in text:
         text = _WORD_PATTERN.sub(lambda word: _mask_password_before_at(word[0]), text)
         if "://" in text:
             text = _PASSWORD_WITH_SPACES_PATTERN.sub(r"\g<user>:***", text)
-    if "=" not in text:  # true for most log lines
+    if "=" not in text:  # most log lines
         return text
     text = _QUERY_PASSWORD_PATTERN.sub(r"\1=***", text)
     if "://" in text:
@@ -196,7 +197,7 @@ def mask_passwords(text: str) -> str:
 
 
 def _mask_password_before_at(word: str) -> str:
-    """Mask a password before an `@`. A password may contain an `@`, so everything up to the last
+    """Mask a password before an `@`. A password may contain an `@`, so everything before the last
     `@` is masked."""
     for pattern in _USER_BEFORE_PASSWORD_PATTERNS:
         end = word.rfind("@")
@@ -207,7 +208,8 @@ def _mask_password_before_at(word: str) -> str:
 
 
 def _mask_url_queries(word: str) -> str:
-    """Mask the parameters of each URL, except those in `_UNMASKED_PARAMETERS`."""
+    """Mask the values of the query parameters of each URL, except those in
+    `_UNMASKED_PARAMETERS`."""
     parts: list[str] = []
     done = 0
     while url := _URL_START_PATTERN.search(word, done):
@@ -230,7 +232,8 @@ def _mask_query_values(query: str) -> str:
 
 
 def validate_url(url: str) -> None:
-    """Raise ConfigError unless this is a valid database URL. The text does not contain the URL."""
+    """Raise ConfigError if this is not a valid database URL. The error text does not contain the
+    URL."""
     if not url.startswith(("postgres://", "postgresql://")):
         scheme = re.match("[a-z][a-z0-9+.-]{0,20}://", url)
         raise ConfigError(
@@ -261,8 +264,8 @@ def _find_syntax_problem(url: str) -> str | None:
 
 
 def _find_refused_parameter_problem(parameters: Sequence[tuple[str, str]]) -> str | None:
-    """Return why a parameter is refused, or None. The text does not contain the parameter's
-    value."""
+    """Return why one of the parameters is refused, or None. The text does not contain the value of
+    the parameter."""
     values = dict(parameters)
     sslmode = values.get("sslmode")
     for name, value in parameters:
@@ -277,15 +280,16 @@ def _find_refused_parameter_problem(parameters: Sequence[tuple[str, str]]) -> st
 
 
 def _find_unsupported_parameter_problem(name: str, value: str, sslmode: str | None) -> str | None:
-    """Return why a parameter that asyncpg does not support cannot be ignored. Otherwise return
-    None."""
+    """Return why riverpy cannot ignore a parameter that asyncpg does not support. Return None if it
+    can, or if asyncpg supports the parameter."""
     ignored = _IGNORABLE_PARAMETER_VALUES.get(name, frozenset())
     if name not in _REFUSED_PARAMETER_REMEDIES or ignored is None or value in ignored:
         return None
     if name == "channel_binding":
         if value != "require":
             return "must be disable, prefer or require"
-        # This mode needs no channel binding: the certificate proves the identity of the server.
+        # With `verify-full`, the certificate proves the identity of the server, so channel binding
+        # is not needed.
         if sslmode == "verify-full":
             return None
     return f"is not supported: {_REFUSED_PARAMETER_REMEDIES[name]}"
@@ -330,16 +334,17 @@ def _find_port_problem(port: str) -> str | None:
 
 
 class Server(NamedTuple):
-    """The server that a URL and the environment select, without a password."""
+    """The server, user and database that a URL and the environment select. It contains no
+    password."""
 
     hosts: str
-    """`host:port`, separated by commas."""
+    """The hosts as `host:port`, separated by commas."""
     user: str
     database: str
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """The hosts, without the brackets of IPv6, and their ports. Empty: no host is set."""
+        """The hosts with their ports. IPv6 addresses have no brackets. Empty: no host is set."""
         if self.hosts.startswith(_DEFAULT_HOSTS):
             return []
         places = (place.rpartition(":") for place in self.hosts.split(", "))
@@ -347,7 +352,7 @@ class Server(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether all hosts are local sockets."""
+        """Whether all hosts are Unix sockets of this machine."""
         return all(host.startswith("/") for host, _ in self.addresses)
 
     def __str__(self) -> str:
@@ -355,10 +360,11 @@ class Server(NamedTuple):
 
 
 def server_from_url(url: str, environ: Mapping[str, str] = os.environ) -> Server:
-    """Return the server that a valid URL and the `PG*` variables of the environment select.
+    """Return the server that a valid URL and the environment variables `PG*` select.
 
     Raises:
-        ConfigError: the service in the URL does not exist, or PGPORT is not a port.
+        ConfigError: the service in the URL does not exist, or the port in PGPORT or the service is
+            not valid.
     """
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
@@ -411,7 +417,7 @@ def _read_pg_service(service_name: str | None, environ: Mapping[str, str]) -> Ma
         if service_name not in parser.sections():
             raise ConfigError(f"there is no service {service_name!r} in {path}")
         found = dict(parser[service_name])
-    except (configparser.Error, OSError, UnicodeDecodeError):  # the error may show a password
+    except (configparser.Error, OSError, UnicodeDecodeError):  # the text may show a password
         raise ConfigError(
             f"the service {service_name!r} in {path} cannot be read: write lines NAME=VALUE below "
             f"[{service_name}], and % as %%"
@@ -434,36 +440,36 @@ def _service_file_path(environ: Mapping[str, str]) -> Path:
 
 
 def make_pg_variables_url(environ: Mapping[str, str] = os.environ) -> str:
-    """Return a URL for the `PG*` variables. The URL contains the service of PGSERVICE, because
-    asyncpg reads this variable too late."""
+    """Return the URL that means the server in the environment variables `PG*`. The URL contains the
+    service of PGSERVICE, because asyncpg reads this variable too late."""
     service = environ.get("PGSERVICE")
     return f"{_EMPTY_URL}?service={quote(service, safe='')}" if service else _EMPTY_URL
 
 
 def url_for_display(url: str) -> str:
-    """Return the URL without its password. For a URL from `make_pg_variables_url`, return the
-    server instead."""
+    """Return the URL without its password. If the URL comes from `make_pg_variables_url`, return a
+    text about the server instead."""
     if url.partition("?service=")[0] == _EMPTY_URL:
         return str(server_from_url(url))
     return mask_passwords(url)
 
 
 class AsyncpgUrl(NamedTuple):
-    """A URL for asyncpg, and the parts that were removed."""
+    """A URL for asyncpg, and the settings that were removed from it."""
 
     url: str
     connect_timeout: float | None
-    """The timeout for making a connection, in seconds. None: no limit."""
+    """The timeout for opening a connection, in seconds. None: no limit."""
     ignored_parameters: tuple[str, ...]
-    """The names of the parameters that have no effect."""
+    """The names of the removed parameters that have no effect."""
 
 
 def adapt_url_for_asyncpg(url: str, environ: Mapping[str, str] = os.environ) -> AsyncpgUrl:
-    """Remove parameters of libpq from a valid URL. asyncpg would send them to the server as
-    settings of the session.
+    """Remove the parameters that only libpq knows from a valid URL. asyncpg would send them to the
+    server as settings of the session.
 
-    As with libpq, `sslrootcert=system` becomes the path of the system's certificates, and implies
-    `sslmode=verify-full`.
+    As in libpq, `sslrootcert=system` selects the certificates of the operating system and implies
+    `sslmode=verify-full`. It is replaced by the path of these certificates.
 
     Raises:
         ConfigError: the URL has no `connect_timeout`, and PGCONNECT_TIMEOUT is not a number.
@@ -491,7 +497,7 @@ def adapt_url_for_asyncpg(url: str, environ: Mapping[str, str] = os.environ) -> 
 
 
 def find_ignored_pg_variables(url: str, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Return the variables of libpq that are set but have no effect.
+    """Return the environment variables of libpq that are set but have no effect.
 
     Raises:
         ConfigError: a variable cannot be ignored for a connection over the network, or
@@ -524,8 +530,8 @@ def _system_certificate_parameters(query: str) -> list[str]:
 
 
 def missing_tls_file_message(url: str) -> str | None:
-    """If a TLS file of the URL or the environment is missing, return an error text about the first
-    such file."""
+    """Return an error text about the first TLS file that does not exist, or None if there is none.
+    The URL or the environment names the files."""
     query = dict(parse_qsl(urlsplit(url).query))
     for name in _TLS_FILE_PARAMETERS:
         variable = f"PG{name.upper()}"

@@ -19,8 +19,8 @@ _DURATION_PATTERN = re.compile(
 
 
 def parse_duration(text: str) -> timedelta:
-    """Parse a text such as `90s`, `1h30m`, `2d`, `250ms` or `1.5h`: numbers with the units w d h m
-    s ms, the largest unit first.
+    """Parse a duration such as `90s`, `1h30m`, `2d`, `250ms` or `1.5h`. The units are w, d, h, m, s
+    and ms, the largest first.
 
     Raises:
         ValueError: the text is not a duration, or it is longer than 999,999,999 days.
@@ -41,7 +41,8 @@ def parse_duration(text: str) -> timedelta:
 
 
 def format_duration(duration: timedelta | None) -> str:
-    """Return the text that `parse_duration` parses. None becomes `none`."""
+    """Format a duration so that `parse_duration` can parse it. None becomes `none`. Parts below a
+    millisecond are cut off."""
     if duration is None:
         return "none"
     left = duration // timedelta(milliseconds=1)

@@ -1,4 +1,4 @@
-"""Makes the text of an exception for rows of the database and log events."""
+"""Makes the text of an exception for columns of the database and log events."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ERRORS_IN_GROUP_TEXT_MAX = 20
-"""The maximum number of exceptions in the text of a group."""
+"""The maximum number of exceptions in the text of an exception group."""
 ERROR_TEXT_LENGTH_MAX = 16 * 1024
-"""The maximum number of characters of the text of an exception."""
+"""The maximum number of characters in the text of an exception."""
 _TRUNCATION_MARK = " … [truncated]"
 _DENIED_OBJECT_PATTERN = re.compile(r"permission denied for (table|sequence|schema) (\S+)$")
 _RIGHTS_BY_OBJECT_NAME = {
@@ -27,8 +27,9 @@ _RIGHTS_BY_OBJECT_TYPE = {
 
 
 def format_error_with_type(error: BaseException) -> str:
-    """Return the type and the message, such as `KeyError: 'user_id'`. For a group, return the
-    distinct texts of its errors, such as `ValueError: no such order; TimeoutError`."""
+    """Return the type and the message of an exception, such as `KeyError: 'user_id'`. For an
+    exception group, return the distinct texts of its exceptions, such as `ValueError: no such
+    order; TimeoutError`."""
     found = list(islice(flatten_exception_group(error), ERRORS_IN_GROUP_TEXT_MAX + 1))
     texts = list(
         dict.fromkeys(_describe_single_error(one) for one in found[:ERRORS_IN_GROUP_TEXT_MAX])
@@ -45,7 +46,7 @@ def _describe_single_error(error: BaseException) -> str:
         return text if text.startswith(("<unprintable ", f"{name}: ")) else f"{name}: {text}"
     cause = error.__cause__
     if not isinstance(cause, Exception) or isinstance(cause, BaseExceptionGroup):
-        return name  # the message of a cancellation or a group has no information
+        return name  # the message of a cancellation or group contains no information
     return f"{name} from {type(cause).__name__}: {get_error_message(cause)}".removesuffix(": ")
 
 
@@ -58,7 +59,7 @@ def get_error_message(error: BaseException) -> str:
 
 
 def truncate_text(text: str, length_max: int, suffix: str = "") -> str:
-    """Shorten a text that is longer than `length_max`, and append a mark and `suffix`."""
+    """If a text is longer than `length_max`, shorten it and append a mark and `suffix`."""
     return (
         text
         if len(text) <= length_max
@@ -67,7 +68,8 @@ def truncate_text(text: str, length_max: int, suffix: str = "") -> str:
 
 
 def flatten_exception_group(error: BaseException) -> Iterator[BaseException]:
-    """Yield the exceptions of a group and its nested groups, or the error itself."""
+    """Yield the exceptions of an exception group and its nested groups. For any other exception,
+    yield the exception itself."""
     pending = [error]
     while pending:
         current = pending.pop()
@@ -79,8 +81,8 @@ def flatten_exception_group(error: BaseException) -> Iterator[BaseException]:
 
 
 def describe_missing_grant(refusal: str) -> str:
-    """Return the GRANT that a role lacks, as the end of an error text. `refusal` is the text of the
-    server's error. Return "" if it names no table, sequence or schema."""
+    """Return the GRANT statement that a role needs, as the end of an error text. `refusal` is the
+    text of the server's error. Return an empty text if it contains no table, sequence or schema."""
     found = _DENIED_OBJECT_PATTERN.search(refusal)
     if found is None:
         return ""

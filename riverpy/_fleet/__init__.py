@@ -1,1 +1,2 @@
-"""Events of all workers: workers send them while clients follow, and clients receive them."""
+"""Events of all workers of a database. Workers send them only while a client follows, i.e. wants to
+receive, such events."""

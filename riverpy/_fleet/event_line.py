@@ -1,7 +1,7 @@
 """EventLine: an event as a JSON object, for the health server, commands and web pages.
 
-The objects contain no args, metadata or tags of jobs. So a reader needs no permission to read the
-data of jobs.
+The objects do not contain args, metadata or tags of jobs. So a reader needs no permission to read
+the data of jobs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """An event as a JSON object."""
+    """An event as a JSON object, without the data of jobs."""
 
     event: str
-    """The kind of event, or `dropped` if events were dropped because there were too many."""
+    """The kind of event. `dropped` means that events were dropped because there were too many."""
     at: datetime
     """The time of the event, by the clock of the client that sent it."""
     queue: str = ""
@@ -38,28 +38,28 @@ class EventLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     attempt: int = 0
     max_attempts: int = 0
     wait: float | None = None
-    """Seconds from the time at which the job was due to the start of the attempt."""
+    """The time in seconds from when the job was due until the attempt started."""
     run: float | None = None
     """The run time of the attempt, in seconds."""
     lease: str = ""
     use: str = ""
-    """What the lease is used for: `lease`, `singleton` or `leader`."""
+    """The use of the lease: `lease`, `singleton` or `leader`."""
     epoch: int = 0
     reason: str = ""
-    """Why the client does not hold the lease any more."""
+    """Why the client no longer holds the lease."""
     error: str = ""
-    """The first `ERROR_LENGTH_MAX` characters of the error of a failed or cancelled attempt, or of
-    the code under a lease. Passwords in URLs are masked."""
+    """The first `ERROR_LENGTH_MAX` characters of an error. It is the error of a failed or cancelled
+    attempt, or of the code under a lease. Passwords in URLs are masked."""
     dropped: int = 0
     """The number of dropped events."""
     client: str = ""
-    """The id of the client that sent the event. Empty: this client sent it."""
+    """The id of the client that sent the event. Empty: this client."""
     progress: JobProgress | None = None
-    """How far the job has come. Only the event `job_progress` has it."""
+    """The progress of the job. Only the event `job_progress` has it."""
 
 
 def build_event_line(event: Event) -> EventLine:
-    """Return an event as an EventLine."""
+    """Convert an event to an EventLine."""
     job, times = event.job, event.statistics
     at, client = event.at or datetime.now(UTC), event.client_id or ""
     if event.lease is not None:

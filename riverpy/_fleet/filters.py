@@ -1,4 +1,4 @@
-"""FollowFilter: describes the events that a client wants to receive."""
+"""FollowFilter: describes the events that a client wants to receive from workers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ ValueT = TypeVar("ValueT", str, int)
 ALL_EVENT_KINDS = frozenset[str]((*EventKind, *LeaseEventKind, *FleetEventKind))
 """The kinds of events that a client can follow."""
 FOLLOW_FILTERS_MAX = 50
-"""The maximum number of filters. More filters are replaced by one that all events match."""
+"""The maximum number of filters. If there are more, one filter that all events match replaces
+them."""
 
 
 class FollowFilter(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which events a client follows. An event has to match each field that is not None."""
+    """The events that a client wants to receive. An event matches if it matches each field that is
+    not None."""
 
     events: frozenset[str] | None = None
     """The kinds of events."""
@@ -32,8 +34,8 @@ class FollowFilter(msgspec.Struct, frozen=True, omit_defaults=True):
     job_ids: frozenset[int] | None = None
 
     def matches_event(self, event: str, kind: str, queue: str, job_id: int) -> bool:
-        """Whether an event matches. An event of a queue or a lease has no `kind` (an empty text)
-        and no `job_id` (0)."""
+        """Return whether an event matches. If the event is about a queue or a lease, `kind` is an
+        empty text and `job_id` is 0."""
         return (
             (self.events is None or event in self.events)
             and (self.job_ids is None or job_id in self.job_ids)
@@ -48,7 +50,8 @@ def make_follow_filter(
     queues: Collection[str] | None,
     job_ids: Collection[int] | None,
 ) -> FollowFilter:
-    """Return the filter of a subscription: kinds of events, and None or the values to follow.
+    """Return the filter of a subscription. `kinds` are kinds of events. For the other arguments,
+    None means that all values match.
 
     Raises:
         ConfigError: a value has a wrong type, a kind of events is unknown, or a list is empty.
@@ -81,8 +84,8 @@ def _check_filter_values(
 
 
 def _is_list_of(values: object, expected: type) -> bool:
-    """Return whether `values` is a list or set of values of one type. A string is refused, although
-    Python can iterate over it."""
+    """Return whether `values` is a non-empty list or set whose items have one type. Return False
+    for a string, although Python can iterate over it."""
     if isinstance(values, str) or not isinstance(values, Collection):
         return False
     items = cast("Collection[object]", values)
@@ -90,12 +93,13 @@ def _is_list_of(values: object, expected: type) -> bool:
 
 
 ALL_EVENTS_FILTER = FollowFilter()
-"""The filter that all events match."""
+"""A filter that all events match."""
 
 
 def merge_filters(filters: Iterable[FollowFilter]) -> list[FollowFilter]:
-    """Return fewer filters that match the same events. Equal filters become one filter. So do
-    filters that differ only in their job ids."""
+    """Return fewer filters that match the same events. Equal filters are merged, and also filters
+    that differ only in their job ids. If too many are left, return one filter that all events
+    match."""
     others: dict[FollowFilter, None] = {}
     ids_by_filter: defaultdict[FollowFilter, set[int]] = defaultdict(set)
     for one in filters:

@@ -1,8 +1,10 @@
-"""FleetFollower: follows the events of all workers for one client, and reads watched jobs.
+"""FleetFollower: receives the events of all workers for one client, and reads the jobs that it
+watches.
 
-All subscriptions and watches of a client share one connection that listens, one announcement to the
-workers, and one statement that reads the watched jobs. The statement is sent after events of these
-jobs, and each second, because events may be lost and workers of River in Go send none.
+All subscriptions and watches of a client share one connection for LISTEN, one announcement and one
+statement. The announcement informs the workers which events the client wants to receive. The
+statement reads the watched jobs. It is sent after an event of such a job, and at least once a
+second, because events may be lost and River in Go sends none.
 """
 
 from __future__ import annotations
@@ -56,23 +58,24 @@ if TYPE_CHECKING:
     from riverpy._waiting.pool_connection import SharedPoolConnection
 
 ANNOUNCEMENT_INTERVAL = 10.0
-"""Seconds until the client announces the same filters to the workers again."""
+"""The time in seconds after which the client sends its announcement to the workers again."""
 ANNOUNCEMENT_RETRY_DELAY = 1.0
-"""Seconds until the client retries an announcement to the workers that failed."""
+"""The delay in seconds before the client retries a failed announcement."""
 ANNOUNCEMENT_TIMEOUT = 5.0
-"""Seconds that the start of a subscription waits until its first announcement is sent."""
+"""How long the start of a subscription waits for its first announcement, in seconds."""
 WATCHED_JOB_POLL_INTERVAL = 1.0
-"""Seconds between two reads of the watched jobs, if no event comes."""
+"""The time in seconds between two reads of the watched jobs if no event arrives."""
 WATCHED_JOB_READ_INTERVAL_MIN = 0.02
-"""The shortest time between two reads of the watched jobs, in seconds."""
+"""The minimum time between two reads of the watched jobs, in seconds."""
 STATEMENT_TIMEOUT = 10.0
 """The timeout of one statement, in seconds."""
 UNUSED_FOLLOWER_TIMEOUT = 2.0
-"""Seconds for which the client still receives events after its last subscription or watch ended."""
+"""How long the client still receives events after its last subscription or watch has ended, in
+seconds."""
 
 
 class FleetFollower(StreamGroup["FleetStream"]):
-    """All fleet subscriptions and job watches of one client."""
+    """Receives events for all subscriptions with `fleet=True` and all job watches of one client."""
 
     def __init__(
         self,
@@ -86,28 +89,31 @@ class FleetFollower(StreamGroup["FleetStream"]):
         """Create a follower without subscriptions.
 
         Args:
-            get_open_pool: raises ClientStateError if the client is not open.
+            get_open_pool: returns the client's pool. It raises ClientStateError if the client is
+                not open.
             connection: the connection for statements.
-            listener: the connection that listens.
+            listener: the connection for LISTEN.
             schema: the schema of River's tables. None: the search path decides.
             trace_internal: whether OpenTelemetry's instrumentation of the driver makes spans for
-                the statements.
+                these statements.
         """
         super().__init__()
         self._get_open_pool, self._connection, self._listener = get_open_pool, connection, listener
         self._schema, self._trace_internal = schema, trace_internal
         self._id = secrets.token_hex(8)
-        """The id under which the client announces what it follows."""
+        """The id of this follower in its announcements."""
         self._readers_by_id: dict[int, WeakSet[RowReader]] = {}
-        """The open readers by job id, by weak references: a reader disappears with its watch."""
+        """The open readers by job id. The references are weak, so that a reader disappears with its
+        watch."""
         self._version_by_id: dict[int, str] = {}
-        """The version of the row that was read last, by the id of the watched job."""
+        """The version of the last row that was read, by id of the watched job."""
         self._ids_to_read: set[int] = set()
         self._announce_at = self._poll_at = self._read_at = 0.0
-        """The monotonic times of the next announcement and poll, and of the last read."""
+        """The times of the next announcement, the next poll and the last read. They are monotonic
+        times."""
         self._change_number = self._announced_number = 0
-        """Numbers of changes of the followed events: of the last change, and of the last change
-        that the workers know."""
+        """Changes of the wanted events have numbers. These are the numbers of the last change, and
+        of the last change that was announced to the workers."""
         self._announced = asyncio.Event()
         self._woken = asyncio.Event()
         self._unused_since: float | None = None
@@ -127,10 +133,10 @@ class FleetFollower(StreamGroup["FleetStream"]):
         self._announce_changes_soon()
 
     def add_reader(self, reader: RowReader) -> None:
-        """Watch the job of a reader. The reader receives the job's row soon."""
+        """Watch the job of a reader. The reader soon receives the row of the job."""
         self._expect_open()
         self._readers_by_id.setdefault(reader.job_id, WeakSet()).add(reader)
-        self._version_by_id[reader.job_id] = ""  # the new reader needs the row
+        self._version_by_id[reader.job_id] = ""  # send the row to the new reader
         self._ids_to_read.add(reader.job_id)
         self._announce_changes_soon()
 
@@ -147,7 +153,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
             raise WatchClosedError
 
     def _announce_changes_soon(self) -> None:
-        """Let the task announce to the workers what the client follows now. Start it if needed."""
+        """Make the background task announce to the workers which events the client wants now. Start
+        the task if it is not running."""
         self._change_number += 1
         self._announce_at = 0.0
         self._woken.set()
@@ -167,8 +174,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
             self._ids_to_read.discard(job_id)
 
     async def wait_until_announced(self) -> None:
-        """Wait until the workers know what the client follows now, but not longer than
-        `ANNOUNCEMENT_TIMEOUT`. Without a connection, the workers are notified later."""
+        """Wait until the workers know which events the client wants now, for at most
+        `ANNOUNCEMENT_TIMEOUT`. Without a connection, they are notified later."""
         number = self._change_number
         with anyio.move_on_after(ANNOUNCEMENT_TIMEOUT):
             while self._announced_number < number and self._task.is_running:
@@ -176,7 +183,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
                 await self._announced.wait()
 
     async def stop(self) -> None:
-        """End all subscriptions and watches for good, because the client closes."""
+        """End all subscriptions and watches. Called when the client closes. The follower cannot be
+        used again."""
         self._is_stopped = True
         self.close()
         for readers in self._readers_by_id.values():
@@ -217,7 +225,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
                     stream.put(event)
 
     def _read_all_watched_jobs_soon(self) -> None:
-        """Read all watched jobs soon: LISTEN has just started, so notifications may be lost."""
+        """Make the task read all watched jobs. LISTEN has just started, so earlier notifications
+        may be lost."""
         self._ids_to_read.update(self._readers_by_id)
         self._woken.set()
 
@@ -234,8 +243,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
                 await self._read_watched_jobs()
 
     async def _announce_end_if_unused(self) -> bool:
-        """If nothing was followed for some time, announce the end to the workers. Return whether
-        the task can end."""
+        """If there was no subscription and no watch for some time, announce the end to the workers.
+        Return whether the task can end."""
         now = time.monotonic()
         if self._is_used:
             self._unused_since = None
@@ -249,7 +258,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
         return not self._is_used
 
     async def _wait_until_due(self) -> None:
-        """Wait until an announcement or a read is due, or something has changed."""
+        """Wait until it is time for an announcement or a read, or until something changes."""
         while (seconds := self._compute_due_time() - time.monotonic()) > 0:
             self._woken.clear()
             with anyio.move_on_after(seconds):
@@ -301,7 +310,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
                 yield connection
 
     async def _read_watched_jobs(self) -> None:
-        """Read the jobs for which an event has arrived, or all watched jobs if a poll is due."""
+        """Read the jobs for which an event has arrived. If it is time to poll, read all watched
+        jobs."""
         now = time.monotonic()
         if now >= self._poll_at:
             self._forget_unused_readers()
@@ -326,7 +336,7 @@ class FleetFollower(StreamGroup["FleetStream"]):
             self._read_at = time.monotonic()
 
     async def _read_rows(self, version_by_id: dict[int, str]) -> None:
-        """Read the rows whose version differs from the given version. Pass them to their
+        """Read the rows whose version is not the one in `version_by_id`. Pass the rows to their
         readers."""
         async with self._acquire_connection("reading watched jobs") as connection:
             changed = await fleet_read_changed_jobs(connection, self._schema, version_by_id)
@@ -339,7 +349,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
                 reader.set_row(job.version, row)
 
     async def _read_rows_one_by_one(self, version_by_id: dict[int, str]) -> None:
-        """Read jobs one by one, so that only the readers of an unreadable job fail."""
+        """Read the jobs one by one. If the server cannot read one job, only the readers of this job
+        fail."""
         for job_id, version in version_by_id.items():
             try:
                 await self._read_rows({job_id: version})
@@ -349,8 +360,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
                         reader.set_error(make_read_error(error))
 
     def _handle_task_failure(self, error: Exception) -> None:
-        """End all subscriptions and watches, because the task has ended by a fault: no reader may
-        wait forever."""
+        """End all subscriptions and watches after the background task has failed, so that no reader
+        waits forever."""
         self._log.error(FLEET_FOLLOWING_FAILED, exc_info=error)
         for stream in self._open_streams:
             stream.close(error)

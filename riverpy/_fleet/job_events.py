@@ -1,4 +1,4 @@
-"""Builds events for a client from the messages that workers have sent."""
+"""Makes the events of a subscription from the messages that workers have sent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ _CAUSE_BY_VALUE = {cause.value: cause for cause in StopCause}
 
 
 class FleetJobRow(JobRow):
-    """The job of an event that another client sent. It has only some columns of the row."""
+    """The job of an event that another client sent. It has only some columns of the row. Access to
+    any other column raises ClientStateError."""
 
     __slots__ = ()
 
@@ -97,7 +98,8 @@ class FleetJobRow(JobRow):
 
 
 def _encode_error(message: EventMessage) -> str:
-    """Return the event's error as JSON, as in the column `errors`. Its time is the end time."""
+    """Return the error of an event as JSON, in the format of the column `errors`. The time of the
+    error is the end of the attempt."""
     started_at = decode_timestamp(message.attempted_at) or PG_EPOCH
     ended_at = started_at + timedelta(seconds=message.run or 0.0)
     entry = {
@@ -110,7 +112,8 @@ def _encode_error(message: EventMessage) -> str:
 
 
 def make_event(message: EventMessage, client_id: str) -> Event | None:
-    """Return the event of a message. None: its kind is unknown here, because riverpy is older."""
+    """Convert a message to an event. Return None if the kind of event is unknown, because a newer
+    riverpy sent it."""
     kind = _KIND_BY_VALUE.get(message.event)
     if kind is None:
         return None

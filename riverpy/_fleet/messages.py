@@ -1,9 +1,9 @@
-"""The payloads of notifications between followers and workers.
+"""The payloads of the notifications between clients that follow events and workers.
 
-A client that follows events announces it on the topic `riverpy_follow`, with one JSON object. A
-worker sends events on the topic `riverpy_fleet`: a header and events, one JSON object a line. All
-payloads are ASCII, because the database may have any encoding. Any session can send any text, so
-payloads that cannot be decoded are ignored.
+A client that wants to receive events sends an announcement on the topic `riverpy_follow`: one JSON
+object. A worker sends events on the topic `riverpy_fleet`: a header and the events, one JSON object
+per line. All payloads are ASCII, because the database may have any encoding. Any session can send
+any text, so payloads that cannot be decoded are ignored.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 JOB_IDS_PER_ANNOUNCEMENT_MAX = 300
-"""The maximum number of job ids in one announcement, so that it fits into a notification."""
+"""The maximum number of job ids in one announcement. An announcement must fit into one
+notification."""
 ANNOUNCEMENTS_MAX = 20
-"""The maximum number of announcements of one client. Changes of more jobs are found by polling."""
+"""The maximum number of announcements of one client. If more are needed, the client finds changes
+of the other jobs by polling."""
 ERROR_LENGTH_MAX = 500
 """The maximum number of characters of an error in an event."""
 PROGRESS_TEXT_LENGTH_MAX = 500
@@ -30,36 +32,38 @@ PROGRESS_TEXT_LENGTH_MAX = 500
 
 
 class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The events that a client wants to receive. Workers use an announcement for a limited time."""
+    """The events that a client wants to receive. It is valid for workers only for a limited
+    time."""
 
     follower: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-    """The id of the follower."""
+    """The id of the FleetFollower that sends the announcement."""
     part: int = 0
-    """The number of this announcement, if the filters of the follower need several
-    announcements."""
+    """The number of this announcement. A follower sends several if its filters do not fit into
+    one."""
     filters: list[FollowFilter] = []
     is_end: bool = False
-    """Whether the follower has ended. Then all its announcements are no longer valid."""
+    """Whether the follower has ended. All its announcements become invalid."""
 
 
 class MessageHeader(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The first line of a message with events."""
+    """The first line of a payload with events."""
 
     client: str
     """The id of the client that sends the events."""
     number: int
-    """A counter that makes payloads differ: PostgreSQL drops equal notifications in a
-    transaction."""
+    """A counter that makes all payloads different. PostgreSQL drops a notification that is equal to
+    another one in the same transaction."""
     dropped: int = 0
-    """The number of events that this client has dropped since its last message."""
+    """The number of events that this client has dropped since its last payload."""
 
 
 class EventMessage(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """An event of a job, a queue or a lease. Times are in microseconds since 2000."""
+    """An event of a job, a queue or a lease, as workers send it. Times are in microseconds since
+    2000."""
 
     event: str
     at: int = 0
-    """The time of the event, by the clock of its sender."""
+    """The time of the event, by the clock of the client that sent it."""
     job_id: int = 0
     kind: str = ""
     queue: str = ""
@@ -72,13 +76,13 @@ class EventMessage(msgspec.Struct, omit_defaults=True, kw_only=True):
     attempted_at: int | None = None
     finalized_at: int | None = None
     error: str = ""
-    """The newest error of a failed or cancelled attempt. Passwords in URLs are masked."""
+    """The error of a failed or cancelled attempt. Passwords in URLs are masked."""
     wait: float | None = None
-    """Seconds from the time at which the job was due to the start of the attempt."""
+    """The time in seconds from when the job was due until the attempt started."""
     run: float | None = None
     """The run time of an ended attempt, in seconds."""
     store: float | None = None
-    """Seconds from the end of the attempt until its result was stored."""
+    """The time in seconds from the end of the attempt until its result was stored."""
     done: int | float | None = None
     total: int | float | None = None
     text: str = ""
@@ -91,15 +95,15 @@ class EventMessage(msgspec.Struct, omit_defaults=True, kw_only=True):
     reason: str = ""
 
     def matches_any(self, filters: Iterable[FollowFilter]) -> bool:
-        """Whether the event matches one of the filters."""
+        """Return whether the event matches at least one of the filters."""
         return any(
             one.matches_event(self.event, self.kind, self.queue, self.job_id) for one in filters
         )
 
 
 def encode_announcements(follower: str, filters: list[FollowFilter]) -> list[str]:
-    """Return the announcements of a follower, as payloads. Filters that are too large are replaced
-    by filters that match more events. The follower drops events that it does not want."""
+    """Return the payloads of a follower's announcements. Filters that are too large are replaced by
+    filters that match more events. The follower ignores the events that it does not want."""
     plain = [one for one in filters if one.job_ids is None]
     parts = [_widen_filters_to_fit(follower, plain)] if plain else []
     for one in filters:
@@ -117,7 +121,7 @@ def encode_announcements(follower: str, filters: list[FollowFilter]) -> list[str
 
 
 def _widen_filters_to_fit(follower: str, filters: list[FollowFilter]) -> list[FollowFilter]:
-    """Return filters that fit into one announcement and match at least the same events."""
+    """Return filters that fit into one announcement and match the same events or more."""
     for wider in (
         filters,
         [FollowFilter(events=one.events, queues=one.queues) for one in filters],
@@ -134,7 +138,7 @@ def _is_too_long(announcement: Announcement) -> bool:
 
 
 def decode_announcement(payload: str) -> Announcement | None:
-    """Return the announcement in a payload; None: it is not valid."""
+    """Decode the payload of an announcement. Return None if it is not valid."""
     try:
         return msgspec.json.decode(payload, type=Announcement)
     except (msgspec.DecodeError, RecursionError):
@@ -142,21 +146,22 @@ def decode_announcement(payload: str) -> Announcement | None:
 
 
 def encode_ascii_json(message: msgspec.Struct) -> str:
-    """Return a message as JSON text, all in ASCII."""
+    """Return a message as JSON text that contains only ASCII characters."""
     text = msgspec.json.encode(message).decode()
     return text if text.isascii() else json.dumps(json.loads(text), separators=(",", ":"))
 
 
 class MessageBuilder:
-    """Makes payloads from events, as many events in each as fit."""
+    """Makes payloads from events. Each payload contains as many events as fit."""
 
     def __init__(self, client_id: str) -> None:
         self._client_id = client_id
         self._number = 0
 
     def build_payloads(self, lines: list[str], dropped: int) -> list[str]:
-        """Return the payloads for encoded events, one event a line. The first payload reports the
-        dropped events. No line may be longer than `line_length_max`."""
+        """Return the payloads for these lines. Each line is one encoded event of at most
+        `line_length_max` bytes. `dropped` is the number of dropped events, which the first payload
+        reports."""
         payloads: list[str] = []
         parts = [self._make_header_line(dropped)]
         size = len(parts[0])
@@ -175,7 +180,7 @@ class MessageBuilder:
 
     @property
     def line_length_max(self) -> int:
-        """The maximum number of bytes of the line of an event."""
+        """The maximum number of bytes of one encoded event."""
         longest = MessageHeader(self._client_id, 2**63, 2**63)
         return PAYLOAD_BYTES_MAX - len(encode_ascii_json(longest)) - 1
 
@@ -185,7 +190,8 @@ _header_decoder = msgspec.json.Decoder(MessageHeader)
 
 
 def decode_message(payload: str) -> tuple[MessageHeader, list[EventMessage]] | None:
-    """Return the header and the events of a payload; None: it is not valid."""
+    """Decode a payload with events. Return the header and the events, or None if it is not
+    valid."""
     header, *lines = payload.split("\n")
     try:
         return _header_decoder.decode(header), [_event_decoder.decode(line) for line in lines]

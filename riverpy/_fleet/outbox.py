@@ -1,4 +1,5 @@
-"""FleetOutbox: the events of a client that wait to be sent to its followers."""
+"""FleetOutbox: the queue of events that a client will send to its followers. A follower is a client
+that wants to receive them."""
 
 from __future__ import annotations
 
@@ -20,21 +21,23 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 OUTBOX_SIZE_MAX = 2_000
-"""The maximum number of events that wait to be sent. If there are more, the oldest are dropped."""
+"""The maximum number of events in the outbox. If there are more, the oldest are dropped."""
 
 
 class FleetOutbox:
-    """The events that wait to be sent to followers. Use it only in the event loop."""
+    """The queue of events that a client will send to its followers. Use it only in the event
+    loop."""
 
     def __init__(self, wake_sender: Callable[[], None]) -> None:
-        """`wake_sender` is called when the first event is added."""
+        """Create an empty outbox. It calls `wake_sender` each time the first event is added to the
+        empty outbox."""
         self._wake_sender = wake_sender
         self._waiting_events: deque[tuple[datetime, Callable[[], EventMessage]]] = deque()
-        """The time of each event, and the function that makes its message."""
+        """The time of each event, and the function that makes its message when it is sent."""
         self.filters: list[FollowFilter] = []
-        """The filters of all followers: an event that matches none is not added."""
+        """The filters of all followers. An event that matches no filter is not added."""
         self.dropped_count = 0
-        """The number of events that were dropped since the last message."""
+        """The number of events that were dropped since the last payload was sent."""
         self._log = get_logger().with_rate_limit()
 
     def __len__(self) -> int:
@@ -49,8 +52,8 @@ class FleetOutbox:
         queue: str = "",
         job_id: int = 0,
     ) -> None:
-        """Add an event if a client follows it. `make_message` is called when the event is sent, and
-        not if it is dropped."""
+        """Add an event if it matches a filter. `make_message` is called when the event is sent, and
+        not if the event is dropped."""
         for one in self.filters:
             if one.matches_event(event.value, kind_of_job, queue, job_id):
                 break
@@ -66,17 +69,17 @@ class FleetOutbox:
     def add_job_event(
         self, event: StrEnum, job: JobRow, make_message: Callable[[], EventMessage]
     ) -> None:
-        """Add an event of a job, as `add_event`."""
+        """Add an event of a job, in the same way as `add_event`."""
         self.add_event(event, make_message, kind_of_job=job.kind, queue=job.queue, job_id=job.id)
 
     def clear(self) -> None:
-        """Drop all events, because no client follows."""
+        """Drop all events. Called when no client follows any more."""
         self._waiting_events.clear()
         self.dropped_count = 0
 
     def take_encoded_events(self, count: int, length_max: int) -> list[str]:
-        """Remove the `count` oldest events, and return them as JSON texts. Drop an event that
-        cannot be encoded, or whose text is longer than `length_max`."""
+        """Remove up to `count` events, the oldest first, and return them as JSON texts. Drop an
+        event that cannot be encoded or whose text is longer than `length_max`."""
         lines: list[str] = []
         for _ in range(min(count, len(self._waiting_events))):
             at, make_message = self._waiting_events.popleft()
@@ -87,7 +90,7 @@ class FleetOutbox:
                 if len(line) > length_max:
                     message.error = message.text = message.reason = ""
                     line = encode_ascii_json(message)
-            except Exception:  # the row cannot be read: drop only this event
+            except Exception:  # drop only the event that cannot be encoded
                 self._log.exception(EVENT_DROPPED)
                 line = ""
             if not line or len(line) > length_max:

@@ -1,9 +1,10 @@
-"""FleetPublisher: sends the events of a working client to the clients that follow it.
+"""FleetPublisher: sends the events of a running client to its followers, i.e. the clients that want
+to receive them.
 
-While no client follows, nothing is collected and nothing is sent. The events have a connection of
-their own, which is open only while a client follows: PostgreSQL commits the notifications of all
-sessions one after another, and this must not delay leases, heartbeats, claims or results. An event
-that cannot be sent is dropped and counted.
+While there is no follower, no events are collected or sent. The publisher has its own connection,
+which is open only while there are followers. PostgreSQL commits the notifications of all sessions
+one after another, and this must not delay leases, heartbeats, claims or results. An event that
+cannot be sent is dropped and counted.
 """
 
 from __future__ import annotations
@@ -33,31 +34,34 @@ if TYPE_CHECKING:
     from riverpy._postgres.notifier import Notifier
 
 ANNOUNCEMENT_VALIDITY = 30.0
-"""Seconds for which the announcement of a follower is valid, on this client's monotonic clock."""
+"""How long the announcement of a follower is valid, in seconds of this client's monotonic clock."""
 SEND_INTERVAL = 0.02
-"""Seconds for which events are collected before they are sent with one statement."""
+"""How long events are collected before one statement sends them, in seconds."""
 EVENTS_PER_SECOND_MAX = 2_000
-"""The maximum number of events that a client sends in a second."""
+"""The maximum number of events that a client sends per second."""
 SEND_TIMEOUT = 2.0
-"""The timeout of a statement that sends events, in seconds. After it, the events are dropped."""
+"""The timeout of a statement that sends events, in seconds. If it expires, the events are
+dropped."""
 SEND_RETRY_DELAY = 1.0
-"""Seconds until the client sends events again after a statement that failed."""
+"""The delay in seconds before the client sends events again after a failed statement."""
 LAST_SEND_TIMEOUT = 0.5
-"""The timeout of the last statement that sends events, when the client stops, in seconds."""
+"""The timeout of the last statement that sends events when the client stops, in seconds."""
 UNUSED_CONNECTION_TIMEOUT = 30.0
-"""Seconds for which the connection is kept after the last follower."""
+"""How long the connection stays open after the last follower has ended, in seconds."""
 ANNOUNCEMENTS_KEPT_MAX = 2_000
-"""The maximum number of announcements that are kept. Further ones are ignored."""
+"""The maximum number of valid announcements. Further announcements are ignored."""
 
 
 class OutboxOwner(Protocol):
-    """The run of a client. Its code adds events to `fleet_outbox`; None: no client follows."""
+    """The object whose code adds events to the outbox, i.e. the run of a client. `fleet_outbox` is
+    None while there is no follower."""
 
     fleet_outbox: FleetOutbox | None
 
 
 class FleetPublisher:
-    """Sends the events of one client while other clients, or this one, follow it."""
+    """Sends the events of one client while it has followers. The client itself may be one of
+    them."""
 
     name = "fleet publisher"
 
@@ -68,16 +72,18 @@ class FleetPublisher:
         make_connection: Callable[[], DedicatedConnection],
         schema: str | None,
     ) -> None:
-        """`owner.fleet_outbox` is set while a client follows. No connection is opened yet."""
+        """Create the publisher without opening a connection. It sets `owner.fleet_outbox` while
+        there are followers."""
         self._owner, self._make_connection, self._schema = owner, make_connection, schema
         self._connection: DedicatedConnection | None = None
         self._announcements: dict[tuple[str, int], tuple[float, Announcement]] = {}
-        """The valid announcements, by follower and part, each with its monotonic end time."""
+        """The valid announcements with the monotonic times at which they expire, by follower and
+        part."""
         self._outbox = FleetOutbox(self._wake)
         self._messages = MessageBuilder(client_id)
         self._woken = asyncio.Event()
         self._allowance, self._allowance_at = float(EVENTS_PER_SECOND_MAX), time.monotonic()
-        """The number of events that the rate limit allows, at this monotonic time."""
+        """The number of events that the rate limit allowed at a monotonic time, and this time."""
         self._log = get_logger().with_rate_limit()
 
     def _wake(self) -> None:
@@ -85,7 +91,7 @@ class FleetPublisher:
 
     @property
     def is_followed(self) -> bool:
-        """Whether at least one client follows the events of this client."""
+        """Whether at least one client wants to receive the events of this client."""
         return bool(self._announcements)
 
     def subscribe_to(self, notifier: Notifier) -> None:
@@ -93,7 +99,7 @@ class FleetPublisher:
         notifier.subscribe(FOLLOW_TOPIC, self.receive_announcement)
 
     def receive_announcement(self, payload: str) -> None:
-        """Handle a notification of a follower. Invalid ones are ignored."""
+        """Handle an announcement of a follower. Invalid announcements are ignored."""
         announcement = decode_announcement(payload)
         if announcement is None:
             return
@@ -120,8 +126,8 @@ class FleetPublisher:
             self._update_outbox_filters()
 
     def _update_outbox_filters(self) -> None:
-        """Let the outbox collect the events that match a valid announcement. If there is no valid
-        announcement, collect nothing."""
+        """Make the outbox collect the events that match a valid announcement. If there is no valid
+        announcement, stop collecting events."""
         self._outbox.filters = merge_filters(
             one for _, announcement in self._announcements.values() for one in announcement.filters
         )
@@ -130,10 +136,10 @@ class FleetPublisher:
             self._outbox.clear()
         elif self._owner.fleet_outbox is None:
             self._owner.fleet_outbox = self._outbox
-            self._wake()  # the sender has to watch for the end of announcements
+            self._wake()  # `run` must notice when announcements expire
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Send events until stopped. Then send the events that still wait."""
+        """Send events until the service is stopped. Then send the remaining events."""
         task_status.started()
         try:
             while True:
@@ -153,8 +159,8 @@ class FleetPublisher:
                 await self._close_connection()
 
     async def _wait_for_events(self) -> None:
-        """Wait until an event has to be sent, or until an announcement expires. Close the
-        connection when no client has followed for a while."""
+        """Wait until there is an event to send or an announcement expires. Close the connection if
+        there was no follower for `UNUSED_CONNECTION_TIMEOUT`."""
         while not self._outbox and not self._outbox.dropped_count:
             self._woken.clear()
             timeout: float | None = None
@@ -171,7 +177,8 @@ class FleetPublisher:
                 self._drop_expired_announcements()
 
     async def _send_events(self, timeout: float) -> bool:
-        """Send as many waiting events as the limit allows. Return whether the server took them."""
+        """Send as many events from the outbox as the rate limit allows. Return whether the server
+        accepted them."""
         now = time.monotonic()
         self._allowance = min(
             self._allowance + (now - self._allowance_at) * EVENTS_PER_SECOND_MAX,
@@ -198,7 +205,7 @@ class FleetPublisher:
                 )
         except DATABASE_ERRORS as error:
             self._log.debug(FLEET_EVENTS_NOT_SENT, events=len(lines), reason=describe_error(error))
-        except Exception:  # a fault of riverpy must not end the client
+        except Exception:  # a bug in riverpy must not stop the client
             self._log.exception(FLEET_EVENTS_NOT_SENT, events=len(lines), reason="a fault")
         if not is_sent:
             self._outbox.dropped_count += dropped + len(lines)

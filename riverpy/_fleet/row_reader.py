@@ -1,4 +1,4 @@
-"""RowReader: passes the newest row of one watched job to one reader."""
+"""RowReader: gives the newest row of one watched job to one task."""
 
 from __future__ import annotations
 
@@ -14,42 +14,43 @@ if TYPE_CHECKING:
 
 
 class RowReaderOwner(Protocol):
-    """Reads the rows of watched jobs."""
+    """The object that reads the rows of watched jobs from the database."""
 
     def add_reader(self, reader: RowReader) -> None:
-        """Read the row of a job for this reader from now on."""
+        """Start reading the row of the reader's job."""
 
     def remove_reader(self, reader: RowReader) -> None:
         """Stop reading the row for this reader."""
 
 
 class WatchClosedError(ClientStateError):
-    """The client was closed while a job was watched."""
+    """Raised if the client was closed while a job was watched."""
 
     def __init__(self) -> None:
         super().__init__("the client was closed while a job was watched")
 
 
 class RowReader:
-    """The newest row of one job, until its final state. A slow reader gets only the newest one."""
+    """Gives the newest row of one job to one task until the job's final state. A slow task receives
+    only the newest row."""
 
     def __init__(self, owner: RowReaderOwner, job_id: int) -> None:
         self.job_id = job_id
         self._owner = owner
         self._is_open = self._is_ended = self._is_being_read = False
         self._unread_row: JobRow | None = None
-        """The newest row, if the reader has not read it."""
+        """The newest row. None: the task has already read it."""
         self._version = ""
         """The version of the newest row."""
         self.read_version = ""
-        """The version of the row that the reader has read last."""
+        """The version of the last row that the task has read."""
         self._error: Exception | None = None
         self._ready = asyncio.Event()
 
     # -- called by the owner
 
     def set_row(self, version: str, row: JobRow | None) -> None:
-        """Receive the newest row; None: the job does not exist. The same row may be set twice, if
+        """Store the newest row. None: the job does not exist. The same row may be stored twice if
         another reader of the job was added."""
         if row is None:
             self.set_error(make_missing_job_error(self.job_id))
@@ -58,22 +59,23 @@ class RowReader:
             self._ready.set()
 
     def set_error(self, error: Exception) -> None:
-        """Set the error that the next read raises."""
+        """Store an error that the next read raises."""
         self._error = error
         self._ready.set()
 
     # -- called by the reader
 
     async def read_row(self) -> JobRow:
-        """Wait until the row has changed or was read again, and return it.
+        """Wait until the row changes or is read again, and return it.
 
         Raises:
             StopAsyncIteration: the last row had a final state, or the reader was closed.
             NotFoundError: the job does not exist.
-            ClientStateError: the client is not open, or was closed, or another task reads.
-            Exception: the database refuses to read the row.
+            ClientStateError: the client is not open or was closed, or another task reads from this
+                reader.
+            Exception: the database cannot read the row.
         """
-        if self._is_being_read:  # each of two tasks would miss what the other reads
+        if self._is_being_read:  # two tasks would take rows from each other
             raise ClientStateError(
                 "another task reads this watch: call client.watch(job_id) once for each reader"
             )
@@ -104,7 +106,7 @@ class RowReader:
         return row
 
     def close(self) -> None:
-        """End the reads. A waiting `read_row` raises StopAsyncIteration."""
+        """Close the reader. A waiting `read_row` raises StopAsyncIteration."""
         self._is_ended = True
         if self._is_open:
             self._is_open = False

@@ -1,4 +1,4 @@
-"""FleetSubscription: an async iterator over the events of all workers."""
+"""FleetSubscription: an async iterator over the events of all workers of a database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class FleetStream(Stream[Event]):
-    """The events that one subscription has received."""
+    """The queue of events that one subscription has received and not yet read."""
 
     def __init__(
         self, owner: StreamGroup[FleetStream], follow_filter: FollowFilter, size: int
@@ -26,50 +26,52 @@ class FleetStream(Stream[Event]):
         self.dropped_by_workers = 0
 
     def put(self, event: Event) -> None:
-        """Add an event, or drop it if there is no room."""
+        """Add an event. If the queue is full, drop the event and count it."""
         if self._is_full:
             self._count_dropped_item(SUBSCRIBER_EVENTS_DROPPED)
         else:
             self._append_item(event)
 
     def take_waiting_events(self, count: int) -> list[Event]:
-        """Remove and return the oldest waiting events, at most `count`."""
+        """Remove up to `count` events, the oldest first, and return them."""
         return [self._waiting_items.popleft() for _ in range(min(count, len(self._waiting_items)))]
 
     def add_dropped_by_workers(self, count: int) -> None:
-        """Count events that a worker has dropped."""
+        """Add to the number of events that workers have dropped."""
         self.dropped_by_workers += count
         self.dropped += count
 
 
 class FleetSubscription:
-    """An async iterator over the events of all workers of the database: `async with` opens it, and
-    `async for` reads the events.
+    """An async iterator over the events of all workers of a database. `async with` opens the
+    subscription, and `async for` reads the events.
 
-    Events may be missed: read the row of a job to know its state. The iteration ends when the
-    client closes. Events that arrive while the subscription is full are dropped.
+    Events may be lost, so read the row of a job to know its state. Events that arrive while the
+    subscription is full are dropped. The iteration ends when the client closes.
     """
 
     def __init__(
         self, stream: FleetStream, wait_until_announced: Callable[[], Awaitable[None]]
     ) -> None:
-        """`wait_until_announced` waits until the workers know what the client follows."""
+        """Create a subscription that is not open yet. `wait_until_announced` waits until the
+        workers know which events the client wants to receive."""
         self._stream, self._wait_until_announced = stream, wait_until_announced
 
     @property
     def dropped(self) -> int:
-        """The number of events that this subscription has missed: those that arrived while it was
-        full, and `dropped_by_workers`."""
+        """The number of events that this subscription has lost. It includes the events that arrived
+        while the subscription was full, and `dropped_by_workers`."""
         return self._stream.dropped
 
     @property
     def dropped_by_workers(self) -> int:
-        """The number of events that workers have dropped, because there were more than they may
-        send. Events for other followers, which this subscription does not want, are counted too."""
+        """The number of events that workers have dropped, because they may send only a limited
+        number. This includes events that only other subscriptions wanted."""
         return self._stream.dropped_by_workers
 
     async def __aenter__(self) -> Self:
-        """Open the subscription. Workers that listen now send all events after this.
+        """Open the subscription, and wait until the workers know about it. After that, all workers
+        that receive notifications send their events.
 
         Raises:
             ClientStateError: the client is not open.
@@ -98,6 +100,7 @@ class FleetSubscription:
 
 
 def take_waiting_events(subscription: FleetSubscription, count: int) -> list[Event]:
-    """Remove and return the oldest waiting events of a subscription, at most `count`."""
+    """Remove up to `count` events from a subscription without waiting, the oldest first, and return
+    them."""
     stream = subscription._stream  # noqa: SLF001 (own class)  # pyright: ignore[reportPrivateUsage]
     return stream.take_waiting_events(count)

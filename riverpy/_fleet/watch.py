@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 class JobWatch:
     """An async iterator over the changes of one job, until its final state.
 
-    The first item is the job as it is. Each read of the row gives at most one change. A slow reader
-    gets only the newest row. One task reads a watch: a second one needs a watch of its own.
+    The first item describes the current row. Each read of the row gives at most one change. A slow
+    task receives only the newest row. Only one task may read a watch; another task needs its own
+    watch.
     """
 
     def __init__(self, reader: RowReader) -> None:
         self._reader = reader
         self._last_row: JobRow | None = None
-        """The row that was read last."""
+        """The last row that was read. None: no row was read yet."""
 
     def __aiter__(self) -> Self:
         return self
@@ -36,9 +37,9 @@ class JobWatch:
 
         Raises:
             NotFoundError: the job does not exist, or was deleted.
-            ClientStateError: the client is not open, or was closed, or another task reads this
+            ClientStateError: the client is not open or was closed, or another task reads this
                 watch.
-            Exception: the database refuses to read the row.
+            Exception: the database cannot read the row.
         """
         while True:
             row = await self._reader.read_row()
@@ -48,7 +49,7 @@ class JobWatch:
                 return JobChange(kind, row, row.last_progress, row.output)
 
     async def aclose(self) -> None:
-        """End the watch. An iteration of another task ends too."""
+        """Close the watch. If another task iterates over it, the iteration ends."""
         self._reader.close()
 
     async def __aenter__(self) -> Self:
@@ -64,13 +65,13 @@ class JobWatch:
 
 
 def get_row_reader(watch: JobWatch) -> RowReader:
-    """Return the reader of a watch, for code that needs each version of the row."""
+    """Return the reader of a watch, for code that needs every version of the row."""
     return watch._reader  # noqa: SLF001 (own class)  # pyright: ignore[reportPrivateUsage]
 
 
 def find_change_kind(before: JobRow | None, row: JobRow) -> JobChangeKind | None:
-    """Return the most important change from one row of a job to a later one; None: no change that
-    a watch reports."""
+    """Return the most important difference between two rows of the same job. Return None if a watch
+    does not report any of the differences."""
     if before is None:
         return JobChangeKind.PRESENT
     if before.state != row.state:
@@ -88,7 +89,7 @@ def find_change_kind(before: JobRow | None, row: JobRow) -> JobChangeKind | None
 
 
 def _decode_metadata_members(row: JobRow) -> dict[str, Any]:
-    """Return the metadata of a row with its values as JSON texts."""
+    """Return the metadata of a row. The values stay JSON texts."""
     text: str = row.columns()[JobColumn.METADATA]
     try:
         return msgspec.json.decode(text, type=dict[str, msgspec.Raw])

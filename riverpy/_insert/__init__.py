@@ -1,1 +1,2 @@
-"""Inserts of jobs: check and encode jobs, run hooks and middleware, send jobs to the database."""
+"""Inserts of jobs: validates and encodes jobs, runs hooks and middleware, and sends the jobs to the
+database."""

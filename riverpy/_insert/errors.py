@@ -1,4 +1,4 @@
-"""Errors of inserts: replace database errors with errors of riverpy whose texts say what to do."""
+"""Errors of inserts: replaces database errors with riverpy errors whose texts contain advice."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _UNIQUE_INDEX_NAME = "river_job_unique_idx"
 
 
 def sqlstate(error: BaseException) -> str | None:
-    """Return the SQLSTATE of an error. None: the server has not sent the error."""
+    """Return the SQLSTATE of an error. Return None if the error does not come from the server."""
     return getattr(error, "sqlstate", None)
 
 
@@ -50,12 +50,12 @@ def sqlstate(error: BaseException) -> str | None:
 def translate_insert_errors(
     tx: Transaction | None, *, in_savepoint: bool = False
 ) -> Generator[None]:
-    """Replace a database error that has a known cause with an error of riverpy.
+    """Replace database errors of the block with riverpy errors if their cause is known.
 
     Args:
-        tx: the caller's connection. An error of the server aborts the caller's transaction.
-        in_savepoint: whether the `with` block runs in a savepoint, so that the transaction stays
-            usable.
+        tx: the caller's connection. An error of the server aborts the caller's transaction, and the
+            error text says so.
+        in_savepoint: whether the block runs in a savepoint, so that the transaction stays usable.
     """
     try:
         yield
@@ -69,7 +69,8 @@ def translate_insert_errors(
 
 
 def make_insert_error(error: Exception) -> Exception:
-    """Return riverpy's error for a database error that has a known cause, or the error itself."""
+    """Return a riverpy error for a database error whose cause is known. Return any other error
+    unchanged."""
     if not isinstance(error, DATABASE_ERRORS):
         return error
     translation = _translate_statement_error(error, "")
@@ -82,7 +83,7 @@ def make_insert_error(error: Exception) -> Exception:
 
 @contextmanager
 def translate_notify_channel_error() -> Generator[None]:
-    """Raise ConfigError if the server refuses a notification because the schema's name is too
+    """Raise ConfigError if the server rejects a notification because the schema name is too
     long."""
     try:
         yield
@@ -99,7 +100,8 @@ def _make_channel_name_error(error: Exception, suffix: str = "") -> ConfigError:
 
 
 def _translate_statement_error(error: Exception, suffix: str) -> Exception | None:
-    """Return riverpy's error for a database error, or None. The error's text ends with `suffix`."""
+    """Return a riverpy error if the statement or its data caused the database error. Otherwise
+    return None. The error text ends with `suffix`."""
     code = sqlstate(error)
     if code in _SCHEMA_MISSING_SQLSTATES:
         return SchemaMissingError(
@@ -108,7 +110,7 @@ def _translate_statement_error(error: Exception, suffix: str) -> Exception | Non
         )
     if is_channel_name_too_long(error):
         return _make_channel_name_error(error, suffix)
-    if is_notification_queue_full(error):  # a full notification queue has this code too
+    if is_notification_queue_full(error):  # a full notification queue has the code of a size limit
         return None
     if code == _LIMIT_EXCEEDED_SQLSTATE or _ALLOCATION_FAILED_TEXT in str(error):
         return ArgsError(
@@ -136,7 +138,8 @@ def _translate_statement_error(error: Exception, suffix: str) -> Exception | Non
 def _translate_connection_error(
     error: Exception, tx: Transaction | None, suffix: str
 ) -> Exception | None:
-    """Return riverpy's error for an error of the connection or the transaction, or None."""
+    """Return a riverpy error if the connection or the transaction caused the database error.
+    Otherwise return None."""
     code = sqlstate(error)
     if code in _PREPARED_STATEMENT_SQLSTATES:
         remedy = "set Config(pooler=True)" if tx is None else get_pooler_remedy(tx)

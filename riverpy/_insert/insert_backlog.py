@@ -1,4 +1,5 @@
-"""InsertBacklog: the calls whose jobs wait to be inserted by a shared statement."""
+"""InsertBacklog: the queue of calls whose jobs will be inserted by a shared statement. Such a
+statement inserts the jobs of several calls."""
 
 from __future__ import annotations
 
@@ -16,15 +17,16 @@ if TYPE_CHECKING:
 STATEMENT_JOBS_MAX = 1_000
 """The maximum number of jobs in one shared statement."""
 STATEMENT_BYTES_MAX = 8 * 1024 * 1024
-"""The maximum number of bytes of args and metadata in one shared statement."""
+"""The maximum size of the args and metadata in one shared statement, in bytes."""
 BACKLOG_JOBS_MAX = 10_000
 BACKLOG_BYTES_MAX = 64 * 1024 * 1024
-"""The limits of the waiting jobs: their number, and the bytes of their args and metadata. At a
-limit, further calls wait."""
+"""The maximum size of the args and metadata of all waiting jobs, in bytes. If this limit or
+`BACKLOG_JOBS_MAX` is reached, further calls wait for room."""
 
 
 class InsertCall:
-    """The jobs of one call, and its result. One statement inserts all of these jobs."""
+    """The jobs of one call, and its result. All jobs of a call are inserted by the same
+    statement."""
 
     __slots__ = ("give_up_at", "result", "rows", "size")
 
@@ -35,40 +37,43 @@ class InsertCall:
         result: asyncio.Future[list[InsertResult]],
         give_up_at: float,
     ) -> None:
-        """If the call still waits at `give_up_at`, a time of the event loop, it fails."""
+        """Create the call. It fails if it still waits at `give_up_at`, a time of the event loop's
+        clock."""
         self.rows, self.size, self.result, self.give_up_at = rows, size, result, give_up_at
 
     def fail(self, error: Exception) -> None:
-        """End the call with this error, unless it has ended."""
+        """End the call with this error if it has not ended yet."""
         if not self.result.done():
             self.result.set_exception(error)
-            self.result.exception()  # so that asyncio does not log it if the caller was cancelled
+            self.result.exception()  # prevents a log message of asyncio if the caller was cancelled
 
 
 def count_row_bytes(rows: list[InsertRow]) -> int:
-    """Return the number of bytes of the args and metadata of these jobs."""
+    """Return the size of the args and metadata of these jobs in bytes."""
     return sum(utf8_size(row.args) + utf8_size(row.metadata) for row in rows)
 
 
 class InsertBacklog:
-    """The calls whose jobs wait to be inserted, in the order in which they came."""
+    """The queue of calls whose jobs wait to be inserted, the oldest first."""
 
     def __init__(self) -> None:
         self._calls: dict[InsertCall, None] = {}
         self._job_count = self._byte_count = 0
         self._room_available: asyncio.Event | None = None
-        """An event that is set when the backlog has room again. None: no call waits for room."""
+        """Set when the backlog has room again. None: no call waits for room."""
         self._room_lock = anyio.Lock()
-        """Calls that wait for room acquire it in the order of their arrival."""
+        """The lock that calls acquire to wait for room, so that they continue in the order of their
+        arrival."""
         self._calls_without_room_count = 0
 
     def __len__(self) -> int:
-        """Count the waiting calls."""
+        """Return the number of waiting calls."""
         return len(self._calls)
 
     @property
     def is_full(self) -> bool:
-        """Whether the next call has to wait: there is no room, or other calls wait for room."""
+        """Whether the next call must wait for room. This is the case if the backlog has no room, or
+        if other calls already wait for room."""
         return self._calls_without_room_count > 0 or not self._has_room
 
     @property
@@ -76,8 +81,8 @@ class InsertBacklog:
         return self._job_count < BACKLOG_JOBS_MAX and self._byte_count < BACKLOG_BYTES_MAX
 
     async def wait_for_room(self) -> None:
-        """Wait until the backlog has room for this call and for those that waited before it. Then
-        the caller must add the call at once."""
+        """Wait until the backlog has room for this call. Calls that waited before come first. The
+        caller must then add its call without another `await`."""
         self._calls_without_room_count += 1
         try:
             async with self._room_lock:
@@ -88,18 +93,19 @@ class InsertBacklog:
             self._calls_without_room_count -= 1
 
     def add_call(self, call: InsertCall) -> None:
-        """Add a call after the waiting calls."""
+        """Add a call at the end of the queue."""
         self._calls[call] = None
         self._job_count += len(call.rows)
         self._byte_count += call.size
 
     def discard_call(self, call: InsertCall) -> None:
-        """Remove a call, if it still waits."""
+        """Remove a call if it still waits."""
         if call in self._calls:
             self._remove_call(call)
 
     def take_batch(self) -> list[InsertCall]:
-        """Remove and return the oldest calls whose jobs fit into one statement."""
+        """Remove and return the calls for one statement: the oldest calls whose jobs fit into it
+        together."""
         batch: list[InsertCall] = []
         job_count = byte_count = 0
         for call in self._calls:
@@ -113,7 +119,7 @@ class InsertBacklog:
         return batch
 
     def take_expired_calls(self, now: float) -> list[InsertCall]:
-        """Remove and return the calls that have waited for too long."""
+        """Remove and return the calls whose time `give_up_at` has passed."""
         expired: list[InsertCall] = []
         for call in self._calls:
             if call.give_up_at > now:
@@ -132,7 +138,7 @@ class InsertBacklog:
 
     @property
     def next_expiry(self) -> float | None:
-        """The time at which the oldest call stops waiting. None: no call waits."""
+        """The time at which the oldest call expires. None: no call waits."""
         return next((call.give_up_at for call in self._calls), None)
 
     def _remove_call(self, call: InsertCall) -> None:

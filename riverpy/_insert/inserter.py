@@ -76,26 +76,27 @@ T = TypeVar("T")
 _get_class_plugins = lru_cache(maxsize=4096)(read_class_plugins)
 Args: TypeAlias = "JobArgs | RawArgs"
 SendRows: TypeAlias = "Callable[[Transaction, list[InsertRow], QueuesToNotify], Awaitable[T]]"
-"""A function that inserts rows and notifies queues over one connection."""
+"""A function that inserts rows and notifies queues on a connection."""
 
 INSERT_STATEMENT_BYTES_MAX = 900 * 1024 * 1024
-"""The maximum number of bytes of args and metadata in one statement. PostgreSQL accepts messages of
-up to 1 GiB."""
+"""The maximum size of the args and metadata in one statement, in bytes. PostgreSQL accepts messages
+of up to 1 GiB."""
 INSERT_STATEMENT_TIMEOUT = 600.0
-"""The timeout of one statement, in seconds. A shorter timeout of the pool has precedence."""
+"""The timeout of one statement in seconds. A shorter timeout of the pool takes precedence."""
 NO_CONNECTION_ERROR_TEXT = (
     f"got no connection from the pool within {ACQUIRE_CONNECTION_TIMEOUT:g} s: increase "
     "Config(pool_size=…), find the code that keeps connections, or check that the database answers"
 )
 INSERT_HOOKS_TIMEOUT = 2.0
-"""The timeout of the hooks and middleware of an insert in a transaction of riverpy, in seconds. It
-applies to the time before the statement, and again to the time after it."""
+"""The timeout of the hooks and middleware of an insert that runs in a transaction of riverpy, in
+seconds. It applies once to the time before the statement and once to the time after it."""
 SHARED_CALL_JOBS_MAX = 100
-"""The maximum number of jobs of a call that may share its statement with other calls."""
+"""The maximum number of jobs in a call that shares its statement with other calls."""
 
 
 def _iterate_checked_params(params: object) -> Iterator[InsertManyParams]:
-    """Yield the jobs of a batch. Raise InsertError if the batch or a job has the wrong type."""
+    """Yield the jobs of a batch. Raise InsertError if the batch or one of its jobs has the wrong
+    type."""
     if not isinstance(params, Iterable):
         raise InsertError(
             f"params must be a list of InsertManyParams, got {_describe_type(params)}"
@@ -119,8 +120,8 @@ def _get_row_sort_key(row: InsertRow) -> str:
 
 
 def _make_duplicate_result(first: InsertResult, row: InsertRow) -> InsertResult:
-    """Return the result of a row whose unique key occurs earlier in the batch. `first` is the
-    result of the first row with the key."""
+    """Return the result of a row whose unique key an earlier row of the batch has too. `first` is
+    the result of the first row with this key."""
     is_replaced = row.replace is not None and (
         first.is_replaced or not first.unique_skipped_as_duplicate
     )
@@ -132,12 +133,13 @@ def _describe_hook(hook: object) -> str:
 
 
 class SharedInsertSetup(NamedTuple):
-    """What a client provides for shared statements, which insert the jobs of several calls."""
+    """What a client provides for shared statements. A shared statement inserts the jobs of several
+    calls."""
 
     connect: Callable[[], Awaitable[Connection]]
-    """Opens the connection that the client reserves for shared statements."""
+    """Opens the connection that the client uses only for shared statements."""
     expect_open: Callable[[], object]
-    """Raises ClientStateError unless the client is open in this process and event loop."""
+    """Raises ClientStateError if the client is not open in this process and event loop."""
     trace_internal: bool
 
 
@@ -147,8 +149,8 @@ def make_shared_insert_setup(
     password: PasswordSource | None,
     expect_open: Callable[[], object],
 ) -> SharedInsertSetup | None:
-    """Return the setup for shared statements. None: the client has a caller's pool, which may
-    prepare its connections for each call, so calls do not share statements."""
+    """Return the setup for shared statements. Return None if the client uses a caller's pool. Such
+    a pool may prepare its connections for each call, so each call needs its own statement."""
     if not isinstance(database, str):
         return None
     connector = Connector(database, config, password)
@@ -168,9 +170,12 @@ class Inserter:
         clock: Clock,
         shared_insert_setup: SharedInsertSetup | None = None,
     ) -> None:
-        """`acquire_from_pool` provides a connection of the client's pool. `clock` gives the time
-        for unique periods and for the limit on notifications. `shared_insert_setup` is for
-        statements that several calls share; None: each call has its own statement."""
+        """Create the inserter.
+
+        `acquire_from_pool` provides a connection from the client's pool. `clock` gives the time for
+        unique periods and for the rate limit of notifications. Without `shared_insert_setup`, calls
+        do not share statements.
+        """
         self._acquire_from_pool = acquire_from_pool
         self._schema = schema
         self._insert_settings = insert_settings
@@ -192,14 +197,14 @@ class Inserter:
             )
 
     async def close(self) -> None:
-        """Send the jobs that still wait for a shared statement, for a limited time."""
+        """Insert the jobs that still wait for a shared statement. This takes a limited time."""
         if self._shared_sender is not None:
             await self._shared_sender.close()
 
     async def insert(
         self, args: Args, opts: InsertOpts | None, *, tx: CallerTransaction | None
     ) -> InsertResult:
-        """Insert one job; see `insert_many`."""
+        """Insert one job in the same way as `insert_many`."""
         row = self._row_templates.make_row(args) if opts is None else None
         if row is None:
             (result,) = await self.insert_many([InsertManyParams(args, opts)], tx=tx)
@@ -210,17 +215,17 @@ class Inserter:
     async def insert_many(
         self, params: Sequence[InsertManyParams], *, tx: CallerTransaction | None
     ) -> list[InsertResult]:
-        """Insert all jobs or none, in one statement. Calls without `tx` may share a statement. The
-        results are in the order of `params`.
+        """Insert all jobs in one statement, or none. Several calls without `tx` may share a
+        statement. The results are in the order of `params`.
 
-        The ids of jobs that are not unique are in the order of `params` too. Unique jobs get their
-        ids in the order of the unique keys. If two jobs of the batch have the same unique key, the
-        second is a duplicate of the first.
+        Jobs that are not unique get ids in the order of `params`. Unique jobs get ids in the order
+        of their unique keys. If two jobs of the batch have the same unique key, the second is a
+        duplicate of the first.
 
         Raises:
-            InsertError, ConfigError: a job is not allowed; nothing was sent.
-            BaseException: what a hook or middleware raised. Nothing was sent, unless middleware
-                raised it after `do_inner`.
+            InsertError, ConfigError: a job is not allowed. Nothing was sent.
+            BaseException: the exception of a hook or middleware. Nothing was sent, unless
+                middleware raised it after `do_inner`.
             TransactionError: `tx` is closed, aborted or not in a transaction.
             SchemaMissingError: River's tables are missing.
             TypeError: riverpy does not know the type of `tx`.
@@ -232,8 +237,8 @@ class Inserter:
     def prepare_periodic_job(
         self, args: Args, opts: InsertOpts, *, due_at: datetime
     ) -> PreparedJob:
-        """Check and encode a periodic job. `due_at` is the time at which the job is due, by the
-        server's clock. This time also decides the unique period.
+        """Validate and encode a job of a periodic job, without inserting it. `due_at` is the time
+        at which the job is due, by the server's clock. It also determines the unique period.
 
         Raises:
             InsertError, ConfigError: the job is not allowed.
@@ -246,7 +251,7 @@ class Inserter:
     async def insert_prepared_jobs(
         self, jobs: list[PreparedJob], *, tx: CallerTransaction | None
     ) -> list[InsertResult]:
-        """Insert jobs that `prepare_periodic_job` returned, in a transaction of riverpy; see
+        """Insert jobs from `prepare_periodic_job` in a transaction of riverpy, in the same way as
         `insert_many`.
 
         Raises:
@@ -270,7 +275,7 @@ class Inserter:
                 return await self._insert_rows(tx, args, list(rows), send)
             except (InsertError, TransactionError, GeneratorExit):
                 raise
-            except BaseException as error:  # a SystemExit of a hook must not end the service
+            except BaseException as error:  # the SystemExit of a hook must not stop the service
                 if is_cancellation_of_current_task(error) or (
                     is_sending and isinstance(error, DATABASE_ERRORS)
                 ):
@@ -285,12 +290,12 @@ class Inserter:
     async def insert_many_fast(
         self, params: Sequence[InsertManyParams], *, tx: CallerTransaction | None
     ) -> int:
-        """Insert all jobs or none with COPY. Return the number of jobs.
+        """Insert all jobs with COPY, or none. Return the number of jobs.
 
         Raises:
             UniqueConflictError: a job with the same unique key exists, or two jobs of the batch
                 have the same unique key. `tx` stays usable.
-            Exception: as `insert_many`.
+            Exception: the same errors as `insert_many`.
         """
         args, rows = self._make_rows(params)
         if any(row.replace is not None for row in rows):
@@ -334,7 +339,8 @@ class Inserter:
     async def _record_rows(
         self, recorder: InsertRecorder, send: SendRows[T], rows: list[InsertRow]
     ) -> T:
-        """Pass rows to a test's recorder. Return what `send` would return."""
+        """Pass rows to a test's recorder instead of the database. Return the same type of result as
+        `send`."""
         is_copy = send == self._send_copy_statement
         results = recorder.record_rows(rows, now=self._clock.now(), refuses_duplicates=is_copy)
         found: object = len(results) if is_copy else results
@@ -359,8 +365,8 @@ class Inserter:
     ) -> T:
         """Run `send` inside the hooks and middleware of these jobs. Return the result of `send`.
 
-        Order: the client's middleware, then the middleware of each args class in the order of the
-        jobs, then the `insert_begin` hooks of each job (the client's first), then the statement.
+        The order is: the client's middleware, the middleware of each args class in the order of the
+        jobs, the `insert_begin` hooks of each job (the client's hooks first), and `send`.
         """
         params = tuple(make_insert_params(job) for job in jobs)
         sent: list[T] = []
@@ -404,7 +410,7 @@ class Inserter:
             return await send(connection, rows, self._find_queues_to_notify(rows))
 
     def _find_queues_to_notify(self, rows: list[InsertRow]) -> QueuesToNotify:
-        """Return the queues to notify in a transaction of the caller."""
+        """Return the queues to notify for an insert in a caller's transaction."""
         if not self._insert_settings.should_notify:
             return QueuesToNotify([])
         return QueuesToNotify(list_queues_with_due_jobs(rows))
@@ -432,7 +438,7 @@ class Inserter:
     ) -> T:
         queues = list_queues_with_due_jobs(rows) if should_notify else []
         if any(row.replace is not None for row in rows):
-            # The limiter does not know the queues of existing jobs that are replaced.
+            # The rate limiter does not know the queues of the existing jobs that are replaced.
             return await self._send_on_pool(rows, QueuesToNotify(queues), send)
         selection = self._notify_limiter.select_queues(queues)
         is_stored = False
@@ -452,8 +458,8 @@ class Inserter:
     async def _send_on_pool(
         self, rows: list[InsertRow], to_notify: QueuesToNotify, send: SendRows[T]
     ) -> T:
-        """Acquire a connection of the pool and send. Both steps use one cancel scope, because a
-        second scope would make a single insert notably slower."""
+        """Acquire a connection from the pool and call `send` with it. Both steps use one cancel
+        scope, because a second scope would make a single insert noticeably slower."""
         pooled: AbstractAsyncContextManager[Transaction] | None = None
         reason = NO_CONNECTION_ERROR_TEXT
         try:
@@ -471,8 +477,8 @@ class Inserter:
     async def _acquire_pool_connection(
         self,
     ) -> tuple[AbstractAsyncContextManager[Transaction], Transaction]:
-        """Acquire a connection. While the database is unavailable, try again. Return the context
-        manager that releases the connection, and the connection."""
+        """Acquire a connection from the pool. Retry while the database is unavailable. Return the
+        context manager that releases the connection, and the connection."""
         backoff: Backoff | None = None
         give_up_at = time.monotonic() + ACQUIRE_CONNECTION_TIMEOUT
         while True:
@@ -491,7 +497,7 @@ class Inserter:
         self, connection: Transaction, rows: list[InsertRow], to_notify: QueuesToNotify
     ) -> list[InsertResult]:
         firsts: dict[str, int] = {}
-        """By unique key: the index of the first job with this key. Later jobs with it are not
+        """The index of the first job with each unique key. Later jobs with the same key are not
         sent."""
         sent: list[int] = []
         sent_rows = rows
@@ -541,7 +547,7 @@ class Inserter:
         return len(rows)
 
     def _log_notification_queue_state(self, queues: list[str], notified_count: int) -> None:
-        """Log that the server's notification queue is full, or no longer full. It is full if not
-        all job queues in `queues` were notified."""
+        """Log that the server's notification queue has become full, or is no longer full. It is
+        full if fewer job queues were notified than `queues` contains."""
         if queues:
             self._notification_queue_log.log_queue_state(is_full=notified_count < len(queues))
