@@ -1,4 +1,4 @@
-"""AttemptLog: the text that one attempt at a job logs, with a limit of its size."""
+"""AttemptLog: the log that the code of a job writes during one attempt, with a maximum size."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 ENTRY_SIZE_MAX = 2 * 1024 * 1024
-"""The maximum number of bytes of the log of one attempt. River has the same limit."""
+"""The maximum size of the log of one attempt in bytes. It is the same as in River."""
 
 
 class AttemptLog:
-    """The log of one attempt, as `job.log`. It may be used in any thread.
+    """The log of one attempt, which a job uses as `job.log`. Any thread may use it.
 
-    It keeps the first `max_bytes` bytes and counts the rest. Lines below its level, and lines after
-    the end of the attempt, are ignored.
+    It keeps the first `max_bytes` bytes, and only counts the bytes after them. It ignores lines
+    below its level, and lines after the end of the attempt.
     """
 
     __slots__ = ("_is_open", "_lock", "_max_bytes", "_missing_bytes", "_parts", "_size", "level")
 
     def __init__(self, *, max_bytes: int = ENTRY_SIZE_MAX, level: int = logging.INFO) -> None:
-        """`level` is a number of the module `logging`."""
+        """`level` is the lowest level of lines that are kept, such as `logging.INFO`."""
         self._lock = threading.Lock()
         self._parts: list[bytes] = []
         self._max_bytes, self.level = max_bytes, level
@@ -31,23 +31,28 @@ class AttemptLog:
         self._is_open = True
 
     def debug(self, message: str, *args: object) -> None:
-        """Log a message at the level DEBUG. `args` are its values, as in the module `logging`."""
+        """Log a message at the level DEBUG. `args` are the values for its placeholders, as in
+        `logging`."""
         self._log(logging.DEBUG, message, args)
 
     def info(self, message: str, *args: object) -> None:
-        """Log a message at the level INFO. `args` are its values, as in the module `logging`."""
+        """Log a message at the level INFO. `args` are the values for its placeholders, as in
+        `logging`."""
         self._log(logging.INFO, message, args)
 
     def warning(self, message: str, *args: object) -> None:
-        """Log a message at the level WARNING. `args` are its values, as in the module `logging`."""
+        """Log a message at the level WARNING. `args` are the values for its placeholders, as in
+        `logging`."""
         self._log(logging.WARNING, message, args)
 
     def error(self, message: str, *args: object) -> None:
-        """Log a message at the level ERROR. `args` are its values, as in the module `logging`."""
+        """Log a message at the level ERROR. `args` are the values for its placeholders, as in
+        `logging`."""
         self._log(logging.ERROR, message, args)
 
     def exception(self, message: str, *args: object) -> None:
-        """Log a message at the level ERROR, and the traceback of the exception that is handled."""
+        """Log a message at the level ERROR with the traceback of the exception that is being
+        handled."""
         trace = traceback.format_exc() if sys.exc_info()[0] is not None else ""
         self._log(logging.ERROR, message, args, trace)
 
@@ -59,7 +64,7 @@ class AttemptLog:
         self.append(f"{line}\n{trace}" if trace else line)
 
     def append(self, text: str) -> None:
-        """Append a text of one or more lines. Characters that PostgreSQL cannot store are
+        """Append a text with one or more lines. Characters that PostgreSQL cannot store are
         replaced."""
         if not self._is_open:
             return
@@ -77,14 +82,14 @@ class AttemptLog:
 
     @property
     def text(self) -> str:
-        """The text so far, without a line for missing bytes; empty after the end of the
-        attempt."""
+        """The text that was logged so far. It is empty after the end of the attempt."""
         with self._lock:
             return b"".join(self._parts).decode()
 
     def close(self) -> str:
-        """Ignore further lines, and return the text. If bytes are missing, its last line says how
-        many. Empty: nothing was logged."""
+        """Ignore later lines, and return the text that was logged. If the maximum size was
+        exceeded, the last line of the text has the number of missing bytes. The text is empty if
+        nothing was logged."""
         self._is_open = False
         with self._lock:
             text = b"".join(self._parts).decode()
@@ -99,13 +104,14 @@ class AttemptLog:
 
 
 def format_log_time(time: datetime | None = None) -> str:
-    """Return a time in UTC with milliseconds, such as `2026-01-31T09:30:00.000Z`. None: now."""
+    """Return a time as text in UTC with milliseconds, such as `2026-01-31T09:30:00.000Z`. `time`
+    None means the current time."""
     time = datetime.now(UTC) if time is None else time
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def to_printable_text(value: object, *, is_quoted: bool) -> str:
-    """Return the text of a value, or its `repr` if `is_quoted` is True. Never raises."""
+    """Return the text of a value or, if `is_quoted` is True, its `repr`. This never raises."""
     try:
         return repr(value) if is_quoted else str(value)
     except Exception:  # a user's __repr__ may raise, and the call of the logger must not
@@ -113,8 +119,9 @@ def to_printable_text(value: object, *, is_quoted: bool) -> str:
 
 
 def _format_message(message: str, args: tuple[object, ...]) -> str:
-    """Return the message with its values, as in the module `logging`. If they do not fit, return
-    both and a note, because a wrong log message must not fail the job."""
+    """Return a message with the values of its placeholders, as in `logging`. If the values do not
+    match the placeholders, return the message, the values and a note. A wrong log message must not
+    fail the job."""
     if not args:
         return to_printable_text(message, is_quoted=False)
     # As in `logging`, one mapping has the values of a message such as "%(name)s".

@@ -187,8 +187,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     quiet_interval: timedelta | None = None
     """The minimum time between two checks for lost notifications while the client is idle. Set this
     if the database server stops while it is not used. But then it may take this long until the
-    client detects a broken connection for notifications. Default None: the client checks every 10
-    and 30 seconds."""
+    client detects that it no longer receives notifications. Default None: the client checks the
+    connection for notifications every 10 seconds, and reads what it may have missed every 30
+    seconds."""
     poll_only: bool = False
     """Find jobs only by polling, without LISTEN. Default False."""
     pooler: bool = False
@@ -240,10 +241,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     singletons. Needs version 8 of the migration line `riverpy`.
 
     The share of each client is the number of running singletons, divided by the number of clients
-    that run or could run one. A client hands over one singleton if it runs more than its share, and
-    another client waits that runs at least two fewer. For this, it cancels the function of the
-    singleton, and then the other client runs it. A client does this at most once in each
-    `leader_ttl`.
+    that run a singleton or wait for one. A client hands over one singleton if it runs more than its
+    share, and if a client that waits for the singleton runs at least two fewer. For this, it
+    cancels the function of the singleton, and then the other client runs it. A client does this at
+    most once in each `leader_ttl`.
     """
     leader_domain: str | None = None
     """The leader domain of this client, i.e. a group of clients and queues with its own leader. The
@@ -261,21 +262,22 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     jobs are rescued. A client sends six heartbeats in this time. At least 100 ms. Default 1
     minute."""
     rescue_after: timedelta | None = None
-    """The run time after which a job is rescued if its client sends no heartbeats. These are
+    """The run time after which a job is rescued if its client sends no heartbeats. Such clients are
     clients in Go, and Python clients without the migration line `riverpy`. At least `job_timeout`.
-    Default None: 1 hour. If `job_timeout` is set and is not its default, it is added."""
+    Default None: 1 hour, plus `job_timeout` if that is set to a value other than its default."""
     retention: JobRetention = msgspec.field(default_factory=JobRetention)
     """How long jobs are kept after they have ended. Default: cancelled and completed jobs 24 hours,
     discarded jobs 7 days."""
     retention_by_queue: Mapping[str, JobRetention] = msgspec.field(
         default_factory=dict[str, JobRetention]
     )
-    """By name of a queue, the retention of its jobs. It overrides `retention`. Default empty."""
+    """The retention of the jobs of single queues, by the name of the queue. It overrides
+    `retention`. Default empty."""
     retention_by_kind: Mapping[str, JobRetention] = msgspec.field(
         default_factory=dict[str, JobRetention]
     )
-    """By kind, the retention of its jobs. It overrides `retention` and `retention_by_queue`.
-    Default empty."""
+    """The retention of the jobs of single kinds, by the kind. It overrides `retention` and
+    `retention_by_queue`. Default empty."""
     hooks: Sequence[Hook] = ()
     """The hooks for all jobs. They are called in this order. Default empty."""
     middleware: Sequence[Middleware] = ()
@@ -302,8 +304,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rescue_age(self) -> timedelta:
         """The run time after which a job is rescued if its client sends no heartbeats. It is
-        `rescue_after` if that is set, otherwise 1 hour. If `job_timeout` is set and is not its
-        default, it is added to the hour."""
+        `rescue_after` if that is set, otherwise 1 hour. If `job_timeout` is set to a value other
+        than its default, it is added to the hour."""
         if self.rescue_after is not None:
             return self.rescue_after
         if self.job_timeout is None or self.job_timeout == JOB_TIMEOUT_DEFAULT:

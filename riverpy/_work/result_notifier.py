@@ -44,8 +44,9 @@ class ResultNotifier:
         self._queues.update(queues)
 
     def add_awaited_ended_jobs(self, attempts: Iterable[Attempt]) -> None:
-        """Add the jobs among these that have ended and that a client waits for. Such a job has a
-        key in its metadata. Most jobs have empty metadata, so this is checked first."""
+        """For each attempt that has ended its job, add the job if a client waits for it. The
+        metadata of such a job has a special key. Most jobs have empty metadata, so that is checked
+        first."""
         for attempt in attempts:
             if (
                 (text := attempt.metadata_text) != "{}"

@@ -187,8 +187,8 @@ class RunContext:
     def make_lease_spreader(
         self, runners: Sequence[SingletonRunner], engine: LeaseEngine
     ) -> LeaseSpreader | None:
-        """Return the service that hands leases of singletons over to clients with fewer leases.
-        None: the setting `spread_leases` is off."""
+        """Return the service that hands singletons over to clients that run fewer of them. Return
+        None if the setting `spread_leases` is off."""
         if not self.config.spread_leases:
             return None
         from riverpy._leases.spreading import HEARTBEAT_AGE_MAX_SHARE_OF_DEAD_AFTER, LeaseSpreader

@@ -111,7 +111,7 @@ class RunningAttempts:
         self.cancel_attempts(one for one in self if one.id == job_id and one.queue == queue)
 
     def cancel_attempts(self, attempts: Iterable[Attempt]) -> None:
-        """Cancel those of the attempts that are still running, because `job_cancel` was called."""
+        """Cancel each of these attempts if it is still running, because `job_cancel` was called."""
         for attempt in attempts:
             if attempt in self._attempts:
                 self._cancel_attempt(attempt, StopCause.JOB_CANCELLED)

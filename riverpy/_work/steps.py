@@ -79,8 +79,8 @@ class AttemptStepRunner:
         self._attempt = attempt
         members = _decode_json_members(attempt.metadata_text)
         self._stored_step = _decode_step_name(members.get(STEP_METADATA_KEY, ""))
-        """The last completed step that an earlier attempt has stored, until the code reaches it;
-        then None. None: no step is skipped."""
+        """The last completed step that an earlier attempt has stored. It is set to None when the
+        code reaches this step. None: no step is skipped."""
         self._stored_cursors = _decode_cursors(members.get(CURSORS_METADATA_KEY, ""))
         self._cursors = dict(self._stored_cursors)
         """The cursors of steps that are not completed, by the name of the step, as JSON texts."""

@@ -28,16 +28,12 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 SUBSCRIPTION_SIZE_DEFAULT = 10_000
-"""The default number of events that may wait for a subscriber. The completer publishes fewer events
-than this at a time, so a subscriber that reads all the time loses no events."""
+"""The default for how many events may wait until a subscriber reads them. The completer publishes
+fewer events at a time, so a subscriber that reads all the time loses no events."""
 
 
 def parse_event_kind(value: EventKind | LeaseEventKind | str) -> EventKind | LeaseEventKind:
-    """Return the kind of events with this value.
-
-    Raises:
-        ConfigError: there is no such kind.
-    """
+    """Return the kind of events that has this value. Raise ConfigError if there is no such kind."""
     for kind in (*EventKind, *LeaseEventKind):
         if kind == value:
             return kind
@@ -48,11 +44,11 @@ def parse_event_kind(value: EventKind | LeaseEventKind | str) -> EventKind | Lea
 
 
 class Subscription(Stream[Event]):
-    """An async iterator over events of some kinds: `async with` opens it, and `async for` reads the
-    events.
+    """An async iterator over the events of some kinds. `async with` opens it, and `async for` reads
+    the events.
 
-    The iteration ends when the client stops. Events that arrive while the subscription is full are
-    dropped and counted in `dropped`.
+    The iteration ends when the client stops. If the subscription is full, new events are dropped
+    and counted in `dropped`.
     """
 
     def __init__(
@@ -62,7 +58,7 @@ class Subscription(Stream[Event]):
         self.kinds = kinds
 
     def put(self, event: Event) -> None:
-        """Add an event, or drop it if there is no room."""
+        """Add an event. If the subscription is full, drop the event."""
         if self._is_full:
             self._count_dropped_item(SUBSCRIBER_EVENTS_DROPPED)
         else:
@@ -77,15 +73,17 @@ class SubscriptionManager(StreamGroup[Subscription]):
         self._log = get_logger()
         self._limited_log = self._log.with_rate_limit()
         self.fleet_outbox: FleetOutbox | None = None
-        """The events to send to clients that follow this client; None: no client follows."""
+        """The events that are sent to the clients that follow this client; None: no client follows
+        it."""
 
     def subscribe(
         self, kinds: Iterable[EventKind | LeaseEventKind | str], size: int
     ) -> Subscription:
-        """Create a subscription. `async with` opens it.
+        """Create a subscription for events of these kinds. `async with` opens it. `size` is the
+        maximum number of events that may wait.
 
         Raises:
-            ConfigError: there is no kind, a kind is unknown, or the size is below 1.
+            ConfigError: `kinds` is empty, a kind is unknown, or `size` is below 1.
         """
         wanted = frozenset(map(parse_event_kind, kinds))
         if not wanted:
@@ -94,7 +92,8 @@ class SubscriptionManager(StreamGroup[Subscription]):
         return Subscription(self, wanted, size)
 
     def publish_attempt_ends(self, attempts: list[Attempt]) -> None:
-        """Publish the events of attempts whose results were stored."""
+        """Publish an event for each attempt that has ended. The results of the attempts must
+        already be stored."""
         if self.fleet_outbox is not None:
             for attempt in attempts:
                 kind = attempt.event_kind
@@ -113,18 +112,18 @@ class SubscriptionManager(StreamGroup[Subscription]):
     ) -> None:
         try:
             event = make_attempt_end_event(attempt, kind)
-        except Exception:  # the row cannot be read: drop only this event
+        except Exception:  # the row cannot be decoded: drop only this event
             self._limited_log.exception(EVENT_DROPPED, job_id=attempt.id)
             return
         for subscription in subscribers:
             subscription.put(event)
 
     def publish_queue_event(self, kind: EventKind, queue: str) -> None:
-        """Publish that a queue was paused or resumed."""
+        """Publish the event that a queue was paused or resumed."""
         self.publish_event(Event(kind, queue=queue))
 
     def publish_event(self, event: Event) -> None:
-        """Publish one event of a queue or a lease to the subscriptions of its kind."""
+        """Publish an event of a queue or a lease to all subscriptions for its kind."""
         if self.fleet_outbox is not None:
             self.fleet_outbox.add_event(
                 event.kind, partial(make_queue_or_lease_message, event), queue=event.queue or ""
@@ -136,17 +135,18 @@ class SubscriptionManager(StreamGroup[Subscription]):
     # -- events for the clients that follow this client
 
     def publish_started_jobs(self, jobs: Iterable[JobRow]) -> None:
-        """Send the starts of attempts to the clients that follow this client."""
+        """Send an event to the clients that follow this client for each job that has started."""
         for job in jobs:
             self._send_running_job_event(FleetEventKind.JOB_STARTED, job)
 
     def publish_saved_output(self, job: JobRow) -> None:
-        """Send the event that a running job has stored its output to the clients that follow this
-        client."""
+        """Send an event to the clients that follow this client, because a running job has stored
+        its output."""
         self._send_running_job_event(FleetEventKind.JOB_OUTPUT_SAVED, job)
 
     def publish_progress(self, job: JobRow, progress_text: str) -> None:
-        """Send a progress, given as JSON text, to the clients that follow this client."""
+        """Send the progress of a running job to the clients that follow this client.
+        `progress_text` is JSON."""
         self._send_running_job_event(FleetEventKind.JOB_PROGRESS, job, progress_text)
 
     @property
@@ -155,8 +155,8 @@ class SubscriptionManager(StreamGroup[Subscription]):
         return self.fleet_outbox is not None
 
     def publish_ended_jobs(self, jobs: Iterable[EndedJob], state_by_id: Mapping[int, str]) -> None:
-        """Send the ends of jobs that this client has ended as the leader to the clients that follow
-        it."""
+        """Send an event to the clients that follow this client for each job that it has ended as
+        the leader."""
         if self.fleet_outbox is None:
             return
         for job in jobs:
@@ -169,7 +169,7 @@ class SubscriptionManager(StreamGroup[Subscription]):
             )
 
     def count_dropped_events(self, count: int) -> None:
-        """Count events that are not sent to the clients that follow this client."""
+        """Count events that were dropped instead of sent to the clients that follow this client."""
         if self.fleet_outbox is not None:
             self.fleet_outbox.dropped_count += count
 

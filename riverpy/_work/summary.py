@@ -1,8 +1,8 @@
 """JobSummaryLogger: logs a summary of the jobs of a run.
 
-Each minute it logs an event with the counts of the ended jobs, if jobs ended or are stuck. It logs
-another event for failures: for each of the first ten kinds, the number of failures and one error.
-The failures are logged one second after the first failure, and then at most once a minute.
+Once a minute it logs how many jobs have ended, if jobs have ended or are stuck. It logs a separate
+event about failures. This event has the number of failures and one error for each of the first ten
+kinds. It is logged one second after the first failure, and then at most once a minute.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ if TYPE_CHECKING:
 SUMMARY_INTERVAL = 60.0
 """Seconds between two log events of the same type."""
 FAILURE_COLLECTION_TIME = 1.0
-"""Seconds after the first failure for which failures are collected into one log event."""
+"""Seconds from the first failure until the event about failures is logged. The event includes all
+failures in this time."""
 LOGGED_ERROR_LENGTH_MAX = 200
-"""The maximum number of characters of an error in an event."""
+"""The maximum length of an error text in a log event, in characters."""
 ATTEMPT_OUTCOMES = ("completed", "failed", "discarded", "snoozed", "cancelled", "interrupted")
-"""The outcomes of attempts, as in `KindStats`."""
+"""The possible outcomes of an attempt. `KindStats` has a count with the same name for each of
+them."""
 
 
 class JobSummaryLogger:
-    """Logs the summary of one run."""
+    """Logs the summaries of one run."""
 
     name = "summary"
 
@@ -46,11 +48,11 @@ class JobSummaryLogger:
         """`get_stats` returns the current state of the run."""
         self._counters, self._get_stats = counters, get_stats
         self._last_logged_stats, self._last_waits = get_stats(), counters.build_wait_histogram()
-        """The statistics and the waiting times when the ended jobs were last logged."""
+        """The statistics and the waiting times at the last log event about ended jobs."""
         self._log = get_logger(client_id=client_id)
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Log until stopped."""
+        """Log summaries until stopped."""
         task_status.started()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch_failures)
@@ -60,7 +62,7 @@ class JobSummaryLogger:
                 self._log_ended_jobs()
 
     def log_last_summary(self) -> None:
-        """Log the jobs that ended since the last summary, at the end of the run."""
+        """Log the jobs that have ended since the last summary. Call this at the end of the run."""
         self._log_failures()
         self._log_ended_jobs()
 
@@ -86,7 +88,7 @@ class JobSummaryLogger:
     def _log_ended_jobs(self) -> None:
         stats, logged = self._get_stats(), self._last_logged_stats
         all_waits, logged_waits = self._counters.build_wait_histogram(), self._last_waits
-        # Set this before the return, so that the next event does not include the idle time.
+        # Set this even if nothing is logged, so that the next event does not include the idle time.
         self._last_logged_stats, self._last_waits = stats, all_waits
         counts, logged_counts = _count_ended_attempts(stats), _count_ended_attempts(logged)
         counts = {outcome: count - logged_counts[outcome] for outcome, count in counts.items()}
@@ -114,7 +116,7 @@ class JobSummaryLogger:
 
 
 def _count_ended_attempts(stats: ClientStats) -> dict[str, int]:
-    """Return the number of ended attempts of all kinds, by outcome."""
+    """Return the number of ended attempts for each outcome, for all kinds together."""
     return {
         outcome: sum(getattr(kind, outcome) for kind in stats.kinds.values())
         for outcome in ATTEMPT_OUTCOMES
@@ -122,7 +124,7 @@ def _count_ended_attempts(stats: ClientStats) -> dict[str, int]:
 
 
 def _decode_error_text(error_entry: str) -> str:
-    """Return the text of an error entry on one line, without passwords."""
+    """Return the shortened text of an error entry on one line, without passwords."""
     return mask_passwords(" ".join(parse_error_entry(error_entry).error.split()))[
         :LOGGED_ERROR_LENGTH_MAX
     ]

@@ -1,8 +1,8 @@
-"""UnclaimableJobs: finds and skips the jobs of a queue that cannot be claimed.
+"""UnclaimableJobs: finds the jobs of a queue that cannot be claimed, and lets claims skip them.
 
-One job can make the whole claim fail, for example if its row has a damaged value, or if a trigger
-raises. Then claims request fewer and fewer jobs, down to one job, until the failing job is found.
-Later claims skip this job. At intervals the client tries to claim this job alone.
+One job can make a whole claim fail, for example if its row has a damaged value, or if a trigger
+raises an error. Then claims request fewer and fewer jobs, down to one, until the failing job is
+found. Later claims skip this job. From time to time, the client tries to claim this job alone.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from riverpy._postgres.skipped_rows import SkippedRow
 
 SKIPPED_JOBS_MAX = 1000
-"""The maximum number of skipped jobs. If more jobs fail, the jobs are probably not the cause. Then
-no further jobs are skipped, and failed claims are repeated after a delay."""
+"""The maximum number of skipped jobs. If more jobs fail, the cause is probably not in the jobs.
+Then no further jobs are skipped, and failed claims are repeated after a delay."""
 
 
 class UnclaimableJobs:
     """Finds the jobs of one queue that cannot be claimed, and lets claims skip them."""
 
     def __init__(self, jobs_per_claim_limit: int, claim_timeout: float, log: Any) -> None:
-        """`jobs_per_claim_limit` is the maximum number of jobs in a claim, and `claim_timeout` the
-        seconds that a claim may take."""
+        """`jobs_per_claim_limit` is the maximum number of jobs in a claim. `claim_timeout` is the
+        timeout of a claim in seconds."""
         self._claim_batch_size = BatchSize(jobs_per_claim_limit, claim_timeout)
         self._suspect_job_count = 0
-        """How many of the next jobs of this queue may include the failing job, after a failed claim
-        of several queues. The failing job may also be in another queue."""
+        """After a failed claim from several queues: how many of the next jobs of this queue may
+        include the job that made the claim fail. That job may also be in another queue."""
         self._skipped_jobs = SkippedRows[int](SKIPPED_JOBS_MAX)
         self._error_detector = RepeatedErrorDetector()
         self._logged_job_ids: set[int] = set()
@@ -51,12 +51,13 @@ class UnclaimableJobs:
 
     @property
     def is_claiming_one_by_one(self) -> bool:
-        """Whether each claim is for a single job, whose id is read before the claim."""
+        """Whether each claim is for a single job. The id of this job is read before the claim."""
         return self._claim_batch_size.row_count == 1
 
     @property
     def may_include_failing_job(self) -> bool:
-        """Whether a claim of this queue may fail because of a job, or has to skip jobs."""
+        """Whether a job may make the next claim from this queue fail, or claims have to skip
+        jobs."""
         return bool(
             self._skipped_jobs or self._suspect_job_count or not self._claim_batch_size.is_full
         )
@@ -73,8 +74,8 @@ class UnclaimableJobs:
 
     @property
     def next_retry_at(self) -> float:
-        """The time at which a skipped job is tried again, in monotonic seconds; infinity: there are
-        no skipped jobs."""
+        """The time at which a skipped job is tried again, in seconds of `time.monotonic`. Infinity
+        if no job is skipped."""
         return self._skipped_jobs.next_retry_at if self._skipped_jobs else math.inf
 
     def set_claim_size_limit(self, jobs_per_claim_limit: int) -> None:
@@ -86,8 +87,8 @@ class UnclaimableJobs:
         return min(wanted_job_count, self._claim_batch_size.row_count)
 
     def choose_job_id_to_retry(self) -> int | None:
-        """Return the id of a skipped job that the next claim tries again; None: the next claim is
-        for other jobs."""
+        """Return the id of a skipped job that the next claim tries again. Return None if the next
+        claim is for other jobs."""
         due = (
             self._skipped_jobs.first_due_row()
             if self._skipped_jobs and not self._was_last_claim_retry
@@ -111,16 +112,14 @@ class UnclaimableJobs:
             self._consecutive_failed_claims = 0
 
     def stop_skipping_job(self, job_id: int) -> None:
-        """Stop skipping a job, because it was claimed or no longer exists."""
+        """Stop skipping a job, because it was claimed or does not exist any more."""
         self._logged_job_ids.discard(job_id)
         self._skipped_jobs.remove_row(job_id)
         self._skipped_jobs.make_all_rows_due()
 
     def record_failed_shared_claim(self, limit: int, error: Exception) -> bool:
-        """Record a failed claim of several queues, that requested `limit` jobs of this queue.
-
-        Returns whether to claim the jobs of this queue alone at once.
-        """
+        """Record a failed claim from several queues that requested `limit` jobs of this queue.
+        Return whether to claim again at once, from this queue alone."""
         self._consecutive_failed_claims += 1
         if not self._error_detector.record_and_check_row_error(error):
             return False
@@ -131,10 +130,8 @@ class UnclaimableJobs:
         self, limit: int, job_id: int | None, error: Exception, seconds: float
     ) -> bool:
         """Record a failed claim that requested `limit` jobs and took `seconds` seconds. `job_id` is
-        the id of its only job; None: there were several jobs, or the id was not read.
-
-        Returns whether to claim again at once.
-        """
+        the id of its only job. None: the claim was for several jobs, or the id was not read. Return
+        whether to claim again at once."""
         self._consecutive_failed_claims += job_id is None or job_id not in self._skipped_jobs
         if not self._error_detector.record_and_check_row_error(error):
             return False

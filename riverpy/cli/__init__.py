@@ -1,4 +1,4 @@
-"""The command `riverpy`. Each subcommand has a module, which is imported when the subcommand
+"""The command `riverpy`. Each subcommand has its own module, which is imported when the subcommand
 runs."""
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _COMMANDS = {
 
 
 class CommandGroup(click.Group):
-    """The group of commands. It imports the module of a command only when needed, so that `--help`
-    is fast."""
+    """The group of all subcommands. It imports the module of a subcommand only when it is needed,
+    so that `--help` is fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_COMMANDS)
@@ -75,7 +75,7 @@ class CommandGroup(click.Group):
             return super().invoke(ctx)
 
     def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
-        """Run a command and exit. An error is printed as one line on stderr."""
+        """Run a subcommand and exit. An error is printed as one line on stderr."""
         if not standalone_mode:
             return super().main(*args, standalone_mode=False, **kwargs)
         _open_missing_standard_streams()
@@ -101,10 +101,10 @@ def main() -> None:
 
 
 def _open_missing_standard_streams() -> None:
-    """Open the null device in place of each closed stdin, stdout and stderr.
+    """Open the null device as stdin, stdout or stderr if one of them is closed.
 
-    Otherwise the next descriptor that is opened, for example a socket, becomes a standard stream.
-    Then output for the terminal is sent to the database.
+    Otherwise the system gives the descriptor of the closed stream to the next opened file or
+    socket. If this is the socket to the database, output for the terminal is sent to the database.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)

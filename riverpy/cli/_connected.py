@@ -46,13 +46,13 @@ class CommandConnection(NamedTuple):
         return await wait_for_statement("reading the database", result)
 
     def has_riverpy_migration(self, version: int) -> bool:
-        """Return whether this version of the migration line `riverpy` is applied, which creates
-        riverpy's own tables."""
+        """Return whether this version of the migration line `riverpy` (riverpy's own tables) is
+        applied."""
         return version in self.schema_state.applied_versions(RIVERPY_MIGRATION_LINE)
 
     def expect_riverpy_migration(self, version: int, missing_tables: str) -> None:
-        """Check that this version of the migration line `riverpy` is applied. `missing_tables` is
-        the text for these tables in the error.
+        """Check that this version of the migration line `riverpy` (riverpy's own tables) is
+        applied. `missing_tables` describes the tables in the error text, such as "table of leases".
 
         Raises:
             SchemaMissingError: the version is not applied. The message has the command that applies

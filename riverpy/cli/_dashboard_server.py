@@ -1,4 +1,4 @@
-"""The web server of the dashboard, for `riverpy web` and `riverpy dev`."""
+"""The web server of the dashboard, for the commands that serve it."""
 
 from __future__ import annotations
 

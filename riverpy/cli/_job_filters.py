@@ -65,8 +65,8 @@ job_ids_option = click.option(
 
 
 def job_filter_options(command: Callable[..., ResultT]) -> Callable[..., ResultT]:
-    """Add the options that select jobs to a command. The command function receives the values that
-    the user gave in its parameter `filters`."""
+    """Add the options that select jobs to a command. The command function receives the values of
+    the used options as one dict, in its parameter `filters`."""
     names = [one[1] for one in _FILTER_OPTIONS]
 
     @wraps(command)

@@ -126,8 +126,8 @@ class StopPlan(NamedTuple):
     hard_stop: Callable[[], object]
     """Starts the hard stop. The event loop calls it after the second signal."""
     soft_stop_timeout: timedelta | None
-    """The time after which the client starts the hard stop without a second signal; None: it never
-    does."""
+    """The time after which the hard stop starts without a second signal; None: it does not
+    start."""
     hard_stop_timeout: timedelta
     """The maximum duration of the hard stop."""
     force_exit: Callable[[], object]

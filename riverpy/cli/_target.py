@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _PACKAGE_DIRECTORY = Path(__file__).resolve().parent.parent
 CLIENT_NAMES_DEFAULT = ("client", "app", "riverpy")
-"""The attributes of MODULE that are tried, in this order, if the argument has no :ATTR."""
+"""The attributes of MODULE that are tried if the argument has no :ATTR."""
 
 
 class TargetError(click.UsageError):
@@ -47,8 +47,13 @@ class ClientTarget(NamedTuple):
 
 
 def load_client_target(import_path: str) -> ClientTarget:
-    """Import MODULE, and return its attribute ATTR. The current directory is added to the front of
-    Python's path."""
+    """Import MODULE, and return its attribute ATTR. Without :ATTR, try the names in
+    CLIENT_NAMES_DEFAULT. The current directory is added to the front of Python's path.
+
+    Raises:
+        TargetError: there is no such module or attribute.
+        CommandError: the code of the module failed.
+    """
     module_name, _, attribute = import_path.partition(":")
     if not module_name or import_path.endswith(":"):
         raise TargetError(f"{import_path!r} is not MODULE:ATTR, such as jobs:client")

@@ -1,4 +1,4 @@
-"""`riverpy leader`: show the leader of a domain, and request that it resigns."""
+"""`riverpy leader`: show the leader of a domain, or request that it resigns."""
 
 from __future__ import annotations
 

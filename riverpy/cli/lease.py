@@ -1,4 +1,5 @@
-"""`riverpy lease`: list and show leases and singletons, and request that a holder releases one."""
+"""`riverpy lease`: list or show leases and singletons, or request that a holder releases its
+lease."""
 
 from __future__ import annotations
 
