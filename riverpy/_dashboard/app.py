@@ -65,7 +65,7 @@ from riverpy._dashboard.rendering import load_static_files
 from riverpy._dashboard.site import DashboardOptions, Site
 from riverpy._log import get_logger
 from riverpy._log_events import DASHBOARD_REQUEST_FAILED
-from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
+from riverpy._postgres.driver import DATABASE_ERRORS, describe_error, is_read_only_error
 from riverpy.errors import ClientStateError, RiverError
 
 if TYPE_CHECKING:
@@ -196,7 +196,10 @@ class _DashboardApp:
         """Open the stream of live updates for the page whose path is in the query parameter
         `path`."""
         view = await self._make_view(request)
-        place = urlsplit(request.query_params.get("path", ""))
+        try:
+            place = urlsplit(request.query_params.get("path", ""))
+        except ValueError:
+            raise HTTPException(404) from None
         scope = {"type": "http", "method": "GET", "path": place.path, "root_path": ""}
         matches = [(page, *route.matches(scope)) for page, route in self._page_routes]
         fitting = [(page, found) for page, match, found in matches if match is Match.FULL]
@@ -284,9 +287,15 @@ class _DashboardApp:
                 "The application has to open the client, for example by "
                 "lifespan=riverpy.web.lifespan(client)."
             )
-        return self._render_error_page(
-            request, 503, f"The database could not be read: {text}", advice
-        )
+        is_change = request.method not in {"GET", "HEAD"}
+        if is_change and is_read_only_error(error):
+            advice = (
+                "The dashboard is connected to a read-only server, such as a replica. Connect it "
+                "to the primary server, or start it with read_only=True (`riverpy web "
+                "--read-only`)."
+            )
+        failed = "The change failed" if is_change else "The database could not be read"
+        return self._render_error_page(request, 503, f"{failed}: {text}", advice)
 
     async def _send_internal_error(self, request: Request, _error: Exception) -> Response:
         """Send an error page after an error in the dashboard or in `authorize`. The web server logs

@@ -174,6 +174,11 @@ def is_untranslatable_text_error(error: BaseException) -> bool:
     return isinstance(error, asyncpg.UntranslatableCharacterError)
 
 
+def is_read_only_error(error: BaseException) -> bool:
+    """Whether the server refused a write, because it or the transaction is read-only."""
+    return isinstance(error, asyncpg.ReadOnlySQLTransactionError)
+
+
 def is_server_statement_timeout(error: BaseException) -> bool:
     """Whether the server cancelled the statement because of its `statement_timeout`."""
     return isinstance(error, asyncpg.QueryCanceledError)

@@ -476,6 +476,26 @@ async def test_state_of_newer_river(fresh_database_url: str) -> None:
         assert job_to_json_object(job)["state"] == "hibernating"
 
 
+async def test_read_only_server(schema: Schema) -> None:
+    """A dashboard on a read-only server, such as a replica, shows all pages. A change fails, and
+    the page says why."""
+    job_id = await insert_job(schema)
+    separator = "&" if "?" in schema.url else "?"
+    url = f"{schema.url}{separator}options=-cdefault_transaction_read_only%3Don"
+    async with (
+        Client(url, config=Config(schema=schema.name, pool_size=2)) as client,
+        Browser(dashboard(client)) as browser,
+    ):
+        for path in ("/", "/jobs", "/queues", "/workers", "/leader", "/periodic"):
+            await browser.see(path)
+        page = await browser.see(f"/jobs/{job_id}")
+        fields = {"id": job_id, "action": "cancel", "back": "/", "confirmed": "yes"}
+        answer = await browser.submit(page, "/jobs/change", **fields)
+        assert answer.status_code == 503
+        for text in ("The change failed:", "read-only transaction", "to the primary server"):
+            assert text in answer.text
+
+
 async def test_internal_error(schema: Schema, client: Client) -> None:
     """If the dashboard or `authorize` fails, a page with the usual headers says so, and the server
     gets the error. The API answers with JSON."""
