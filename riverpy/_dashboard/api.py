@@ -21,7 +21,12 @@ from riverpy._dashboard.endpoint import ApiCall, ErrorAnswer
 from riverpy._dashboard.openapi import make_openapi_document
 from riverpy._log import get_logger
 from riverpy._log_events import DASHBOARD_REQUEST_FAILED
-from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
+from riverpy._postgres.driver import (
+    DATABASE_ERRORS,
+    PostgresError,
+    describe_error,
+    is_data_error,
+)
 from riverpy.errors import ArgsError, ConfigError, JobDamagedError, NotFoundError, RiverError
 
 if TYPE_CHECKING:
@@ -88,6 +93,10 @@ class _Api:
             raise HTTPException(404, str(error)) from None
         except JobDamagedError as error:
             raise HTTPException(500, str(error)) from None
+        except PostgresError as error:
+            if is_data_error(error):  # such as a name with a NUL character
+                raise _make_input_error(describe_error(error)) from None
+            raise
         if endpoint.method != "GET":
             self._site.invalidate_caches()
         return _make_response(answer)
@@ -159,5 +168,5 @@ async def _decode_json_body(endpoint: Endpoint[Any], request: Request) -> Any:
         raise _make_input_error(error) from None
 
 
-def _make_input_error(error: Exception) -> HTTPException:
+def _make_input_error(error: object) -> HTTPException:
     return HTTPException(400, f"The request cannot be read: {error}.")

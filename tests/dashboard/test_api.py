@@ -276,6 +276,7 @@ async def test_who_may_use_it(schema: Schema, client: Client) -> None:
             "jobs?kinds=%00",
             "autocomplete?facet=x",
             "queues?limit=-1",
+            "queues/%00",
         ):
             answer = await browser.get(f"/api/{path}", headers=write)
             assert answer.status_code == 400, path

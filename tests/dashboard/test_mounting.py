@@ -100,7 +100,8 @@ async def test_mounted(schema: Schema, mount: object) -> None:
         document = (await browser.get(f"{root}/api/openapi.json")).json()
         assert document["servers"] == [{"url": f"{root}/api"}]
         assert (await client.job_get(job_id)).state == "cancelled"
-        await browser.see(f"{root}/live?path=/none", status=404)
+        for path in ("/none", "http://["):
+            await browser.see(f"{root}/live?path={path}", status=404)
 
 
 async def test_prefix_of_proxy(schema: Schema) -> None:
