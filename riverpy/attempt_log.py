@@ -114,7 +114,7 @@ def to_printable_text(value: object, *, is_quoted: bool) -> str:
     """Return the text of a value or, if `is_quoted` is True, its `repr`. This never raises."""
     try:
         return repr(value) if is_quoted else str(value)
-    except Exception:  # a user's __repr__ may raise, and the call of the logger must not
+    except Exception:  # the __repr__ of user code may raise, but the logger must not
         return f"<unprintable {type(value).__name__} object>"
 
 
@@ -124,7 +124,7 @@ def _format_message(message: str, args: tuple[object, ...]) -> str:
     fail the job."""
     if not args:
         return to_printable_text(message, is_quoted=False)
-    # As in `logging`, one mapping has the values of a message such as "%(name)s".
+    # As in `logging`, a message such as "%(name)s" gets its values from one mapping.
     has_mapping = len(args) == 1 and isinstance(args[0], Mapping)
     values: object = next(iter(args)) if has_mapping else args
     try:

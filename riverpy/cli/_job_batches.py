@@ -88,7 +88,7 @@ def _list_stop_signals() -> list[int]:
     """Return the numbers of the signals that stop the command."""
     numbers: list[int] = [signal.SIGINT, signal.SIGTERM]
     if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)  # not if SIGHUP is ignored, as under `nohup`
+        numbers.append(signal.SIGHUP)  # under `nohup`, SIGHUP is ignored
     return numbers
 
 

@@ -126,7 +126,7 @@ def close_asyncio_runner(runner: asyncio.Runner) -> None:
     if count := len(asyncio.all_tasks(runner.get_loop())):
         log = get_logger()
         log.warning(LEFTOVER_TASKS_CANCELLED, count=count)
-    with suppress(SystemExit, KeyboardInterrupt):  # raised in a cancelled task
+    with suppress(SystemExit, KeyboardInterrupt):  # a cancelled task may raise them
         runner.close()
 
 

@@ -84,7 +84,7 @@ def raise_on_stop_signals() -> Generator[None]:
     """Make stop signals raise StoppedBeforeStartError during the `with` block, until a
     `StopSignalHandler` handles them."""
     for number in filter(_should_stop_worker, STOP_SIGNALS):
-        # None means a handler of C code, which Python cannot restore.
+        # The result is None for a handler of C code, which Python cannot restore.
         _replaced_handlers[number] = (
             signal.signal(number, _raise_stopped_before_start) or signal.SIG_DFL
         )
@@ -290,7 +290,7 @@ class StopSignalHandler:
             number = next(self._stop_step_counter)
         if number > HANDLED_SIGNALS_MAX:
             os._exit(128 + signal_number)
-        if self._exit_code is not None:  # the process already ends: keep its deadline
+        if self._exit_code is not None:  # the process is already ending: keep its deadline
             return
         exit_at = time.monotonic() + self._stop_plan.seconds_to_forced_exit(number)
         self._set_exit_deadline(min(self._exit_deadline, exit_at))

@@ -34,7 +34,7 @@ class SupervisorConnection:
     """
 
     def __init__(self, stop_pipe: int, health_socket: int, number: int) -> None:
-        # A worker without a supervisor does not load these modules.
+        # Import these here, because a worker without a supervisor does not need them.
         from riverpy._tools.health.private_connections import PrivateConnectionListener
         from riverpy._tools.processes.worker_process import HARD_STOP_MESSAGE
 

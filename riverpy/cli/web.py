@@ -136,7 +136,8 @@ def web(
 
 
 def _mount(app: Starlette, path_prefix: str) -> Starlette:
-    """Return an application that serves another one below a path."""
+    """Return an application that serves `app` below the path `path_prefix`. For other paths, it
+    returns an error that names this path."""
     from starlette.applications import Starlette
     from starlette.responses import PlainTextResponse, RedirectResponse
     from starlette.routing import Mount, Route

@@ -296,7 +296,7 @@ class _WorkerProcess:
         return 0
 
     def _is_alive(self) -> bool:
-        from riverpy._tools.health.probes import check_liveness  # only systemd's watchdog asks
+        from riverpy._tools.health.probes import check_liveness  # for systemd's watchdog only
 
         return self._client is None or check_liveness(self._client.stats()).ok
 
