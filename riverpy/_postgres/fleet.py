@@ -31,7 +31,7 @@ class ChangedJob(NamedTuple):
     version: str
     """A text that is different after each change of the row."""
     row: Sequence[Any] | None
-    """The values of the row, in the order of `JobColumn`; None: the row does not exist."""
+    """The values of the row, in the order of `JobColumn`. None: the row does not exist."""
 
 
 class EndedJob(NamedTuple):

@@ -112,7 +112,7 @@ async def _fetch_search_page(
 
 
 def _pick_parameter_values(values: Mapping[str, object], statement: Query) -> dict[str, Any]:
-    """Return those of `values` that the statement has as parameters."""
+    """Return the members of `values` that are parameters of the statement."""
     return {key: values[key] for key in statement.parameters}
 
 

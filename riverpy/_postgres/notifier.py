@@ -298,7 +298,7 @@ class Notifier:
 
     async def _watch_connection(self, scope: StopScope) -> bool:
         """Send probes until the connection is lost or a probe does not arrive. Return whether the
-        probe before that one arrived."""
+        previous probe had arrived."""
         while True:
             was_proven = self.is_delivery_proven
             interval = (

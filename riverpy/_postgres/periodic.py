@@ -236,8 +236,8 @@ async def periodic_list_unused(
 async def periodic_delete_unused(
     connection: Transaction, schema: str | None, *, ids: Sequence[str], unused_for: timedelta
 ) -> set[str]:
-    """Delete those rows with these ids that no client has used for `unused_for`. Locked rows are
-    left out. Return the ids of the deleted rows."""
+    """Delete the rows with these ids that no client has used for `unused_for`. Locked rows are left
+    out. Return the ids of the deleted rows."""
     rows = await get_query(_SQL_FILE, "periodic_delete_unused", schema).fetch(
         connection, age=unused_for, id=ids
     )

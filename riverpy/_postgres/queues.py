@@ -36,7 +36,7 @@ async def queue_upsert(
 async def queue_filter_paused(
     connection: Transaction, schema: str | None, names: list[str]
 ) -> set[str]:
-    """Return those of the queues that are paused."""
+    """Return the names of the paused queues among `names`."""
     rows = await get_query(_SQL_FILE, "queue_paused", schema).fetch(connection, name=names)
     return {row[0] for row in rows}
 
@@ -80,8 +80,8 @@ async def queue_list_unused(
 async def queue_delete_unused(
     connection: Transaction, schema: str | None, *, names: Sequence[str], unused_for: timedelta
 ) -> set[str]:
-    """Delete the rows of those queues that no client has used for `unused_for`. Locked rows are
-    left out. Return the names of the deleted queues."""
+    """Delete the rows of the queues in `names` that no client has used for `unused_for`. Locked
+    rows are left out. Return the names of the deleted queues."""
     rows = await get_query(_SQL_FILE, "queue_delete_unused", schema).fetch(
         connection, names=names, age=unused_for
     )

@@ -1,4 +1,4 @@
-"""The memory of this process and the processor time of a server."""
+"""Measures the memory of this process and the processor time of a PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _BYTES_PER_MIB = 2**20
 def reduce_garbage_collection() -> None:
     """Let the garbage collector ignore all present objects and run less often.
 
-    Call this when the process has started. Most objects that are created afterwards live only for a
-    short time.
+    Call this after the start of the process. Most objects that exist then live long, and most
+    objects that are created later live only for a short time.
     """
     gc.collect()
     gc.freeze()
@@ -47,8 +47,8 @@ class ServerProcesses:
 
     @classmethod
     def find_by_backend(cls, backend_pid: int) -> ServerProcesses | None:
-        """Return the processes of the server to which this backend belongs. None: the server is on
-        another machine."""
+        """Return the processes of the server to which the backend with this process id belongs.
+        Return None if the server is on another machine."""
         try:
             parent_pid = int(_read_proc_stat_fields(backend_pid)[_PARENT_PID_FIELD])
             pids = backend_pid, parent_pid

@@ -1,4 +1,5 @@
-"""One measurement of `riverpy bench`: insert rate, work rate and pickup time on an empty table."""
+"""One measurement of `riverpy bench` on an empty table: insert rate, work rate and pickup time. The
+pickup time of a job is the time from its insert to its start."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ BENCH_QUEUE = "riverpy_bench"
 """The queue of the benchmark. No other worker may work it."""
 JOBS_PER_COPY = 10_000
 PICKUP_JOB_COUNT = 200
-"""The number of jobs inserted one by one while the worker is idle."""
+"""The number of jobs for measuring the pickup time. They are inserted one by one while the worker
+is idle."""
 PICKUP_INSERT_INTERVAL = 0.02
 """Seconds between two inserts of pickup jobs."""
 STALL_TIMEOUT = 30.0
@@ -50,18 +52,18 @@ STATEMENT_TIMEOUT = 60.0
 
 
 class BenchResult(msgspec.Struct, frozen=True):
-    """The result of one run of the benchmark. The name of each value has its unit."""
+    """The result of one run of the benchmark. The names of the fields contain the units."""
 
     jobs: int
     slots: int
     insert_per_s: float
     work_per_s: float
-    """The rate from the first claim to the last stored completion."""
+    """Worked jobs per second, from the first claim to the last stored completion."""
     client_cpu_us_per_job: float
-    """The processor time of this process while it works the jobs."""
+    """The processor time of this process per job, while it works the jobs."""
     server_cpu_us_per_job: float | None
-    """The processor time of the server while this process works the jobs. None: the server is on
-    another machine."""
+    """The processor time of the server per job, while this process works the jobs. None: the server
+    is on another machine."""
     occupancy: float | None
     """The fraction of the slots that run jobs, from 0 to 1, while there is work for all slots. The
     measurement starts when `slots` jobs have ended, and ends when only `slots` jobs have not
@@ -70,7 +72,8 @@ class BenchResult(msgspec.Struct, frozen=True):
     """The median time from the start of an insert to the start of its job in an idle worker."""
     pickup_p99_ms: float
     rss_mib: float | None
-    """The memory of this process after it has worked the jobs."""
+    """The resident memory of this process after it has worked the jobs. None: the system does not
+    report it."""
     riverpy_version: str
     postgres_version: str
 
@@ -123,7 +126,7 @@ class BenchLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BenchRun:
-    """Inserts and works jobs, and measures how fast.
+    """Inserts and works jobs, and measures how fast this is.
 
     Args:
         url: the database. It must have River's tables.
@@ -175,7 +178,7 @@ class BenchRun:
             self._all_pickups_recorded.set()
 
     async def require_empty_job_table(self, *, delete_jobs: bool) -> int:
-        """Raise ToolError if there are jobs. If `delete_jobs` is true, delete them instead. Return
+        """Raise ToolError if the table has jobs, or delete them if `delete_jobs` is True. Return
         the number of deleted jobs."""
         async with self._open_connection() as connection:
             await check_schema(connection, self._schema, url=self._url)
@@ -270,8 +273,8 @@ class BenchRun:
         return costs
 
     def started(self, value: None = None) -> None:
-        """Read the clocks. The client calls this method, as `started` of anyio's TaskStatus, when
-        it starts to claim jobs."""
+        """Record the start of the measurement. The client calls this when it starts to claim jobs:
+        BenchRun is its `task_status`, i.e. it has the method `started` of anyio's TaskStatus."""
         self._time_and_cpu_at_start = self._read_time_and_cpu()
 
     def _read_time_and_cpu(self) -> tuple[float, float, float]:

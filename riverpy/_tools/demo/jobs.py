@@ -28,14 +28,14 @@ SNOOZE_DELAY = timedelta(seconds=1)
 
 
 class CompressFileArgs(msgspec.Struct, frozen=True):
-    """Hash and compress a file."""
+    """The args of a job that hashes and compresses a file."""
 
     kind: ClassVar[str] = "compress_file"
     path: str
 
 
 class CountFilesArgs(msgspec.Struct, frozen=True):
-    """Count the files in a directory. The job is unique by its args."""
+    """The args of a job that counts the files in a directory. The job is unique by its args."""
 
     kind: ClassVar[str] = "count_files"
     path: str
@@ -47,7 +47,7 @@ class CountFilesArgs(msgspec.Struct, frozen=True):
 
 
 class FailOnceArgs(msgspec.Struct, frozen=True):
-    """Fail at the first attempt and succeed at the second."""
+    """The args of a job that fails at its first attempt and succeeds at its second."""
 
     kind: ClassVar[str] = "fail_once"
     number: int
@@ -66,8 +66,8 @@ class RunUntilCancelledArgs(msgspec.Struct, frozen=True):
 
 
 def make_feature_job_args(directory: str) -> list[JobArgs]:
-    """Return the args of the jobs that each show one feature, such as a retry or a snooze. The most
-    important jobs are first, because `--jobs` limits the number."""
+    """Return the args of one job for each feature to show, such as a retry or a snooze. The most
+    important jobs are first, because `--jobs` limits the number of jobs."""
     return [
         FailOnceArgs(1),
         CountFilesArgs(directory, "*"),
@@ -100,7 +100,7 @@ class DemoJobFunctions:
         self.workers.job(timeout=None)(self.run_until_cancelled)
 
     def stop_blocking_jobs(self) -> None:
-        """Request that the jobs in threads end, because a client cannot cancel a thread."""
+        """Request that the jobs in threads end. The client cannot cancel a thread."""
         self._stop_requested.set()
 
     def compress_file(self, job: Job[CompressFileArgs]) -> None:
@@ -129,7 +129,7 @@ class DemoJobFunctions:
         job.record_output({"files": len(list(Path(job.args.path).glob(job.args.pattern)))})
 
     async def fail_once(self, job: Job[FailOnceArgs]) -> None:
-        """Fail at the first attempt. The row keeps the error."""
+        """Fail at the first attempt. The error is stored in the row."""
         if job.attempt == 1:
             raise RuntimeError("this job always fails at its first attempt")
 

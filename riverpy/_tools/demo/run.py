@@ -59,9 +59,9 @@ class DemoResult(msgspec.Struct, frozen=True):
     summary_rows: Sequence[Record]
     """The rows of the SQL statement `demo_summary`: one for each kind and state."""
     read_errors: Sequence[str]
-    """The errors of the files that could not be read."""
+    """The errors of the jobs that could not read their files."""
     problems_by_check: dict[str, list[str]]
-    """The problems that each check found, by the text of the check."""
+    """The problems that each check found, by the text that describes the check."""
 
     @property
     def is_ok(self) -> bool:
@@ -81,8 +81,8 @@ class DemoResult(msgspec.Struct, frozen=True):
 
 
 class DemoRun:
-    """A run of the demo in a schema of its own. The next run drops the schema, if this run created
-    it.
+    """A run of the demo. Without `schema`, it creates a schema of its own, which the next run
+    drops.
 
     Args:
         url: the database.
@@ -214,7 +214,7 @@ class DemoRun:
 
     async def _find_problems_by_check(self, connection: Connection) -> dict[str, list[str]]:
         """Check the rows of the jobs, and compare the digests of some files with digests that the
-        server computes."""
+        server computes. Return the problems of each check, by the text that describes the check."""
         sample = await self._fetch_rows(connection, "demo_sample")
         contents = await anyio.to_thread.run_sync(_read_unchanged_files, sample, self._started_at)
         checks: dict[str, list[str]] = {
@@ -236,7 +236,8 @@ class DemoRun:
 
 
 def _read_unchanged_files(sampled_jobs: Sequence[Record], since: float) -> dict[int, bytes]:
-    """Return the contents, by job id, of the files that have not changed since the time `since`."""
+    """Return the contents, by job id, of the sampled files that have not changed since the time
+    `since`."""
     contents: dict[int, bytes] = {}
     for job_id, name in sampled_jobs:
         path = Path(name)

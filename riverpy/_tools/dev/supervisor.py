@@ -1,5 +1,5 @@
-"""The supervisor of `riverpy dev`: runs a worker process, restarts it when code changes, and runs
-the dashboard beside it."""
+"""The supervisor of `riverpy dev`: runs a worker process and the dashboard, and restarts the worker
+when code changes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 HARD_STOP_TIMEOUT = 2.0
 """Seconds from the second signal until a worker that has not ended is killed."""
 DASHBOARD_STOP_TIMEOUT = 10.0
-"""Seconds until a dashboard that has not ended is killed. It waits 5 seconds for open requests."""
+"""Seconds until a dashboard that does not end is killed. The dashboard itself waits up to 5 seconds
+for open requests."""
 _SETTINGS_FILES = ("/pyproject.toml", "/riverpy.toml")
 _IGNORED_DIRECTORIES = ("site-packages", "venv")
 """The names of directories in which changes are ignored, in addition to watchfiles' own names."""
@@ -34,9 +35,9 @@ _CHANGE_REPORT_DELAY_MAX_MS = 1_000
 
 
 class CommandProcess:
-    """A process that runs `riverpy worker` or `riverpy web`. It is in a session of its own, so that
-    the terminal sends Ctrl-C only to the supervisor. Notes to the user call the process `name`. The
-    other arguments are those of DevSupervisor."""
+    """A process that runs `riverpy worker` or `riverpy web`. It has a session of its own, so that
+    Ctrl-C in the terminal reaches only the supervisor. Messages to the user call the process
+    `name`. `DevSupervisor` explains the other arguments."""
 
     def __init__(
         self,
@@ -78,14 +79,17 @@ class CommandProcess:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the ended process. If a signal killed it: 128 + the number of the
-        signal."""
+        """The exit code of the ended process. If signal N killed the process, this is 128 + N."""
         code = self._process.wait()
         return 128 - code if code < 0 else code
 
     async def stop(self, hard_stop_requested: anyio.Event) -> None:
-        """Stop the process. When `hard_stop_requested` is set, a worker cancels its jobs, and the
-        process must end within `HARD_STOP_TIMEOUT`."""
+        """Request that the process stops, and wait until it ends. Kill it if it does not end within
+        the stop timeout.
+
+        When `hard_stop_requested` is set, request it again: a worker then cancels its jobs. Kill
+        the process if it does not end within `HARD_STOP_TIMEOUT` after that.
+        """
         self._process.terminate()
         with anyio.move_on_after(self._stop_timeout):
             await wait_for_any_event(self.ended_event, hard_stop_requested)
@@ -104,12 +108,13 @@ class CommandProcess:
 
 
 class DevSupervisor:
-    """Runs a worker until a signal arrives, with the dashboard beside it.
+    """Runs a worker and the dashboard until a signal arrives. Restarts the worker when a file
+    changes.
 
     Args:
         arguments: the arguments of `riverpy` for the worker.
-        web_arguments: those for the dashboard. None: no dashboard.
-        environ: the environment of the worker process.
+        web_arguments: the arguments of `riverpy` for the dashboard. None: no dashboard.
+        environ: the environment of both processes.
         directory: the directory to watch. None: the supervisor ends when the worker ends.
         stop_timeout: the timeout of a stop, in seconds. When it expires, the worker is killed.
         print_note: prints a line for the user.
@@ -132,7 +137,7 @@ class DevSupervisor:
         self._files_changed = anyio.Event()
 
     async def run(self) -> int:
-        """Run workers until a stop is requested. Returns the exit code of the last worker."""
+        """Run workers until a stop is requested. Return the exit code of the last worker."""
         code = 0
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._handle_stop_signals)
@@ -179,8 +184,9 @@ class DevSupervisor:
             )
 
     async def _run_worker(self) -> int:
-        """Run one worker to its end. If it ends by itself and a directory is watched, wait for a
-        changed file or a stop. Return the exit code of the worker."""
+        """Run one worker until it ends, a file changes or a stop is requested. If the worker ends
+        by itself and a directory is watched, wait for a changed file or a stop. Return the exit
+        code of the worker."""
         worker = CommandProcess(
             "worker", self._arguments, self._environ, self._stop_timeout, self._print_note
         )

@@ -1,9 +1,8 @@
-"""The worker process of `riverpy dev`: a `riverpy worker` that ends with its parent.
+"""The worker process of `riverpy dev`: runs `riverpy worker`, and ends when its parent ends.
 
-The worker reads from a pipe to the process of `riverpy dev`. When that process ends, also after
-`kill -9`, the pipe is closed, and the worker stops as after SIGTERM. Then, when the worker has
-stopped or the timeout has expired, it kills its process group with all processes that jobs have
-started.
+The worker reads from a pipe to the process of `riverpy dev`. When that process ends, even after
+`kill -9`, the pipe is closed, and the worker stops as after SIGTERM. When it has stopped, or the
+timeout has expired, it kills its process group, i.e. also all processes that its jobs have started.
 
     python -m riverpy._tools.dev.worker PIPE SECONDS ARGUMENT…
 """

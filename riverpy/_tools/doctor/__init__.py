@@ -1,2 +1,2 @@
-"""`riverpy doctor`: finds problems of a database with River's tables and of its clients, and names
-the remedies."""
+"""`riverpy doctor`: checks a database with River's tables and its clients, and names the remedy for
+each problem."""

@@ -104,8 +104,7 @@ class CheckRunner:
             PRIVILEGE_MISSING_SQLSTATE: {},
             TABLE_MISSING_SQLSTATE: {},
         }
-        """For each error code of the server: the checks that could not run, each with its error
-        text."""
+        """The checks that could not run and their error texts, by the SQLSTATE of the error."""
 
     async def run(self) -> None:
         """Run the checks. Without River's tables, only the checks of the server run."""
@@ -144,8 +143,8 @@ class CheckRunner:
             await self._run_schema_checks(row, state)
 
     async def _run_migrations_check(self) -> SchemaState | None:
-        """Report the migrations of the schema, and return its state. None: the checks of
-        `SCHEMA_CHECKS` cannot run."""
+        """Report the migrations of the schema, and return the state of the schema. Return None if
+        the checks of `SCHEMA_CHECKS` cannot run."""
         schema, url = self._options.schema, self._options.url
         try:
             state = await self._session.read(read_schema_state, schema)
@@ -189,7 +188,7 @@ class CheckRunner:
             self._report_finding(finding)
 
     def _report_skipped_checks(self, role: str) -> None:
-        """Report the checks that could not run."""
+        """Report the checks that could not run, because a privilege or a table is missing."""
         role_fix = (
             f'run riverpy doctor with the role of the workers, or grant "{role}" SELECT on '
             "River's tables"

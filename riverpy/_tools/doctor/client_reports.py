@@ -37,7 +37,7 @@ _SKIPPED_ROWS_FIX = (
 
 
 async def check_stuck_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report jobs that still run after their cancellation, and how many slots these jobs use."""
+    """Report jobs that still run after their cancellation, and how many slots they use."""
     if not snapshot.has_migration(CLIENT_SLOTS_MIGRATION):
         return [ok_finding("not known: the columns for it are missing (see `schema`)", stuck=None)]
     reporting = [client for client in await snapshot.live_clients() if client.stuck_job_ids]
@@ -102,8 +102,8 @@ def _find_queues_filled_by_stuck_jobs(
 
 
 async def check_skipped_rows(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report rows that clients skip for a while, with one finding for each client, operation and
-    error."""
+    """Report rows that clients skip for a while. There is one finding for each client, operation
+    and error."""
     if not snapshot.has_migration(CLIENT_STATE_MIGRATION):
         return [ok_finding("not known: the column for it is missing (see `schema`)", rows=None)]
     groups: dict[tuple[str, str, str], list[SkippedRow]] = {}

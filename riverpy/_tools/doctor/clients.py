@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from riverpy._tools.reads import ClientRow, DefaultDomainLeader
 
 JOB_RELEASE_TIMEOUT = 60.0
-"""When a client has sent no heartbeat for `dead_after`, a leader releases its jobs within this many
-seconds."""
+"""A leader releases the jobs of a dead client within this many seconds. A client is dead if it has
+written no heartbeat for `dead_after`."""
 _START_WORKER_FIX = "start a worker: riverpy worker MODULE:ATTR"
 
 
@@ -104,8 +104,8 @@ def _late_heartbeat_finding(client: ClientRow) -> Finding:
 def _can_jobs_be_released(
     clients: Sequence[ClientRow], leader: DefaultDomainLeader | None, domains: DomainMap | None
 ) -> bool:
-    """Whether there is a leader, or a client that can become leader. With several domains, this
-    function cannot know it, and returns True."""
+    """Whether the jobs of dead clients can be released, because there is a leader or a client that
+    can become leader. With several domains, this function cannot know it, and returns True."""
     if domains is not None and domains.non_default_domains:
         return True
     if any(client.is_alive and client.is_candidate for client in clients):

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PendingWork:
-    """The jobs and periodic jobs that wait for a leader or a worker."""
+    """The jobs and periodic jobs that wait for a leader or a worker, for the check of the
+    domains."""
 
     queues_with_due_jobs: Sequence[str] = ()
     """The names of the queues with due jobs."""
@@ -70,7 +71,7 @@ async def _read_pending_work(snapshot: DatabaseSnapshot) -> PendingWork:
 
 
 def find_domain_problems(domains: DomainMap, pending: PendingWork) -> list[Finding]:
-    """Return the problems of the domains."""
+    """Return the findings about problems of the domains."""
     if not domains.non_default_domains:
         return []
     found: list[Finding] = []
@@ -91,7 +92,7 @@ def find_domain_problems(domains: DomainMap, pending: PendingWork) -> list[Findi
 
 
 def _check_missing_leader(domains: DomainMap, domain: str) -> list[Finding]:
-    """Report a domain that has live clients and no leader."""
+    """Report it if this domain, which has live clients, has no leader."""
     if domains.has_leader(domain):
         return []
     clients = domains.live_clients(domain)
@@ -113,7 +114,7 @@ def _check_missing_leader(domains: DomainMap, domain: str) -> list[Finding]:
 
 
 def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork) -> list[Finding]:
-    """Report a domain that owns queues and has no live client."""
+    """Report it if this domain, which has no live client, owns queues."""
     owned = domains.owned_queues(domain)
     if not owned:
         return []
@@ -171,8 +172,8 @@ def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork
 
 
 def _check_different_settings(domains: DomainMap, domain: str) -> list[Finding]:
-    """Report a domain whose clients have different settings for maintenance. The leader's settings
-    apply, so they change when another client becomes leader."""
+    """Report it if the clients of this domain have different settings for maintenance. Only the
+    leader's settings apply, so they change when another client becomes leader."""
     by_settings: dict[str, list[str]] = {}
     for client in domains.live_clients(domain):
         if client.is_candidate and client.settings_digest is not None:
@@ -194,7 +195,7 @@ def _check_different_settings(domains: DomainMap, domain: str) -> list[Finding]:
 
 
 def _check_shared_queues(domains: DomainMap) -> list[Finding]:
-    """Report each queue that clients of another domain work."""
+    """Report each queue that clients of another domain than its own work."""
     found: list[Finding] = []
     for row in domains.queue_owners:
         others = [
@@ -267,7 +268,8 @@ def _check_non_riverpy_leader(domains: DomainMap) -> list[Finding]:
 
 
 def _check_outdated_clients(domains: DomainMap) -> list[Finding]:
-    """Report a leader of `default`, and leader candidates, that do not support domains."""
+    """Report it if the leader of `default`, or a client that could become its leader, does not
+    support domains."""
     lead = domains.current_leader(DEFAULT_DOMAIN)
     is_old = lead is not None and lead.is_riverpy_client and not lead.supports_domains
     leader = lead.holder if lead is not None and is_old else None
@@ -304,9 +306,8 @@ def _check_outdated_clients(domains: DomainMap) -> list[Finding]:
 
 
 def _check_schema_maintainer(domains: DomainMap) -> list[Finding]:
-    """Report that no client does the maintenance of the whole schema. If the leader of `default` is
-    a riverpy client, it does this maintenance. Otherwise the holder of the lease `@schema` does
-    it."""
+    """Report it if no client does the maintenance of the whole schema. The leader of `default` does
+    it if it is a riverpy client. Otherwise the holder of the lease `@schema` does it."""
     candidates = [client for client in domains.live_members if client.is_candidate]
     if not candidates or domains.has_leader_for_orphaned_queues():
         return []

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PROBLEMS_PER_CHECK_MAX = 10
-"""The maximum number of problems of one check that are shown."""
+"""The maximum number of problems that are shown for one check."""
 
 
 class Level(StrEnum):
@@ -41,7 +41,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     """The result, in one line."""
     fix: str | None = None
-    """The remedy; None: nothing needs to be done."""
+    """The remedy. None: nothing needs to be done."""
     data: dict[str, object] = {}
     """The values behind the text. Durations are in seconds, sizes in bytes."""
 
@@ -67,7 +67,7 @@ def with_check_name(check_name: str, findings: Iterable[Finding]) -> list[Findin
 
 
 def worst_level(findings: Iterable[Finding]) -> Level:
-    """Return the worst level of the findings."""
+    """Return the worst level of the findings. Without findings, it is OK."""
     return max((finding.level for finding in findings), key=_LEVEL_ORDER.index, default=Level.OK)
 
 

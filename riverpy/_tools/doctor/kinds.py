@@ -35,7 +35,7 @@ FAILED_JOBS_WARN_COUNT = 10
 
 
 async def check_program_kinds(program: WorkerProgram, snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report the kinds of waiting jobs for which the program has no worker."""
+    """Report the kinds of waiting jobs for which `program` has no worker."""
     backlogs = [
         row
         for row in await snapshot.backlogs()
@@ -93,8 +93,8 @@ async def check_kinds_without_worker(snapshot: DatabaseSnapshot) -> list[Finding
 async def _find_non_riverpy_client_queues(
     snapshot: DatabaseSnapshot, clients: Sequence[ClientRow]
 ) -> set[str]:
-    """Return the queues that a client in another language may work. If such a client is the leader,
-    these are all queues. Otherwise they are the recently updated queues that no riverpy client
+    """Return the queues that a client in another language may work. If the leader is such a client,
+    it may work all queues. Otherwise these are the recently updated queues that no riverpy client
     works."""
     leader = await snapshot.last_leader()
     rows = await snapshot.queues()

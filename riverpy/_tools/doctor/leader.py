@@ -1,4 +1,4 @@
-"""Check of the leader of the domain `default`."""
+"""The check of the leader of the domain `default`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from riverpy._tools.reads import ClientRow, DefaultDomainLeader
 
 ELECTION_TIMEOUT = 20.0
-"""If there is no leader, a client becomes leader within this many seconds after its start."""
+"""If there is no leader, one of the clients becomes leader within this many seconds after its
+start."""
 NO_CANDIDATE_FIX = (
     "let one of its workers take part in leader election, and restart it: without --no-candidate, "
     "RIVERPY_CANDIDATE=0, `candidate` = false in its file or Config(candidate=False)"
@@ -28,7 +29,7 @@ _NO_LEADER_EFFECT = (
 
 
 async def check_leader(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report the leader, or the reason that there is no leader."""
+    """Report the leader. If there is no leader, report why."""
     clients = await snapshot.clients()
     leader = await snapshot.last_leader()
     if leader is None or leader.has_lease_expired:
@@ -98,8 +99,8 @@ async def _missing_leader_finding(
 def failed_election_finding(
     text: str, candidates: Sequence[ClientRow | DomainMember], lease_table: str, /, **data: object
 ) -> Finding:
-    """Return the finding that no candidate has become leader. The finding starts with `text`.
-    `lease_table` is the table of the lease."""
+    """Return the finding that no client has become leader, although `candidates` could. Its text
+    starts with `text`. `lease_table` is the name of the table that has the leader's lease."""
     ids = format_names(client.client_id for client in candidates)
     text = f"{text}, although {format_count(len(candidates), 'client')} could become leader: {ids}"
     if max(client.uptime for client in candidates) < ELECTION_TIMEOUT:
@@ -144,7 +145,7 @@ def _non_riverpy_leader_finding(
 
 
 def describe_heartbeat_age(client: ClientRow) -> str:
-    """Return the end of a sentence about a client's heartbeat. The sentence begins with the
+    """Return the age of a client's heartbeat as the end of a sentence. The sentence begins with the
     client's id."""
     if client.heartbeat_age < 0:
         return (

@@ -1,4 +1,4 @@
-"""Check of the leases of user code."""
+"""The check of the leases of user code."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from riverpy.stats import LeaseLag
 
 EXPIRED_LEASE_WARN_SECONDS_MIN = 60.0
-"""A lease that expired at least this many seconds ago is reported. A process that waits for a lease
-acquires it before that."""
+"""A lease that expired at least this many seconds ago is reported. If a process waited for the
+lease, it would have acquired it by then."""
 EXPIRED_LEASE_WITHOUT_STANDBY_WARN_SECONDS_MIN = 10.0
-"""A lease for which no client stands by is reported if it expired at least this many seconds ago. A
-`LeaseManager` that waits for the lease acquires it before that."""
+"""A lease that no client reports as a standby lease is reported if it expired at least this many
+seconds ago. If a `LeaseManager` waited for the lease, it would have acquired it by then."""
 EXPIRED_LEASE_WARN_SECONDS_MAX = 86_400.0
-"""A lease that expired this many seconds ago or earlier is no longer reported: probably no process
-needs it."""
+"""A lease that expired longer ago than this many seconds is not reported: probably no process needs
+it."""
 DESCRIBED_LEASES_MAX = 20
 """The maximum number of held leases that are described."""
 
@@ -40,7 +40,7 @@ class _UserLease(NamedTuple):
     row: LeaseRow
     seconds_until_expiry: float
     standbys: list[str] | None
-    """The clients that stand by; None: not known."""
+    """The clients that would acquire the lease if it were free. None: not known."""
     lag: LeaseLag | None
 
     @property
@@ -57,7 +57,8 @@ class _UserLease(NamedTuple):
 
 
 async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report the leases that are held, those that have expired, and those with a holder behind."""
+    """Report the leases that are held, the leases that have expired, and the leases whose holder is
+    late with its work."""
     if not snapshot.has_migration(LEASES_MIGRATION):
         return [ok_finding("off: their table is missing (see `schema`)", leases=None)]
     rows = await snapshot.session.read(
@@ -77,7 +78,7 @@ async def check_leases(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 def _make_user_lease(row: LeaseRow, lease_map: LeaseMap | None) -> _UserLease | None:
-    """Return a lease; None: it was released."""
+    """Return a lease with its reports, or None if it was released."""
     if row.seconds_until_expiry is None:
         return None
     holder = row.holder if row.seconds_until_expiry >= 0 else None

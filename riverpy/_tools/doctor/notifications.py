@@ -102,8 +102,8 @@ def _describe_session(row: SessionRow) -> str:
 
 
 async def _find_blocking_session_pid(snapshot: DatabaseSnapshot) -> int | None:
-    """Return the process id of the session that blocks the queue; None: not known. The server names
-    this session in a warning to a session that notifies."""
+    """Return the process id of the session that blocks the queue, or None if it is not known. The
+    server names this session in a warning to a session that notifies."""
     pid = await _read_pid_from_server_warning(snapshot)
     if pid is None:
         await anyio.sleep(SERVER_WARNING_INTERVAL)
@@ -112,8 +112,8 @@ async def _find_blocking_session_pid(snapshot: DatabaseSnapshot) -> int | None:
 
 
 async def _read_pid_from_server_warning(snapshot: DatabaseSnapshot) -> int | None:
-    """Send a notification, and return the process id in the server's warning; None: the server sent
-    no warning."""
+    """Send a notification, and return the process id in the server's warning. Return None if the
+    server sent no warning."""
     found: list[ServerWarning] = []
     with collect_warnings(await snapshot.session.ensure_connection(), found):
         try:
@@ -167,8 +167,8 @@ async def _notification_delay_finding(snapshot: DatabaseSnapshot) -> Finding:
 
 
 async def check_listener_count(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report if fewer connections listen than there are clients. The server shows only the number
-    of listening connections, over all schemas of the database."""
+    """Report it if fewer connections listen than there are clients that should listen. The server
+    shows only the number of listening connections, over all schemas of the database."""
     clients = await snapshot.clients()
     if clients is None:
         return []
@@ -198,7 +198,8 @@ async def check_listener_count(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 async def _measure_notification_delay(snapshot: DatabaseSnapshot, url: str) -> float | None:
-    """Return the seconds until the notification arrived; None: no notification arrived."""
+    """Send a notification, and return the seconds until it arrived over `url`. Return None if it
+    did not arrive."""
     channel, token = f"{snapshot.schema}.{DOCTOR_TOPIC}", secrets.token_hex(8)
     arrived = asyncio.Event()
 

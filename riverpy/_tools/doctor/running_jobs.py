@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 
 async def check_long_running_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report jobs that run for longer than `stuck_after`. doctor does not use the timeouts of jobs,
-    because the database does not have them. The check `clients` reports the jobs of dead clients.
-    """
+    """Report jobs of live clients that run for longer than `stuck_after`. doctor cannot use the
+    timeouts of jobs, because the database does not have them."""
     rows = await snapshot.running_job_groups()
     total = sum(row.job_count for row in rows)
     text = format_count(total, "job", limit=RUNNING_JOBS_MAX)
@@ -114,8 +113,8 @@ async def check_unregistered_clients(snapshot: DatabaseSnapshot) -> list[Finding
 
 
 async def check_damaged_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report the jobs that the server could not read in earlier checks. This check reads no further
-    job, because a table may have many large jobs."""
+    """Report the jobs that the server could not read in earlier checks. This check reads no other
+    jobs, because a table may have many large jobs."""
     ids = sorted(snapshot.damaged_job_errors)
     if not ids:
         return [ok_finding("no damaged job found (args and metadata are not read)", job_ids=ids)]

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from riverpy._tools.doctor.statements import ServerRow, SettingRow
 
 LATENCY_WARN_SECONDS = 0.1
-"""A round trip to the server of this many seconds or more is reported."""
+"""doctor warns if a round trip to the server takes this many seconds or more."""
 CLOCK_SKEW_WARN_SECONDS = 2.0
-"""A difference of this many seconds or more between the clocks of this machine and the server is
-reported."""
+"""doctor warns if the clocks of this machine and of the server differ by this many seconds or
+more."""
 LATENCY_MEASUREMENT_COUNT = 3
 """The number of measured round trips. The fastest one is used."""
 CONNECTION_USAGE_WARN = 0.8
 """If this fraction of `max_connections` (0 to 1) or more is used, the check warns."""
 CONNECTION_USAGE_FAIL = 0.95
-"""If this fraction of `max_connections` (0 to 1) or more is used, the check fails."""
+"""If this fraction of `max_connections` (0 to 1) or more is used, the check reports a failure."""
 HARMLESS_TIMEOUT_SECONDS_MIN = {
     "statement_timeout": 5.0,
     "transaction_timeout": 10.0,
@@ -40,8 +40,8 @@ HARMLESS_TIMEOUT_SECONDS_MIN = {
     "idle_session_timeout": 60.0,
     "lock_timeout": 1.0,
 }
-"""The shortest harmless value of each timeout, in seconds. A shorter timeout of the role's sessions
-can end normal statements and connections of riverpy."""
+"""The shortest harmless value of each timeout, in seconds. A shorter timeout of the role can end
+normal statements and connections of riverpy."""
 _HARMLESS_SETTING_VALUES = {
     "default_transaction_isolation": (
         "read committed",
@@ -59,8 +59,8 @@ def local_utc_now() -> datetime:
 
 
 async def require_primary(connection: Transaction) -> None:
-    """Check that the server is not a standby. The unlogged tables of leader and clients are empty
-    on a standby.
+    """Check that the server is not a standby. On a standby, the unlogged tables of the leader and
+    of clients are empty.
 
     Raises:
         DatabaseError: the server is a standby.
@@ -74,7 +74,8 @@ async def require_primary(connection: Transaction) -> None:
 
 
 async def check_server(session: DoctorSession) -> tuple[ServerRow, Finding]:
-    """Connect, and report the server and its role. Raises the errors of `ensure_connection`."""
+    """Connect, and report the server and its role. This raises the errors of
+    `DoctorSession.ensure_connection`."""
     server = await session.await_with_timeout(read_server(await session.ensure_connection()))
     latency, _ = await session.read(_measure_latency_and_clock_skew)
     return server, _server_finding(server, latency)
@@ -113,8 +114,8 @@ def _server_finding(server: ServerRow, latency: float) -> Finding:
 
 
 async def check_pooler(session: DoctorSession, server: ServerRow) -> list[Finding]:
-    """Report whether there is a pooler between doctor and the server. A pooler reports a process id
-    that differs from the server's."""
+    """Report whether there is a pooler between doctor and the server. A pooler gives the connection
+    a process id that differs from the server's."""
     if (await session.ensure_connection()).get_server_pid() == server.session_pid:
         return [ok_finding("none: the connection leads to the server", is_pooled=False)]
     text = (
@@ -145,7 +146,7 @@ async def check_settings(session: DoctorSession, role: str) -> list[Finding]:
 
 
 def _harmful_effect(setting: SettingRow) -> str | None:
-    """Return how a setting harms riverpy; None: the setting is harmless."""
+    """Return how a setting harms riverpy, or None if it is harmless."""
     if setting.name in _HARMLESS_SETTING_VALUES:
         value, effect = _HARMLESS_SETTING_VALUES[setting.name]
         return None if setting.value == value else effect

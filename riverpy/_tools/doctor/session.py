@@ -26,16 +26,16 @@ STATEMENT_TIMEOUT = timedelta(seconds=4)
 LOCK_TIMEOUT = timedelta(seconds=1)
 """The server cancels the wait for a locked table after this time."""
 READ_TIMEOUT = 8.0
-"""Seconds that one read may take."""
+"""The timeout for one read, in seconds."""
 
 
 class SessionLostError(Exception):
-    """The connection was lost, and a new connection failed. The text has the reason."""
+    """The connection was lost, and no new connection could be made. The text has the reason."""
 
 
 class DoctorSession:
-    """Reads in short read-only transactions. So doctor does not hold an old snapshot, and it works
-    through a pooler in transaction mode."""
+    """The database connection of doctor. It reads in short read-only transactions, so that doctor
+    does not hold an old snapshot, and works through a pooler in transaction mode."""
 
     def __init__(self, url: str, password: PasswordSource | None = None) -> None:
         self.url, self._password = url, password
@@ -68,10 +68,10 @@ class DoctorSession:
 
     @asynccontextmanager
     async def read_only_transaction(self) -> AsyncGenerator[Connection]:
-        """Open a read-only transaction.
+        """Run the `async with` block in a read-only transaction.
 
         Raises:
-            TimeoutError: the `async with` block took longer than READ_TIMEOUT.
+            TimeoutError: the block took longer than READ_TIMEOUT.
             Exception: an error of `ensure_connection`, or one of DATABASE_ERRORS.
         """
         connection = await self.ensure_connection()
@@ -92,14 +92,14 @@ class DoctorSession:
         *args: ArgsT.args,
         **kwargs: ArgsT.kwargs,
     ) -> ResultT:
-        """Return the result of one statement, in a read-only transaction of its own. Raises the
-        errors of `read_only_transaction`."""
+        """Run one statement in a read-only transaction of its own, and return its result. This
+        raises the errors of `read_only_transaction`."""
         async with self.read_only_transaction() as connection:
             return await statement(connection, *args, **kwargs)
 
     async def await_with_timeout(self, awaitable: Awaitable[ResultT]) -> ResultT:
-        """Return the result of a statement that runs outside a transaction. So the session's own
-        settings apply to it, not those of `set_transaction_timeouts`.
+        """Return the result of a statement that runs outside a transaction. The session's own
+        settings apply to it, because `set_transaction_timeouts` changes only a transaction.
 
         Raises:
             TimeoutError: there was no result within READ_TIMEOUT.
@@ -108,6 +108,6 @@ class DoctorSession:
             return await awaitable
 
     async def close(self) -> None:
-        """Close the connection within the driver's time limit."""
+        """Close the connection within the driver's timeout."""
         if self._connection is not None:
             await close_connection(self._connection)

@@ -1,4 +1,5 @@
-"""DatabaseSnapshot: the database that doctor checks, and the reads that several checks share."""
+"""DatabaseSnapshot: what doctor reads from a database for several checks. Most values are read only
+once."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ RUNNING_JOBS_MAX = 10_001
 
 
 def compute_backlog_sample_size(backlogs: Sequence[BacklogRow]) -> int:
-    """Return the maximum number of jobs in each backlog that are read for their kinds."""
+    """Return how many jobs of each backlog are read at most to find their kinds. A backlog is the
+    waiting jobs of one queue in one state."""
     return min(SAMPLED_JOBS_OF_QUEUE_MAX, SAMPLED_JOBS_MAX // max(len(backlogs), 1) + 1)
 
 
@@ -91,13 +93,13 @@ def _read_once(
 
 @dataclass(frozen=True)
 class WorkerProgram:
-    """A program whose worker does not run yet."""
+    """A program whose workers are checked before it runs."""
 
     name: str
     """The name of the client or the workers, in the form MODULE:ATTR."""
     kinds: frozenset[str]
     queues: frozenset[str]
-    """The queues that the program works; empty: the program names no queue."""
+    """The queues that the program works. Empty: the program names no queue."""
 
 
 @dataclass(frozen=True)
@@ -106,24 +108,26 @@ class DoctorOptions:
 
     url: str
     schema: str | None
-    """The schema of River's tables; None: the schema of the search path."""
+    """The schema of River's tables. None: the schema of the search path."""
     listen_url: str | None
-    """The URL for LISTEN; None: `url` is used."""
+    """The URL for LISTEN. None: `url` is used."""
     stuck_after: timedelta = STUCK_JOB_AGE_DEFAULT
-    """The time after which a running job is reported."""
+    """A job that runs for longer than this is reported."""
     max_lag: timedelta = QUEUE_LAG_MAX_DEFAULT
-    """The time after which a due job is reported."""
+    """A job that has been due for longer than this is reported."""
     max_lag_age: timedelta = LEASE_LAG_AGE_MAX_DEFAULT
-    """A lease is reported if its holder has not handled an item of this age."""
+    """A lease is reported if its holder has not handled an item that is older than this."""
     program: WorkerProgram | None = None
-    """The program whose kinds are checked; None: no program is checked."""
+    """The program whose kinds are checked. None: no program is checked."""
     password: PasswordSource | None = None
-    """Returns the password for both URLs; None: the URLs or the environment have it."""
+    """Calls the user's function for the password of both URLs. None: the URLs or the environment
+    have it."""
 
 
 @dataclass
 class DatabaseSnapshot:
-    """A database that has River's tables. Each read may raise one of DATABASE_ERRORS."""
+    """What doctor reads from a database that has River's tables. Each method that reads may raise
+    one of DATABASE_ERRORS."""
 
     session: DoctorSession
     server: ServerRow
@@ -149,7 +153,7 @@ class DatabaseSnapshot:
 
     @_read_once
     async def clients(self) -> list[ClientRow] | None:
-        """Return the registered clients; None: the table of clients is missing."""
+        """Return the registered clients, or None if the table of clients is missing."""
         if not self.has_migration(CLIENTS_MIGRATION):
             return None
         return await self.session.read(read_clients, self.schema, limit=CLIENTS_MAX)
@@ -160,24 +164,24 @@ class DatabaseSnapshot:
 
     @_read_once
     async def domains(self) -> DomainMap | None:
-        """Return the domains; None: the tables of domains are missing, or the role may not read
-        these tables."""
+        """Return the domains, or None if the tables of domains are missing or the role may not read
+        them."""
         if not self.has_migration(DOMAINS_MIGRATION):
             return None
         return await self.session.read(read_domains_if_permitted, self.schema)
 
     @_read_once
     async def lease_map(self) -> LeaseMap | None:
-        """Return what the live clients report about leases; None: the table lacks the column for
-        it."""
+        """Return what the live clients report about leases, or None if the table of clients has no
+        column for it."""
         if not self.has_migration(LEASE_REPORTS_MIGRATION):
             return None
         return await self.session.read(read_lease_map, self.schema)
 
     @_read_once
     async def last_leader(self) -> DefaultDomainLeader | None:
-        """Return the current or last leader; None: there was no leader, or the last leader
-        resigned."""
+        """Return the current or last leader. Return None if there was no leader, or if the last
+        leader resigned."""
         has_clients = self.has_migration(CLIENTS_MIGRATION)
         return await self.session.read(
             read_default_domain_leader, self.schema, has_client_table=has_clients
@@ -203,7 +207,8 @@ class DatabaseSnapshot:
         return await self.session.read(read_periodic_jobs, self.schema)
 
     async def waiting_kinds(self, backlogs: Sequence[BacklogRow]) -> list[WaitingKindRow]:
-        """Return the kinds of the first `compute_backlog_sample_size` jobs of each backlog."""
+        """Return the kinds of the waiting jobs of these backlogs. Of each backlog, the first
+        `compute_backlog_sample_size` jobs are read."""
         return await self.session.read(
             run_job_statement_despite_damage,
             self.schema,
@@ -216,8 +221,8 @@ class DatabaseSnapshot:
 
     @_read_once
     async def running_job_groups(self) -> list[RunningJobGroup]:
-        """Return the running jobs in groups, the longest-running first. A job counts as stuck if
-        its client reports it as stuck."""
+        """Return the running jobs in groups of the same client, kind and queue, the longest-running
+        first. Stuck jobs, as their clients report them, have groups of their own."""
         return await self.session.read(
             run_job_statement_despite_damage,
             self.schema,

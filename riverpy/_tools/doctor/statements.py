@@ -1,5 +1,5 @@
-"""One typed function for each statement in `sql/queries/riverpy_doctor.sql`. Durations in rows are
-in seconds."""
+"""The statements of doctor: one typed function per SQL statement in
+`sql/queries/riverpy_doctor.sql`. Durations in rows are in seconds."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class SettingRow(NamedTuple):
     name: str
     value: str
     source: str
-    """The source of the value, in PostgreSQL's words."""
+    """Where the value was set, in PostgreSQL's words."""
     seconds: float | None
-    """The value in seconds; None: the setting is not a duration."""
+    """The value in seconds. None: the setting is not a duration."""
 
 
 class ConnectionCountsRow(NamedTuple):
-    """The number of connections of the server."""
+    """The numbers of used and allowed connections of the server, and of riverpy's connections."""
 
     used_count: int
     allowed_count: int
@@ -58,7 +58,7 @@ class SessionRow(NamedTuple):
     application: str
     state: str
     transaction_age_seconds: float | None
-    """The age of the session's transaction; None: no transaction is open."""
+    """The age of the session's transaction. None: no transaction is open."""
 
 
 class RelationPrivilegesRow(NamedTuple):
@@ -71,7 +71,8 @@ class RelationPrivilegesRow(NamedTuple):
 
 
 class RunningJobGroup(NamedTuple):
-    """The running jobs of one client, kind and queue: either its stuck jobs or its other jobs."""
+    """Running jobs of the same client, kind and queue. A group has either stuck jobs or other
+    jobs."""
 
     client_id: str | None
     kind: str
@@ -79,7 +80,8 @@ class RunningJobGroup(NamedTuple):
     is_stuck: bool
     job_count: int
     long_job_count: int
-    """The number of jobs in the group that have run for at least `long_running_after`."""
+    """The number of jobs in the group that have run for at least the `long_running_after` of
+    `read_running_job_groups`."""
     longest_run_seconds: float
     oldest_job_id: int
 
@@ -93,7 +95,7 @@ class BacklogRow(NamedTuple):
     is_partial: bool
     """Whether counting ended at the limit, so that there may be more jobs."""
     seconds_since_due: float | None
-    """The time since the first job became due; negative: the first job is not due yet."""
+    """The time since the first job became due. Negative: the first job is not due yet."""
 
 
 class WaitingKindRow(NamedTuple):
@@ -106,7 +108,7 @@ class WaitingKindRow(NamedTuple):
     failed_job_count: int
     """The number of jobs whose most recent attempt failed."""
     min_attempts_left: int | None
-    """The smallest number of attempts that a failed job has left; None: no job has failed."""
+    """The smallest number of attempts that a failed job has left. None: no job has failed."""
     newest_error: str | None
 
 
@@ -120,12 +122,12 @@ class QueueRow(NamedTuple):
 
 
 class PeriodicJobRow(NamedTuple):
-    """A periodic job, as its row in the table shows it."""
+    """A periodic job, from its row in the table."""
 
     id: str
     seconds_since_pause: float | None
     seconds_since_due: float | None
-    """The time since the periodic job became due, or since a run was requested; negative: it is not
+    """The time since the periodic job became due, or since a run was requested. Negative: it is not
     due yet."""
     is_recently_updated: bool
     """Whether a leader recently updated the row. A leader updates the rows of its periodic jobs."""
@@ -155,13 +157,13 @@ class JobTableStatsRow(NamedTuple):
     live_rows: int
     dead_rows: int
     seconds_since_vacuum: float | None
-    """The time since the last vacuum; None: there was no vacuum."""
+    """The time since the last vacuum. None: there was no vacuum."""
     seconds_without_vacuum: float
-    """The time since the last vacuum, the creation of the table or the start of the server,
-    whichever was last."""
+    """The time since the last of these events: a vacuum, the creation of the table, the start of
+    the server."""
     is_vacuum_running: bool
-    """Whether a vacuum of the table runs now. If the role cannot see the table of a vacuum, every
-    vacuum counts."""
+    """Whether a vacuum of the table runs now. If the role cannot see which table a vacuum is for,
+    this is True for any running vacuum."""
     is_autovacuum_on_for_server: bool
     is_autovacuum_off_for_table: bool
 
@@ -177,7 +179,7 @@ class OpenSnapshotRow(NamedTuple):
     application: str
     holder_state: str
     age_seconds: float | None
-    """The age of the snapshot; None: not known."""
+    """The age of the snapshot. None: not known."""
     newer_transactions: int | None
     """The number of transactions that started after the snapshot."""
     statement: str
@@ -223,7 +225,8 @@ async def read_server(connection: Transaction) -> ServerRow:
 
 
 async def read_settings(connection: Transaction, setting_names: Sequence[str]) -> list[SettingRow]:
-    """Return the settings with these names. Settings that the server does not have are left out."""
+    """Return the settings of the session with these names. Settings that the server does not have
+    are left out."""
     return await _fetch_rows(SettingRow, connection, "doctor_settings", name=list(setting_names))
 
 
@@ -233,7 +236,8 @@ async def read_server_time(connection: Transaction) -> datetime:
 
 
 async def read_connection_counts(connection: Transaction) -> ConnectionCountsRow:
-    """Return the used and the allowed number of connections of the server."""
+    """Return the numbers of used and allowed connections of the server, and of riverpy's
+    connections."""
     return (await _fetch_rows(ConnectionCountsRow, connection, "doctor_connections"))[0]
 
 
@@ -290,9 +294,10 @@ async def read_running_job_groups(
     limit: int,
     damaged_job_ids: Sequence[int],
 ) -> list[RunningJobGroup]:
-    """Return at most `limit` running jobs in groups, the longest-running first. A job counts as
-    stuck if its client reports it as stuck, and as long-running after `long_running_after`.
-    For jobs of `damaged_job_ids` the column that has the client is not read."""
+    """Return at most `limit` running jobs in groups of the same client, kind and queue, the
+    longest-running first. Stuck jobs, as `clients` report them, have groups of their own. A job is
+    long-running after `long_running_after`. For jobs of `damaged_job_ids`, the column with the
+    client is not read."""
     stuck = [(client.client_id, job_id) for client in clients for job_id in client.stuck_job_ids]
     return await _fetch_rows(
         RunningJobGroup,
@@ -325,8 +330,8 @@ async def read_waiting_kinds(
     limit: int,
     damaged_job_ids: Sequence[int],
 ) -> list[WaitingKindRow]:
-    """Return the kinds of the first `limit` jobs of each backlog. The errors of the jobs of
-    `damaged_job_ids` are not read."""
+    """Return the kinds of the first `limit` jobs of each backlog. For jobs of `damaged_job_ids`,
+    the errors are not read."""
     return await _fetch_rows(
         WaitingKindRow,
         connection,
@@ -367,8 +372,8 @@ async def read_indexes(connection: Transaction, schema: str) -> list[IndexRow]:
 async def read_job_table_stats(
     connection: Transaction, schema: str, *, made_at: datetime
 ) -> JobTableStatsRow | None:
-    """Return the numbers of live and dead rows of the table of jobs, and the state of its vacuum;
-    None: the table is missing. `made_at` is the time at which the table was created."""
+    """Return the numbers of live and dead rows of the table of jobs, and the state of its vacuum.
+    Return None if the table is missing. `made_at` is the time at which the table was created."""
     values = {"schema": schema, "made_at": made_at}
     rows = await _fetch_rows(JobTableStatsRow, connection, "doctor_table", **values)
     return rows[0] if rows else None
