@@ -1,8 +1,9 @@
-"""JobOutputLog: logs what the jobs of one child process, and the programs that they start, write to
-stdout and stderr.
+"""JobOutputLog: logs the output (stdout and stderr) of the jobs of one child process, and of the
+programs that these jobs start.
 
-Each line is one event. A line longer than `LINE_SIZE_MAX` is cut. If more lines arrive than the
-limit of the rate allows, further lines are dropped and counted, so a job never waits for the log.
+Each line is one log event. A line that is longer than `LINE_SIZE_MAX` is shortened. If lines arrive
+faster than the rate limit allows, further lines are dropped and counted. So a job never waits for
+the log.
 """
 
 from __future__ import annotations
@@ -19,30 +20,32 @@ from riverpy._log_events import JOB_OUTPUT_DROPPED, JOB_WROTE_OUTPUT
 LINE_SIZE_MAX = 4096
 """The maximum number of bytes of a logged line. The rest of a longer line is dropped."""
 LINES_PER_SECOND_MAX = 100
-"""How many lines of one process are logged in a second, in the long run."""
+"""The maximum number of lines of one process that are logged per second, on average."""
 LINE_BURST_MAX = 1000
-"""How many lines of one process may be logged at once, after a time with little output."""
+"""The maximum number of lines of one process that are logged at once, after a time with little
+output."""
 DROPPED_LINES_LOG_INTERVAL = 10.0
-"""Seconds between two events about dropped lines of the same job."""
+"""Seconds between two log events about dropped lines of the same job."""
 _PIPE_READ_SIZE = 65536
 _CONTROL_CHARACTER_ESCAPES = {
     number: f"\\x{number:02x}"
     for number in (*range(0x20), *range(0x7F, 0xA0))
     if number != ord("\t")
 }
-"""A translation table, so that a logged line cannot control the terminal of its reader."""
+"""Escapes control characters, so that a logged line cannot control the reader's terminal."""
 
 
 class JobOutputLog:
-    """Logs the lines that arrive from one child process, in a thread of its own."""
+    """Logs the output of one child process line by line, in a thread of its own."""
 
     def __init__(self, pipe: IO[bytes], end_of_job: bytes) -> None:
-        """`end_of_job` is the random text of the line that the child writes after each job."""
+        """`pipe` carries the output. `end_of_job` is the random text that the child writes after
+        the output of each job."""
         self._pipe, self._end_of_job = pipe, end_of_job
         self._log = get_logger()
         self._next_jobs: deque[tuple[int, str]] = deque()
-        """The id and the kind of the running job, after those of ended jobs whose output may still
-        be in the pipe."""
+        """The ids and kinds of ended jobs whose output may still be in the pipe, followed by those
+        of the running job."""
         self._job_of_last_line: tuple[int | None, str | None] = (None, None)
         """The id and the kind of the job that wrote the last line."""
         self._partial_line = bytearray()
@@ -59,11 +62,13 @@ class JobOutputLog:
         self._reader_thread.start()
 
     def add_next_job(self, job_id: int, kind: str) -> None:
-        """Log the lines of this job with its id and kind, after the lines of the job before it."""
+        """Add a job that starts next. Its output follows the output of the job before it, and is
+        logged with its id and kind."""
         self._next_jobs.append((job_id, kind))
 
     def log_startup_output(self, data: bytes) -> None:
-        """Log what Python wrote to the pipe for messages before the child sent its first one."""
+        """Log output that arrived on the pipe for messages before the child's first message. Code
+        that Python runs at its start may write such output."""
         if data:
             with self._lock:
                 self._add_output(data if data.endswith(b"\n") else data + b"\n")
@@ -96,8 +101,8 @@ class JobOutputLog:
             self._add_line_part(part)
 
     def _add_line_part(self, part: bytes) -> None:
-        """Add to the current line. Of a long line only its beginning and its end are kept; the end
-        may be the line that ends a job."""
+        """Add a part to the current line. Of a long line, only the beginning and the end are kept.
+        The end is needed because it may be the text that ends a job's output."""
         self._partial_line += part
         excess = len(self._partial_line) - LINE_SIZE_MAX - len(self._end_of_job)
         if excess > 0:

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from riverpy._work.child_process import ChildProcess
 
 IDLE_CHILD_TIMEOUT = 300.0
-"""Seconds that an idle child process is kept for the next job."""
+"""An idle child process is kept for the next job for this many seconds."""
 CHILD_EXIT_TIMEOUT = 0.4
-"""Seconds to wait for the end of killed child processes."""
+"""Seconds to wait until killed child processes have ended."""
 CHILD_EXIT_POLL_INTERVAL = 0.005
 """Seconds between two checks whether killed child processes have ended."""
 
@@ -29,12 +29,12 @@ class ChildProcessPool:
         self._busy_children: dict[ClaimKey, ChildProcess] = {}
 
     def assign_child(self, claim_key: ClaimKey) -> ChildProcess:
-        """Return an idle or a new child for an attempt."""
+        """Return an idle or a new child process for an attempt."""
         child = self._busy_children[claim_key] = self.take_child()
         return child
 
     def take_child(self) -> ChildProcess:
-        """Return an idle or a new child. The caller must end the child or pass it to
+        """Return an idle or a new child process. The caller must end the child or pass it to
         `keep_or_end_child`."""
         self.end_long_idle_children()
         if self._idle_children:
@@ -58,12 +58,13 @@ class ChildProcessPool:
             self._idle_children.pop(0).kill_and_wait(CHILD_EXIT_TIMEOUT)
 
     def release_child(self, claim_key: ClaimKey) -> None:
-        """Keep the child of an ended attempt for the next job. A child whose job was cancelled is
-        ended."""
+        """Release the child of an attempt that has ended. The child is kept for the next job, or
+        ended if its job was cancelled."""
         self.keep_or_end_child(self._busy_children.pop(claim_key))
 
     def keep_or_end_child(self, child: ChildProcess) -> None:
-        """Keep a child for the next job, or end it if its job was cancelled."""
+        """Keep a child for the next job. If its job was cancelled or its process has ended, end the
+        child instead."""
         if child.is_job_cancelled or child.has_exited:
             child.kill_and_wait(CHILD_EXIT_TIMEOUT)
         else:
@@ -71,7 +72,7 @@ class ChildProcessPool:
             self._idle_children.append(child)
 
     def end_all_idle_children(self) -> None:
-        """End the idle children."""
+        """End all idle children."""
         idle, self._idle_children = self._idle_children, []
         for child in idle:
             child.kill()
@@ -80,9 +81,9 @@ class ChildProcessPool:
             child.kill_and_wait(max(give_up_at - time.monotonic(), 0.0))
 
     async def kill_children(self, claim_keys: Iterable[ClaimKey]) -> set[ClaimKey]:
-        """Kill the children of these attempts. Returns the claim keys of the attempts whose child
-        still runs after `CHILD_EXIT_TIMEOUT`. This method may be called in another thread and event
-        loop."""
+        """Kill the children of these attempts. Return the claim keys of the attempts whose child
+        still runs after `CHILD_EXIT_TIMEOUT`. Unlike the other methods, this one may be called in
+        another thread and event loop."""
         left = {
             claim_key: child
             for claim_key in claim_keys

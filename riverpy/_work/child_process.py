@@ -1,13 +1,13 @@
-"""ChildProcess: a process that runs blocking jobs one at a time for a worker, which is the process
-of the client.
+"""ChildProcess: a process that runs blocking jobs for a worker, one at a time. The worker is the
+process in which the client runs.
 
-Worker and child communicate over two pipes, and a third pipe carries the output of the jobs. The
-child ends when the worker ends, together with the programs that its jobs started: see
-`child_start`.
+Worker and child communicate over two pipes. A third pipe carries the output of the jobs. The child
+ends when the worker ends, together with the programs that its jobs started: see `child_start`.
 
-We do not use the pool of a library such as pebble. A library's workers take tasks from one shared
-queue, so it can send no cancel request to a running job, kills neither a group of processes nor
-those of a killed worker, starts no child in a daemonic process, and mixes the output of the jobs.
+We do not use the process pool of a library such as pebble, for these reasons: its processes take
+tasks from one shared queue, so it cannot send a cancel request to a running job. It does not kill
+process groups. Its processes keep running if the worker is killed. It cannot start processes in a
+daemonic process. It mixes the output of the jobs.
 """
 
 from __future__ import annotations
@@ -51,9 +51,11 @@ if TYPE_CHECKING:
     from riverpy.worker import RegisteredWorker
 
 PROCESS_START_TIMEOUT = 60.0
-"""Seconds until a started child process must be ready to call the function of its first job."""
+"""A new child process must be ready to call the function of its first job within this many
+seconds."""
 GUARD_PROCESS_EXIT_TIMEOUT = 1.0
-"""Seconds from the end of the process that runs jobs to the end of its guard."""
+"""After the process that runs jobs has ended, its guard (see `child_start`) must end within this
+many seconds."""
 _CHILD_START_SCRIPT = Path(__file__).with_name("child_start.py")
 
 
@@ -66,15 +68,15 @@ class JobInChild:
     pickled_job: bytes
     """The function, the row and the args, pickled."""
     on_start: Callable[[], None]
-    """Called in the thread of `run_job` when the function is about to be called."""
+    """Called in the thread of `run_job` just before the job's function is called."""
     on_progress: Callable[[str], None]
     """Called in the thread of `run_job` with each progress of the job, as JSON text."""
     metadata: dict[str, str] = field(default_factory=dict[str, str])
-    """The recorded metadata so far, as JSON texts."""
+    """The metadata that the job has recorded so far. The values are JSON texts."""
 
 
 class ChildProcess:
-    """The worker's object for one child process."""
+    """One child process, as the worker sees it."""
 
     def __init__(self) -> None:
         from multiprocessing.spawn import get_executable  # few workers need this
@@ -107,12 +109,11 @@ class ChildProcess:
         process ended."""
         self._is_ready = False
         self._refusal_text: str | None = None
-        """Why the child cannot run jobs; None: there is no reason so far."""
+        """The reason why the child cannot run jobs, or None."""
         self._is_running_job = False
         self._has_started_too_late = False
         self.is_job_cancelled = False
-        """Whether the job of this child was cancelled. After a cancellation the child runs no other
-        job."""
+        """Whether the job of this child was cancelled. If so, the child runs no other job."""
         self.idle_since = 0.0
         """The time of the end of the last job, in monotonic seconds."""
 
@@ -137,7 +138,7 @@ class ChildProcess:
         return _unpickle(content)
 
     def _handle_message(self, job: JobInChild, kind: bytes, content: bytes) -> None:
-        """Handle a message of the running job other than its end."""
+        """Handle a message about the running job that is not JOB_ENDED."""
         if kind == JOB_STARTED:  # the child can now receive CANCEL_JOB
             self._is_running_job = True
             job.on_start()
@@ -148,8 +149,8 @@ class ChildProcess:
             job.on_progress(content.decode())
 
     def find_import_errors(self, packed_functions: list[bytes]) -> list[str | None]:
-        """Import functions in the child. Return for each the text of its error, or None. This call
-        blocks, so call it in a thread.
+        """Import functions in the child. Return a list that has, for each function, the text of the
+        import error or None. This call blocks, so call it in a thread.
 
         Raises:
             ChildProcessError: the process has ended, or cannot run jobs.
@@ -176,7 +177,8 @@ class ChildProcess:
         self._is_ready = True
 
     def _kill_and_make_exit_error(self) -> ChildProcessError:
-        """Kill the remaining processes of a child that has closed its pipe. Return the error."""
+        """Kill the remaining processes of a child that has closed its pipe. Return the error to
+        raise for its job."""
         if sys.platform == "linux":
             with suppress(subprocess.TimeoutExpired):
                 # The guard ends in the same way as the process that runs jobs. But code that closes
@@ -195,7 +197,7 @@ class ChildProcess:
 
     def cancel_job(self) -> None:
         """Set `job.cancelled` in the child, without blocking. If the job does not use
-        `job.cancelled`, the child ends."""
+        `job.cancelled`, the child process ends."""
         self.is_job_cancelled = True
         if not self._is_running_job:
             self.kill()
@@ -224,7 +226,8 @@ class ChildProcess:
                 os.killpg(self._process_group_id, signal.SIGKILL)
 
     def kill_and_wait(self, timeout: float) -> None:
-        """Kill an idle process, and wait at most `timeout` seconds for its end and its output."""
+        """Kill an idle process. Wait at most `timeout` seconds until it has ended and its output is
+        logged."""
         self.kill()
         for pipe in (self._pipe_to_child, self._pipe_from_child):
             with suppress(OSError):  # close() flushes data, but the pipe may be broken
@@ -259,7 +262,7 @@ def _describe_exit(exit_code: int) -> str:
 
 
 def _pickle(value: object) -> bytes:
-    """Return the pickled value. Workers without jobs in processes do not load pickle."""
+    """Return the pickled value. pickle is imported here, because most workers do not need it."""
     import pickle
 
     return pickle.dumps(value)
@@ -313,7 +316,7 @@ def pickle_job(function: Callable[[Job[Any]], object], attempt: Attempt) -> byte
 
 
 class _JsonPickledModel(NamedTuple):
-    """A pydantic model that is pickled as JSON text, and unpickled as a model."""
+    """A pydantic model that is pickled as its JSON text. Unpickling returns the model."""
 
     cls: type[Any]
     text: str

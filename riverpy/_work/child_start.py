@@ -1,6 +1,7 @@
 """The script that a worker starts as a child process: `python child_start.py WORKER_PID`.
 
-On Linux the started process is a guard. It forks the process that runs jobs, and then only waits:
+On Linux, the started process becomes a guard. It forks the process that runs jobs, and then only
+waits:
 
 - When the worker ends, even by SIGKILL, the guard kills the process that runs jobs and its process
   group: the programs that the jobs started.
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
     from types import FrameType
 
 PR_SET_PDEATHSIG = 1
-"""The option of Linux's prctl that sets the signal for the death of the parent."""
+"""The option of Linux's prctl that sets which signal a process receives when its parent dies."""
 
 
 def main() -> None:
-    """Read the setup from stdin, one line of JSON, and run jobs."""
+    """Read the setup (one line of JSON) from stdin, and run jobs."""
     is_session_leader = sys.platform != "win32" and os.getsid(0) == os.getpid()
     if sys.platform == "linux" and is_session_leader:
         _fork_job_process(int(sys.argv[1]))
@@ -66,7 +67,8 @@ def _fork_job_process(worker_pid: int) -> None:
 
 
 def _run_guard(worker_pid: int, job_process: int) -> NoReturn:
-    """Wait for the end of the worker or of the process that runs jobs."""
+    """Wait until the worker or the process that runs jobs has ended. Then kill the remaining
+    processes, and end this process."""
     import select
 
     os.closerange(1, 3)  # only the process that runs jobs uses the pipes to the worker
@@ -108,11 +110,12 @@ def _kill_process_group(job_process: int) -> None:
 
 
 def _ignore_wakeup_signal(_number: int, _frame: FrameType | None) -> None:
-    """Handle a signal whose only effect is that it wakes `poll`."""
+    """Do nothing. The signals with this handler only wake `poll`."""
 
 
 def _exit_with_code_or_signal(exit_code: int) -> NoReturn:
-    """End this process with this exit code; a negative exit code is the number of a signal."""
+    """End this process with an exit code. If `exit_code` is negative, end it by the signal
+    `-exit_code`."""
     if exit_code < 0:
         import resource
 

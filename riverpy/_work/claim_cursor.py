@@ -1,13 +1,13 @@
 """ClaimCursor: the position in a queue from which a client claims jobs.
 
-A claim reads an index in the order of priority, time and id. A claim has to read all index entries
-before the first available job. These entries belong to jobs that were already claimed, or whose
-kind this client does not work. So there are two cases in which the next claim starts at the
-position of the last claim:
+A claim reads an index in the order of priority, time and id. Usually it starts at the beginning of
+the index. It then also reads the index entries before the first job that it can claim. These
+entries belong to jobs that were already claimed, or whose kind this client does not work. To skip
+these entries, the next claim starts where the last claim ended, in two cases:
 
 - The client works through a backlog: two claims in a row were large, and returned as many jobs as
-  requested. The first claim that returns fewer ends this case, and the index is read from its
-  beginning at once.
+  requested. This case ends with the first claim that returns fewer jobs. The index is then read
+  from its beginning at once.
 - Claims are slow, because there are many such entries.
 
 There is one position per priority, because new jobs of a higher priority come before older jobs of
@@ -33,22 +33,23 @@ SLOW_CLAIM_THRESHOLD_PER_ROW = 0.00004
 """Seconds that are added to `SLOW_CLAIM_THRESHOLD` for each claimed row."""
 BACKLOG_CLAIM_ROWS_MIN = 100
 """A claim counts as a claim of a backlog if it returns as many jobs as requested, and at least this
-many times the lowest priority in it. The claims after it need one statement for each priority."""
+number of jobs times the highest priority number (1 to 4) in it. The reason for the factor is that
+later claims need one statement for each priority."""
 WHOLE_QUEUE_CLAIM_TIME_FRACTION_MAX = 0.02
-"""The maximum fraction of the time that claims from the beginning of the index may take."""
+"""The maximum fraction of time that the client spends on claims from the beginning of the index."""
 WHOLE_QUEUE_CLAIM_INTERVAL_MIN = 0.2
 """The shortest time between two claims from the beginning of the index, in seconds."""
 WHOLE_QUEUE_CLAIM_INTERVAL_MAX = 2.0
 """The longest time between two claims from the beginning of the index, in seconds. A skipped job is
 claimed within this time."""
 INSERT_COMMIT_DELAY_MAX = 1.0
-"""The cursor may skip a job whose insert commits more than this many seconds after its
-`scheduled_at`."""
+"""If the insert of a job commits more than this many seconds after the job's `scheduled_at`, the
+cursor may skip the job."""
 COMPARED_CLAIM_DURATIONS_MAX = 64
-"""The number of claims of single queues that are compared with each other."""
+"""How many of the last claims of single queues are compared with each other."""
 CLAIM_DURATION_TOLERANCE_FACTOR = 1.5
-"""Claims of single queues take no longer than one claim of all queues if their total duration is
-less than the duration of that claim times this factor."""
+"""Claims of each queue alone count as not slower than one claim of all queues if their total
+duration is less than the duration of that claim times this factor."""
 JOB_PRIORITIES = range(1, 5)
 _get_claim_order_key = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
@@ -63,7 +64,7 @@ class QueuePosition(NamedTuple):
 
 
 class QueueRange(NamedTuple):
-    """The jobs of a queue that follow a position, up to and including a priority."""
+    """The jobs of a queue after a position, up to and including `last_priority`."""
 
     start_after: QueuePosition
     last_priority: int
@@ -96,11 +97,12 @@ class SlowClaimDetector:
 
 
 class SlowQueueFinder:
-    """Finds out which of several queues makes their claims slow.
+    """Finds out which of several queues makes a claim of all these queues slow.
 
-    On a busy machine all statements are slow, and it does not help to claim queues alone. So the
-    claims of one queue are slow if they take longer than other claims of single queues. They are
-    also slow if claims of single queues take no longer, in total, than the claim of all queues.
+    For this, the client claims each queue alone, and this class compares the durations. A queue is
+    slow if its claim takes longer than the claims of other queues. All queues count as slow if
+    their claims take, in total, no longer than the claim of all queues. Otherwise the whole machine
+    is busy, and it does not help to claim queues alone.
     """
 
     def __init__(self) -> None:
@@ -109,8 +111,8 @@ class SlowQueueFinder:
         """The durations of the last claims of single queues, in seconds."""
 
     def start_comparison(self, queue_count: int, seconds: float) -> None:
-        """Start to compare the claims of single queues, because a claim of `queue_count` queues
-        took `seconds` seconds."""
+        """Start a new comparison, because a claim of `queue_count` queues took `seconds`
+        seconds."""
         self._queue_count, self._seconds = queue_count, seconds
         self._durations_alone.clear()
 
@@ -119,8 +121,7 @@ class SlowQueueFinder:
         self._durations_alone.append(seconds)
 
     def is_queue_slow(self, seconds: float) -> bool:
-        """Whether a claim of one queue that took `seconds` seconds is slow because of this
-        queue."""
+        """Return whether a queue is slow, if a claim of this queue alone took `seconds` seconds."""
         durations = sorted(self._durations_alone)
         usual = durations[len(durations) // 4]
         return (
@@ -134,25 +135,25 @@ class ClaimCursor:
 
     def __init__(self) -> None:
         self._position_by_priority: dict[int, QueuePosition] = {}
-        """The positions of priorities. A priority without one is read from its beginning. If empty,
-        claims start at the beginning of the index."""
+        """The position for each priority. A priority without a position is read from its beginning.
+        If the dict is empty, claims start at the beginning of the index."""
         self._next_whole_queue_claim_at = 0.0
         """The time of the next claim from the beginning of the index."""
         self._is_whole_queue_claim_overdue = False
         self._was_last_claim_of_backlog = False
         """Whether the last claim of the whole queue was a claim of a backlog."""
         self._is_whole_queue_read_last = False
-        """Whether a claim that found too few jobs after the positions then reads from the beginning
-        of the index. It does if claims are not slow."""
+        """Whether a claim that finds too few jobs after the positions continues from the beginning
+        of the index. This is true if claims are not slow."""
         self._slow_claim_detector = SlowClaimDetector()
         self.is_speed_check_due = False
-        """Whether to measure the next claim of this queue alone, because a claim of several queues
-        was slow."""
+        """Whether the next claim must be for this queue alone, to measure its duration, because a
+        claim of several queues was slow."""
 
     @property
     def needs_own_claim(self) -> bool:
-        """Whether the next claim must be for this queue alone, because it starts at a position, or
-        because its duration or its size decides whether to start using positions."""
+        """Whether the next claim must be for this queue alone. The reason is that it starts at a
+        position, or that its duration or size decides whether to start using positions."""
         return (
             bool(self._position_by_priority)
             or self._slow_claim_detector.was_last_claim_slow
@@ -161,8 +162,8 @@ class ClaimCursor:
         )
 
     def choose_claim_ranges(self, now: float) -> Sequence[QueueRange]:
-        """Return the ranges of the queue. The caller claims from them in this order until it has
-        enough jobs.
+        """Return the ranges of the queue to claim from. The caller claims from them in this order
+        until it has enough jobs.
 
         When it is time for a claim from the beginning of the index, the last range is the whole
         queue. If the ranges before it had enough jobs, the next call returns only the whole queue.
@@ -180,8 +181,8 @@ class ClaimCursor:
         return ranges
 
     def seconds_until_whole_queue_claim(self, now: float) -> float | None:
-        """Return the seconds until the next claim from the beginning of the index; None: each claim
-        starts at the beginning."""
+        """Return the seconds until the next claim from the beginning of the index. Return None if
+        every claim starts there."""
         return (
             max(self._next_whole_queue_claim_at - now, 0.0) if self._position_by_priority else None
         )
@@ -200,8 +201,9 @@ class ClaimCursor:
     def record_claim_and_check_backlog(
         self, claimed_range: QueueRange, claimed_rows: Sequence[Any], limit: int
     ) -> bool:
-        """Record which of `limit` jobs a claim returned. Return whether the last two claims of
-        the whole queue were claims of a backlog. If they were, call `start_using_positions`."""
+        """Record the rows that a claim of up to `limit` jobs returned. Return whether the last two
+        claims of the whole queue were claims of a backlog. If they were, call
+        `start_using_positions`."""
         if claimed_range != WHOLE_QUEUE_RANGE:
             return False
         was_backlog = self._was_last_claim_of_backlog
@@ -213,7 +215,7 @@ class ClaimCursor:
         return was_backlog and self._was_last_claim_of_backlog
 
     def forget_slow_claims(self) -> None:
-        """Forget that the last claims were slow, because the queue is not the cause."""
+        """Forget that the last claims were slow, because this queue is not the cause."""
         self._slow_claim_detector.was_last_claim_slow = False
 
     def start_using_positions(

@@ -1,4 +1,4 @@
-"""PlannedClaimTimes: plans further claims of a queue, before which no notification arrives."""
+"""PlannedClaimTimes: plans claims of a queue for times at which no notification is expected."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import heapq
 import time
 
 RIVER_FOLLOW_UP_CLAIM_DELAYS = (0.005, 0.1)
-"""Seconds after a notification at which the queue is claimed again, if the sender may be River in
-Go. River notifies once in 100 ms, so jobs may be committed after the first claim."""
+"""If River in Go may have sent a notification, the queue is claimed again after these delays, in
+seconds. River notifies at most once in 100 ms, so jobs may be committed after the first claim."""
 FOLLOW_UP_CLAIM_MARGIN = 0.003
-"""Seconds that are added to the time for which a sender inserts jobs without a notification. Then
-the queue is claimed again. The last commit may need this time."""
+"""After a notification, its sender may insert more jobs without a notification for some time. This
+many seconds after the end of this time, the queue is claimed again. The last commit may need these
+seconds."""
 DUE_JOB_CLAIM_DELAY = 0.002
-"""Seconds that the producer waits after the due time of a job, because the server's clock may be
-behind."""
+"""Seconds that the producer waits after a job is due, because the server's clock may be behind."""
 
 
 class PlannedClaimTimes:
@@ -21,13 +21,14 @@ class PlannedClaimTimes:
 
     def __init__(self) -> None:
         self.follow_ups: list[float] = []
-        """The times of the claims after a notification, at most two."""
+        """The times of the follow-up claims after a notification, at most two."""
         self.due_jobs: list[float] = []
         """The times of claims for jobs that become due, as a heap."""
 
     def plan_follow_up_claims(self, notify_interval_ms: float | None) -> None:
-        """Plan the claims after a notification. Its sender may insert more jobs without a
-        notification for `notify_interval_ms`. None: the sender may be River in Go."""
+        """Plan the follow-up claims after a notification. `notify_interval_ms` is how long its
+        sender may insert more jobs without a notification, in milliseconds. It is None if the
+        sender may be River in Go."""
         if notify_interval_ms is None:
             delays = RIVER_FOLLOW_UP_CLAIM_DELAYS
         elif notify_interval_ms:

@@ -1,12 +1,14 @@
 """Claimer: claims jobs for several queues with one statement.
 
-Each statement has a fixed cost, so one statement for many queues is cheaper than one for each.
-During a statement, the queues whose slots become free wait for the next one. A queue that got as
-many jobs as it requested takes part in the next statement too, if it has free slots then. The rows
-of a statement are handed to their queues before the connection is free again. So code that uses the
-connection sees all claimed jobs among the running attempts.
+Each statement has a fixed cost, so one statement for many queues is cheaper than one statement for
+each queue. If slots of a queue become free during a statement, the queue waits for the next
+statement. A queue that received as many jobs as it requested also takes part in the next statement,
+if it has free slots then.
 
-A queue that must be claimed alone does not use the claimer, see `Producer`.
+The claimer passes the claimed rows to their queues before it releases the connection. So code that
+uses the connection next finds all claimed jobs among the running attempts.
+
+A queue that must be claimed alone does not use the claimer: see `Producer`.
 """
 
 from __future__ import annotations
@@ -32,18 +34,18 @@ if TYPE_CHECKING:
     from riverpy._work.run_context import RunContext
 
 CLAIM_TIMEOUT = 10.0
-"""Seconds for one claim, including a reconnect."""
+"""The timeout of one claim, in seconds. It includes a reconnect."""
 QUEUES_PER_CLAIM_MAX = 500
-"""The maximum number of queues in one statement. The other queues wait for the next one."""
+"""The maximum number of queues in one statement. Further queues wait for the next statement."""
 JOBS_PER_CLAIM_MAX = 3_000
-"""The maximum number of jobs in one statement. If the queues want more, each gets fewer."""
+"""The maximum number of jobs that one statement claims. If the queues request more, each queue gets
+fewer jobs."""
 LOOP_TURNS_AFTER_CLAIM = 3
-"""The turns of the event loop between two statements. Claimed jobs that do not wait for anything
-end in the first turn. Then their queues request jobs, so that the next statement has more
-queues."""
+"""The number of turns of the event loop between two statements. Jobs that never wait end in the
+first turn, and then their queues request new jobs. So the next statement is for more queues."""
 SPEED_CHECK_SECONDS_PER_QUEUE, SPEED_CHECK_INTERVAL_MAX = 1.0, 60.0
 """If claims of several queues are slow, each queue is claimed alone once, to find the slow queues.
-The next such check starts after 1 second for each queue, but at most after 60 seconds."""
+The next check of this kind starts after 1 second for each queue, but after 60 seconds at most."""
 
 
 class ClaimingQueue(Protocol):
@@ -52,22 +54,25 @@ class ClaimingQueue(Protocol):
     queue: str
 
     def choose_claim_limit(self) -> int:
-        """Return how many jobs to claim, or 0. It is called just before the statement is sent."""
+        """Return how many jobs to claim; 0: none. The claimer calls this just before it sends the
+        statement."""
         ...
 
     def receive_claimed_jobs(
         self, rows: list[Record], limit: int, seconds: float, *, is_alone: bool
     ) -> bool:
-        """Start claimed jobs. Return whether to claim jobs of this queue with the next statement
-        too. The statement took `seconds` seconds. `is_alone`: it had no other queue."""
+        """Start the claimed jobs. Return whether the queue takes part in the next statement too.
+        The statement requested `limit` jobs and took `seconds` seconds. `is_alone`: whether it was
+        for this queue only."""
         ...
 
     def release_claimed_jobs(self, rows: list[Record]) -> None:
-        """Release claimed jobs, because the queue stopped waiting for them."""
+        """Release claimed jobs, because the queue no longer waits for them."""
         ...
 
     def request_claim_speed_check(self) -> None:
-        """Request that this queue is claimed alone, to find out whether its claims are slow."""
+        """Request that the next claim is for this queue alone, to find out whether its claims are
+        slow."""
         ...
 
 
@@ -81,7 +86,8 @@ class Claimer:
         self._kinds, self._client_id = run.kinds_to_claim, run.client.id
         self.polls = PollSchedule()
         self.queue_count = 0
-        """The number of queues that are claimed. With only one queue, the claimer is not needed."""
+        """The number of queues whose producers run. The claimer is used only if there are
+        several."""
         self._waiting: dict[ClaimingQueue, asyncio.Future[bool | None]] = {}
         """The queues that wait for the next statement."""
         self._sent: dict[ClaimingQueue, asyncio.Future[bool | None]] = {}
@@ -90,17 +96,17 @@ class Claimer:
         """The cancel scope of the running statement; None: no statement runs."""
         self._requested = asyncio.Event()
         self._slow_claim_detector = SlowClaimDetector()
-        """The durations of claims of several queues."""
+        """Finds out whether claims of several queues are slow."""
         self.slow_queue_finder = SlowQueueFinder()
         self._next_speed_check_at = 0.0
 
     async def claim_jobs(self, queue: ClaimingQueue) -> bool | None:
         """Claim jobs of this queue with the next statements, until the queue wants no more jobs.
-        Each statement hands its jobs to the queue. Return whether the last statement returned as
-        many jobs as requested; None: the queue requested no jobs.
+        The claimer passes the jobs of each statement to the queue. Return whether the last
+        statement returned as many jobs as requested. Return None if the queue requested no jobs.
 
         Raises:
-            Exception: one of DATABASE_ERRORS: the claim of all queues of the statement failed.
+            Exception: one of DATABASE_ERRORS; the whole statement failed.
         """
         future = self._waiting[queue] = asyncio.get_running_loop().create_future()
         self._requested.set()
@@ -148,8 +154,8 @@ class Claimer:
             self._sent = {}
 
     def _take_waiting_queues(self) -> dict[ClaimingQueue, int]:
-        """Move waiting queues to the queues of the statement. Return how many jobs of each to
-        claim."""
+        """Choose waiting queues for the next statement, and move them to `_sent`. Return how many
+        jobs to claim for each of them."""
         limits: dict[ClaimingQueue, int] = {}
         for queue in list(self._waiting)[:QUEUES_PER_CLAIM_MAX]:
             future = self._waiting.pop(queue)
@@ -193,8 +199,8 @@ class Claimer:
     def _record_claim_and_check_slow(
         self, queue_count: int, row_count: int, seconds: float, now: float
     ) -> bool:
-        """Record the duration of a claim of several queues. Return whether to claim each queue
-        alone, to find the slow one."""
+        """Record the duration of a claim of several queues. Return whether each queue must now be
+        claimed alone, to find the slow one."""
         if (
             not self._slow_claim_detector.record_claim_and_check_slow(row_count, seconds)
             or now < self._next_speed_check_at

@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 STATUS_CHECK_INTERVAL = 1.0
 """Seconds between two checks for changed values."""
 STATUS_RETRY_DELAY = 30.0
-"""Seconds until the reporter tries again after an error of the database."""
+"""Seconds until the reporter tries again after a database error."""
 STATUS_WRITE_TIMEOUT = 2.0
-"""Seconds that one write may take."""
+"""The timeout of one write, in seconds."""
 REPORTED_STUCK_JOBS_MAX = 1_000
 """The maximum number of stuck jobs in the client's row."""
 REPORTED_SKIPPED_ROWS_MAX = 20
-"""The maximum number of skipped rows in the client's row. The rows that were skipped first are
-listed."""
+"""The maximum number of skipped rows in the client's row. If there are more, those that were
+skipped first are reported."""
 REPORTED_ERROR_LENGTH_MAX = 200
 """The maximum number of characters of the error text of a skipped row."""
 
 
 class _ClientStatus(NamedTuple):
-    """Values to write into the client's row."""
+    """The values that the reporter writes into the client's row."""
 
     queues: list[str]
     slots_per_queue: list[int]
@@ -57,8 +57,8 @@ class _ClientStatus(NamedTuple):
 
 class ClientStatusReporter:
     """Writes the client's state at the start of a run, after each change, and after each reconnect.
-    After a reconnect the row may be new, because the leader deletes the row of a client without
-    heartbeats."""
+    After a reconnect it is written again because the leader may have deleted the row, as it does
+    for clients without heartbeats."""
 
     name = "client status reporter"
 
@@ -76,7 +76,8 @@ class ClientStatusReporter:
         Args:
             run: the context of the run.
             running_attempts: the running jobs.
-            get_skipped_rows: returns the rows that the client skips, because their statements fail.
+            get_skipped_rows: returns the rows that the client skips for a while, because statements
+                on these rows fail.
             has_state_columns: whether the table has columns for the state and for skipped rows.
             supports_domains: whether to write that the client supports leader domains.
         """

@@ -5,8 +5,8 @@ The completer keeps a result until the database has stored it, or until the atte
 belongs to this client. A lost connection only delays results. A row that is locked, refused or slow
 delays other results by at most one statement.
 
-Results of completed jobs without recorded metadata are sent with a faster statement than all other
-results.
+There are two kinds of batches: completions without recorded metadata, which have a faster
+statement, and all other results.
 """
 
 from __future__ import annotations
@@ -68,18 +68,18 @@ if TYPE_CHECKING:
 RESULTS_PER_STATEMENT_MAX = 1_000
 """The maximum number of results in one statement."""
 RESULT_BACKLOG_MAX = 2_000
-"""The client claims no jobs while more results than this wait to be stored. With many slots, the
-limit is twice the number of slots instead. Each waiting result keeps its job in memory, about 1 KiB
-or more."""
+"""While more results than this wait to be stored, the client claims no jobs. With many slots, the
+limit is twice the number of slots instead. Each waiting result keeps its job in memory (about 1 KiB
+or more)."""
 CHARACTERS_PER_STATEMENT_MAX = 8 * 1024 * 1024
 """The maximum number of characters of outputs and errors in one statement. A single result that is
 larger is still sent."""
 RESULT_STATEMENT_TIMEOUT = 10.0
-"""Seconds for one statement."""
+"""The timeout of one statement, in seconds."""
 LOCKED_ROW_RETRY_DELAY_MIN = timedelta(milliseconds=100)
 LOCKED_ROW_RETRY_DELAY_MAX = timedelta(seconds=2)
 LOCKED_ROW_LOG_DELAY = 1.0
-"""Seconds after which a result that waits for a locked row is logged."""
+"""A result that has waited for a locked row for this many seconds is logged."""
 LOCKED_ROWS_ADVICE = "another transaction holds locks on the rows: see `riverpy doctor`"
 STATEMENT_RETRY_DELAY_MIN = timedelta(milliseconds=20)
 STATEMENT_RETRY_DELAY_MAX = timedelta(seconds=2)
@@ -93,8 +93,8 @@ class Completer:
     the database refuses or delays are stored later."""
 
     def __init__(self, run: RunContext, schedule_claim: Callable[[str, float], None]) -> None:
-        """`schedule_claim(queue, seconds)` is called when a job of the queue will be due again in
-        some seconds."""
+        """`schedule_claim(queue, seconds)` is called when a job of the queue becomes due again in
+        `seconds` seconds."""
         self._connection, self._schema = run.connections.results, run.schema
         self.set_slot_count(sum(run.client.slots_per_queue.values()))
         self._should_skip_locked_rows = run.config.pooler
@@ -103,7 +103,7 @@ class Completer:
         self._counters, self._subscriptions = run.counters, run.client.subscriptions
         self._schedule_claim = schedule_claim
         self._completion_sender = self._make_result_sender()
-        """The sender of results of completed jobs without metadata."""
+        """Sends the results of completed jobs without recorded metadata."""
         self._other_result_sender = self._make_result_sender(_count_fitting_results)
         self._senders = self._completion_sender, self._other_result_sender
         self._attempts_with_locked_rows: list[Attempt] = []
@@ -121,7 +121,7 @@ class Completer:
             asyncio.Event(),
         )
         self.batches_sent = asyncio.Event()
-        """An event that is set after each send of results. A waiting task clears it first."""
+        """Set after each send of results. A task must clear it before it waits for it."""
         self._is_closing = False
         self._was_cancelled = False
         """Whether the task of the completer was cancelled. `asyncio.run` cancels all tasks at its
@@ -173,15 +173,16 @@ class Completer:
 
     @property
     def skipped_results(self) -> list[SkippedRow[Attempt]]:
-        """The results that the database refused or did not store in time. The completer tries them
-        again."""
+        """The results that the database refused or did not store in time. The completer retries
+        them."""
         return [
             *self._completion_sender.skipped_rows.rows,
             *self._other_result_sender.skipped_rows.rows,
         ]
 
     def add_ended_attempt(self, attempt: Attempt) -> None:
-        """Add an attempt that ended. This method does not wait and does not fail."""
+        """Add an attempt that has ended, to store its result. This method does not wait and does
+        not fail."""
         self._enqueue_result(attempt)
         self._result_added.set()
 
@@ -191,8 +192,8 @@ class Completer:
 
     @property
     def has_backlog_room(self) -> bool:
-        """Whether the number of waiting results is below the limit, so that more jobs may be
-        claimed."""
+        """Whether more jobs may be claimed, because the number of waiting results is within its
+        limit."""
         return self.waiting_result_count <= self._backlog_max
 
     async def wait_for_backlog_room(self) -> None:
@@ -205,11 +206,11 @@ class Completer:
     async def storing_results(
         self, wait_until_stored: Callable[[asyncio.Event], Awaitable[None]]
     ) -> AsyncGenerator[None]:
-        """Store results during the `async with` block. After this block, call
-        `wait_until_stored`, and store the remaining results until it returns.
+        """Store results during the `async with` block. At the end of the block, await
+        `wait_until_stored`, and continue to store the remaining results until it returns.
 
-        `wait_until_stored` receives an event that is set when all results are stored. It is not
-        cancelled.
+        `wait_until_stored` receives an event that is set when all results are stored. It must limit
+        its own time, and must not end when its caller is cancelled.
         """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._send_results_until_closed, name="riverpy completer")
@@ -293,8 +294,9 @@ class Completer:
             self._statement_backoff.reset()
 
     async def _store_and_report_batch(self, attempts: list[Attempt]) -> None:
-        """Store a batch of results, and report the stored ones. A batch has only completions
-        without metadata, or only other results. Results of locked rows are sent again later.
+        """Store a batch of results, and report those that were stored. The batch contains either
+        only completions without metadata, or only other results. Results of locked rows are sent
+        again later.
 
         Raises:
             Exception: one of DATABASE_ERRORS; nothing was stored.
@@ -321,7 +323,7 @@ class Completer:
         self._report_stored_results(stored)
 
     def _log_failed_result(self, attempt: Attempt, error: Exception) -> None:
-        """Log a result whose statement fails although the statement holds no other result."""
+        """Log a result that cannot be stored, even by a statement for this result only."""
         self._log_delayed_results(
             [attempt], describe_error(error), is_slow=find_error_cause(error) is ErrorCause.TIMEOUT
         )
@@ -338,8 +340,8 @@ class Completer:
         )
 
     def _forget_delayed_attempts(self, attempts: list[Attempt]) -> None:
-        """Forget the attempts whose delayed results were stored or refused. Log when no delayed
-        result is left."""
+        """Forget attempts whose delayed results were stored or refused. When no delayed result is
+        left, log this."""
         self._attempts_logged_as_delayed.difference_update(
             set(attempts).difference(self._attempts_with_locked_rows)
         )
@@ -357,8 +359,8 @@ class Completer:
         )
 
     def _retry_locked_results_later(self, attempts: list[Attempt]) -> None:
-        """Keep the results of locked rows. Results that have waited for `LOCKED_ROW_LOG_DELAY` are
-        logged once."""
+        """Keep results whose rows are locked, to send them again later. Log once those that have
+        waited for `LOCKED_ROW_LOG_DELAY`."""
         now = time.monotonic()
         late = [attempt for attempt in attempts if now - attempt.ended_at >= LOCKED_ROW_LOG_DELAY]
         if late and self._attempts_logged_as_delayed.isdisjoint(attempts):
@@ -368,8 +370,8 @@ class Completer:
     def _replace_unstorable_result(self, attempt: Attempt, error: Exception) -> None:
         """Replace a result that the database cannot store with a failure.
 
-        If the database refuses only a character of the error text, the result is kept, and its
-        error text becomes ASCII.
+        If the database refuses only a character of the error text, keep the result, and convert its
+        error text to ASCII.
         """
         if is_untranslatable_text_error(error) and attempt.convert_error_text_to_ascii():
             self._other_result_sender.add_row(attempt)
@@ -390,8 +392,8 @@ class Completer:
         self._other_result_sender.add_row(attempt)
 
     def _report_stored_results(self, attempts: list[Attempt]) -> None:
-        """Count, log and publish the stored results of a batch. A batch has only completions
-        without metadata, or only other results."""
+        """Count, log and publish the stored results of a batch. The batch contains either only
+        completions without metadata, or only other results."""
         self._counters.count_ended_attempts(attempts)
         self._result_notifier.add_awaited_ended_jobs(attempts)
         if self._should_log_jobs:
@@ -427,8 +429,8 @@ class Completer:
             )
 
     async def _store_results(self, attempts: list[Attempt], *, skip_locked: bool) -> list[Attempt]:
-        """Store the results; `skip_locked` omits locked rows. Returns the attempts with stored
-        results."""
+        """Store results. With `skip_locked`, omit rows that other transactions have locked. Return
+        the attempts whose results are stored."""
         async with self._connection.acquire(
             "storing job results", RESULT_STATEMENT_TIMEOUT
         ) as connection:
@@ -527,8 +529,8 @@ class Completer:
         )
 
     def _log_failure_after_completion(self, attempt: Attempt) -> None:
-        """Log that the job's code has called `complete_tx` and then raised an error. Do not log a
-        stop of the client, because then the code did not fail."""
+        """Log that the job's code has called `complete_tx` and then raised an error. If a stop of
+        the client has caused the error, log nothing, because the code did not fail."""
         outcome = attempt.outcome
         if outcome is not None and outcome.event_kind is not EventKind.JOB_INTERRUPTED:
             error = "JobSnooze was raised: a completed job does not run again"
@@ -575,8 +577,7 @@ class Completer:
 
 
 def _count_fitting_results(attempts: list[Attempt]) -> int:
-    """Return how many of these results fit into one statement. Results are taken from the start of
-    the list."""
+    """Return how many results from the start of the list fit into one statement."""
     size = 0
     for index, attempt in enumerate(attempts):
         size += attempt.result_length

@@ -122,10 +122,10 @@ class QueueCounters:
         self.wait_times = HistogramBuilder(WAIT_TIME_BUCKET_BOUNDS)
         self.claim_failure_count = 0
         self.not_completed_count = self.failed_count = self.discarded_count = 0
-        """The numbers of ended attempts that are not completed, of failed ones, and of failed ones
-        after which the job was discarded. All ended attempts are counted in `wait_times`."""
+        """How many ended attempts did not complete, how many of them failed, and after how many of
+        these failures the job was discarded. `wait_times` counts all ended attempts."""
         self.longest_wait = 0.0
-        """The longest wait since `JobCountWriter` has read it, in seconds."""
+        """The longest wait in seconds since `JobCountWriter` last read and reset this value."""
 
     def count_claim(self, job_count: int, seconds: float) -> None:
         """Count a successful claim, with the number of its jobs and its duration."""
@@ -147,16 +147,16 @@ class RunCounters:
         self.loop_lag = HistogramBuilder(LOOP_LAG_BUCKET_BOUNDS)
         self.refused_result_count = 0
         self.failures_by_kind: dict[str, tuple[int, str]] = {}
-        """By kind: the number of failures since the last `pop_failures`, and the last error entry
-        as JSON."""
+        """For each kind: the number of failures since the last `pop_failures`, and the last error
+        entry as JSON."""
         self.other_failing_kinds: set[str] = set()
-        """The failing kinds that were not added to `failures_by_kind`, because it had
+        """Further failing kinds. They are not in `failures_by_kind`, because it already has
         `LOGGED_FAILING_KINDS_MAX` kinds."""
         self.failure_counted = asyncio.Event()
-        """An event that is set while `failures_by_kind` has kinds."""
+        """Set while `failures_by_kind` contains a kind."""
 
     def count_ended_attempts(self, attempts: list[Attempt]) -> None:
-        """Count attempts whose results were stored."""
+        """Count attempts whose results were stored. Attempts that did not start are ignored."""
         kinds, queues = self.counters_by_kind, self.counters_by_queue
         unknown, place = self._unknown_kind_counters, bisect_left
         for attempt in attempts:
@@ -214,15 +214,16 @@ class RunCounters:
             )
 
     def add_queue(self, queue: str) -> None:
-        """Start to count a queue that was added, from zero."""
+        """Start to count for a queue that was added. Its counters start at zero."""
         self.counters_by_queue[queue] = QueueCounters()
 
     def remove_queue(self, queue: str) -> None:
-        """Stop counting a queue. Its waiting times stay in `build_wait_histogram`."""
+        """Stop counting for a removed queue. `build_wait_histogram` still includes its waiting
+        times."""
         self._removed_queue_wait_times.add_builder(self.counters_by_queue.pop(queue).wait_times)
 
     def build_wait_histogram(self) -> Histogram:
-        """Return the waiting times in all queues of the run, also in removed queues."""
+        """Return the waiting times in all queues of the run, including removed queues."""
         waits = HistogramBuilder(WAIT_TIME_BUCKET_BOUNDS)
         for one in self.counters_by_queue.values():
             waits.add_builder(one.wait_times)

@@ -1,10 +1,10 @@
-"""ElectionManager: the leader elections of one run, and the maintenance during a term, the time in
-which this client is leader.
+"""ElectionManager: the leader elections of one run, and the maintenance that runs during a term. A
+term is the time in which this client is leader.
 
-A client takes part in the leader election of its domain, a group of queues. Some maintenance is
-done once for the whole schema, by the leader of the domain `default`. If this domain has no leader,
-the holder of the lease `@schema` does this maintenance. So each client of another domain also tries
-to acquire this lease.
+A client takes part in the leader election of its domain. A domain is a group of queues. Some
+maintenance is done once for the whole schema, by the leader of the domain `default`. If this domain
+has no leader, the holder of the schema lease (`@schema`) does this maintenance. So the clients of
+other domains also try to acquire the schema lease.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from riverpy._work.run_context import RunContext
 
 SHARED_CONNECTION_WAIT_MAX = 60.0
-"""The longest wait of a service for the connection that it shares with other services, in seconds.
-Each of them may first send a statement that takes up to 5 s."""
+"""The longest time that a service waits for the connection that it shares with other services, in
+seconds. Each other service may use the connection first, for up to 5 s."""
 
 
 class ElectionManager:
-    """The elections of one run: one for the client's domain, and one for the schema lease if the
-    domain is not `default`."""
+    """The elections of one run: the election of the client's domain and, if this domain is not
+    `default`, the election for the schema lease."""
 
     def __init__(self, run: RunContext, timer: Timer) -> None:
         """Create the elections. They open no connection."""
@@ -71,12 +71,13 @@ class ElectionManager:
 
     @property
     def is_standby(self) -> bool:
-        """Whether this client would become leader of its domain now if there was none."""
+        """Whether this client would become leader of its domain now if the domain had no leader."""
         return bool(self.lease_engine.standby_names)
 
     @property
     def standby_names(self) -> list[str]:
-        """The names of the leases for which this client stands by, to become leader."""
+        """The names of the leader leases for which this client stands by. It would acquire them if
+        they were free."""
         elections = self.maintenance_elections
         return [name for one in elections for name in one.lease_engine.standby_names]
 
@@ -87,7 +88,7 @@ class ElectionManager:
 
     @property
     def notification_handler_by_topic(self) -> Mapping[str, Callable[[str], None]]:
-        """The topics of notifications about leases, each with its handler."""
+        """The functions that handle notifications about leases, by topic."""
         if len(self.maintenance_elections) == 1:  # only one election: the domain is `default`
             return {
                 "river_leadership": lambda payload: handle_leadership_notification(
@@ -102,13 +103,13 @@ class ElectionManager:
 
     @property
     def skipped_rows(self) -> list[SkippedRowReport]:
-        """The rows that the running maintenance services skip for a while, because statements for
+        """The rows that the running maintenance services skip for a while, because statements on
         these rows fail."""
         return [row for one in self.maintenance_elections for row in one.skipped_rows]
 
     def resync(self) -> None:
-        """Check all leases, and read again which domains own which queues, because notifications
-        may have been lost."""
+        """Check all leases, and read again which domain owns which queue, because notifications may
+        have been lost."""
         for one in self.maintenance_elections:
             one.lease_engine.wake_all_callers()
             one.forget_queue_owners()
@@ -120,8 +121,8 @@ class ElectionManager:
             one.wake_services()
 
     async def close(self, timeout: float) -> bool:
-        """Stop maintenance that is still running, and wait at most `timeout` seconds for its end.
-        Returns whether all maintenance has ended."""
+        """Stop maintenance that is still running. Wait at most `timeout` seconds until it has
+        ended. Return whether it has ended."""
         ended: list[bool] = []
 
         async def close_election(election: Election) -> None:
@@ -134,7 +135,8 @@ class ElectionManager:
 
 
 class MaintenanceElection:
-    """The election for one leader lease, with the services that run while this client holds it."""
+    """The election for one leader lease, with the maintenance services that run while this client
+    holds the lease."""
 
     def __init__(self, run: RunContext, timer: Timer, domain: str) -> None:
         """`domain` is a leader domain, or `SCHEMA_LEASE_NAME`."""
@@ -179,14 +181,15 @@ class MaintenanceElection:
         ]
 
     def forget_queue_owners(self) -> None:
-        """Let the next run of a service read again which domains own which queues."""
+        """Forget which domain owns which queue, so that the next run of a service reads it
+        again."""
         if self._domain_queues is not None:
             self._domain_queues.forget_queue_owners()
 
     @property
     def skipped_rows(self) -> list[SkippedRowReport]:
-        """The rows that the maintenance services skip for a while, because the statements for
-        these rows fail."""
+        """The rows that the maintenance services skip for a while, because statements on these rows
+        fail."""
         if self.election.lease is None:
             return []
         reports = [report for service in self._services for report in service.skipped_row_reporters]
@@ -235,7 +238,7 @@ class MaintenanceElection:
         return context, self._services
 
     def _make_shared_connection(self, name: str) -> DedicatedConnection:
-        """Return a connection that services share. Each service gets the connection in turn."""
+        """Return a connection that several services share. They use it one after another."""
         run = self._run
         return DedicatedConnection(
             name,

@@ -57,19 +57,20 @@ if TYPE_CHECKING:
     from riverpy.worker import RegisteredWorker, Workers
 
 TASK_START_DELAY_MAX = 0.1
-"""If a job's task starts to run later than this many seconds after its creation, it first checks
-whether the client may still work the job."""
+"""If the task of a job starts to run later than this many seconds after its creation, it first
+checks whether the client may still work jobs."""
 ERROR_HANDLER_TIMEOUT = 10.0
-"""Seconds that the user's error handler may take."""
+"""The timeout of the user's error handler, in seconds."""
 CANCEL_GRACE_PERIOD_MAX = 2.0
-"""The longest time in seconds that a cancelled job in a process gets to end by itself, if it uses
-`job.cancelled`. Then the process is killed."""
+"""The longest time that a cancelled job in a process gets to end by itself, if it uses
+`job.cancelled`, in seconds. Then the process is killed."""
 CANCEL_GRACE_SHARE_OF_HARD_STOP = 0.3
-"""The same limit as a fraction of the hard stop timeout. The shorter of the two times is used."""
+"""A cancelled job in a process gets at most this fraction of the hard stop timeout to end, and at
+most `CANCEL_GRACE_PERIOD_MAX`."""
 UNCLASSIFIED_ERROR_RETRY_DELAY = 60.0
-"""Seconds until the retry of a job, if a fault prevents riverpy from choosing its outcome."""
+"""Seconds until the retry of a job if a fault in riverpy prevents it from choosing the outcome."""
 UNKNOWN_KIND_WORKER_AND_TIMEOUT = None, math.inf
-"""For a kind without a worker: no worker, and no timeout."""
+"""The worker and timeout of a kind without a worker: no worker, and no timeout."""
 _get_claim_order_key = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
 
@@ -90,8 +91,8 @@ class JobExecutor:
     ) -> None:
         """`may_start_jobs` returns whether the client may still work its claimed jobs. `store`
         writes into the rows of running jobs. `on_error` is called with each error of a job's code.
-        If the timeout has cancelled the attempt, it is called again with the TimeoutError.
-        `job_threads` runs blocking jobs; None: the client makes its own threads."""
+        If an attempt times out, it is called a second time, with the TimeoutError. `job_threads`
+        runs blocking jobs; None: the client makes its own threads."""
         self._on_error = on_error
         self._config, self._running_attempts, self._may_start_jobs = config, running, may_start_jobs
         self._attempt_store = store
@@ -116,9 +117,9 @@ class JobExecutor:
     def _make_middleware_stacks(
         self, plugins: PluginLists
     ) -> tuple[dict[str, MiddlewareStack | None], MiddlewareStack | None]:
-        """Return the work stack (hooks and middleware) of each kind, and the work stack of unknown
-        kinds. A work stack without hooks and middleware is None. The dict is empty if all its work
-        stacks would be None."""
+        """Return a dict with the work stack (hooks and middleware) of each kind, and the work stack
+        of unknown kinds. A work stack is None if it has no hooks and no middleware. The dict is
+        empty if all its work stacks would be None."""
         stacks = {
             kind: self._make_middleware_stack(plugins, read_class_plugins(unit.args_type), unit)
             for kind, (unit, _) in self._worker_and_timeout_by_kind.items()
@@ -149,7 +150,7 @@ class JobExecutor:
         )
 
     async def check_process_functions_importable(self) -> None:
-        """Check that a process can run the jobs of the kinds with `executor="process"`.
+        """Check that child processes can run the jobs whose workers have `executor="process"`.
 
         Raises:
             ConfigError: a process cannot start, or cannot import a function.
@@ -217,7 +218,7 @@ class JobExecutor:
             )
 
     async def _run_attempt(self, attempt: Attempt) -> None:
-        """Run the attempt, set its outcome, and finish the attempt, even after an error.
+        """Run the attempt, set its outcome, and end the attempt, even after an error.
 
         After the user's code has ended, only the error handler is awaited. So a cancellation does
         not change the outcome.
@@ -383,12 +384,12 @@ class JobExecutor:
 
 
 def _was_job_expired_at_start(attempt: Attempt) -> bool:
-    """Whether the job expired before this attempt started. By the server's clock, the start is the
-    time of the claim plus the time since then."""
+    """Return whether the job expired before this attempt started, by the server's clock. The start
+    is the server's time of the claim plus the time that has passed since the claim."""
     microseconds = int((attempt.started_at - attempt.claimed_at) * 1e6)
     return is_job_expired(attempt.metadata_text, attempt.claim_key.attempted_at + microseconds)
 
 
 def _to_timeout_seconds(timeout: timedelta | None) -> float:
-    """Return the seconds of a timeout; infinity: there is no timeout."""
+    """Return a timeout in seconds. Infinity means no timeout."""
     return math.inf if timeout is None else timeout.total_seconds()

@@ -15,10 +15,10 @@ _EXPIRY_TIME_PATTERN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.
 
 
 def is_job_expired(metadata: str, server_time: int) -> bool:
-    """Whether a job has expired at a time of the server's clock, in microseconds since 2000.
+    """Return whether a job has expired at `server_time`, which is in microseconds since 2000.
 
-    `metadata` is the job's metadata as JSON text. A time that is not written as an insert with
-    `expires_in` writes it is ignored.
+    `metadata` is the job's metadata as JSON text. An expiry time in another format than that of an
+    insert with `expires_in` is ignored.
     """
     if EXPIRES_AT_METADATA_KEY not in metadata:
         return False

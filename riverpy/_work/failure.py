@@ -21,12 +21,14 @@ from riverpy._error_text import (
 from riverpy.errors import JobCancel, JobSnooze
 
 TRACE_FRAMES_MAX = 100
-"""The maximum number of frames in a stored traceback. The innermost frames are stored."""
+"""The maximum number of frames in a stored traceback. Of a longer traceback, the innermost frames
+are stored."""
 TRACE_ENTRY_LENGTH_MAX = 1024
 """The maximum number of characters of one frame in a traceback, or of the line with the
 exception."""
 TRACE_LENGTH_MAX = 32 * 1024
-"""The maximum number of characters of a stored traceback. A longer traceback loses its start."""
+"""The maximum number of characters of a stored traceback. Of a longer traceback, the start is
+dropped."""
 _STANDARD_LIBRARY_DIRECTORY = Path(traceback.__file__).parent
 FILES_THAT_CALL_JOB_CODE = {
     *(
@@ -50,12 +52,12 @@ _UNSTORABLE_CHARACTER_PATTERN = re.compile("[\0\ud800-\udfff]")
 """The characters that PostgreSQL refuses: NUL and lone surrogates."""
 
 AttemptEnding: TypeAlias = Literal["completed", "snoozed", "cancelled", "stopped", "failed"]
-"""How an attempt ends. `stopped`: `job_cancel`, or a stop of the client, cancelled the attempt."""
+"""How an attempt ends. `stopped` means that `job_cancel` or a stop of the client cancelled it."""
 ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
 def replace_unstorable_characters(text: str) -> str:
-    """Return the text, with U+FFFD in place of each character that PostgreSQL cannot store."""
+    """Return the text. Each character that PostgreSQL cannot store is replaced with U+FFFD."""
     return _UNSTORABLE_CHARACTER_PATTERN.sub("\ufffd", text)
 
 
@@ -72,8 +74,8 @@ def make_storable_message(error: BaseException) -> str:
 
 
 def make_storable_trace(error: BaseException) -> str:
-    """Return the traceback from the first frame of user code, without local variables. A long
-    traceback loses its start."""
+    """Return the traceback from the first frame of user code, without local variables. Of a long
+    traceback, the start is dropped."""
     first = error.__traceback__
     while first is not None and first.tb_frame.f_code.co_filename in FILES_THAT_CALL_JOB_CODE:
         first = first.tb_next
@@ -94,8 +96,8 @@ def encode_error_entry(*, attempt: int, seconds_ago: float, error: str, trace: s
 
 
 def find_error_of_type(error: BaseException, error_type: type[ErrorT]) -> ErrorT | None:
-    """Return `error` if it is of the wanted type. If it is an exception group, return the first
-    exception of this type in it."""
+    """Return `error` if it has the wanted type. If it is an exception group, return the first
+    exception of this type in the group. Otherwise return None."""
     return next(
         (one for one in flatten_exception_group(error) if isinstance(one, error_type)), None
     )
@@ -109,8 +111,9 @@ def is_cancellation(error: BaseException) -> bool:
 def find_deciding_error(error: BaseException) -> BaseException:
     """Return the exception that decides how an attempt ends.
 
-    In an exception group this is the first JobSnooze, otherwise the first JobCancel, otherwise a
-    CancelledError if all are cancellations, otherwise the group itself.
+    For an exception group, the result is the first of these that applies: the first JobSnooze in
+    it, the first JobCancel in it, a CancelledError if the group contains only cancellations, the
+    group itself.
     """
     for wanted in (JobSnooze, JobCancel):
         if (found := find_error_of_type(error, wanted)) is not None:
@@ -119,7 +122,8 @@ def find_deciding_error(error: BaseException) -> BaseException:
 
 
 def classify_attempt_ending(error: BaseException | None) -> AttemptEnding:
-    """Return how an attempt ends if its code or its middleware raises this error; None: no error.
+    """Return how an attempt ends if its code or its middleware raises `error`, or raises nothing
+    (None).
 
     A `job_cancel`, hooks and outer middleware may still change how the attempt ends.
     """

@@ -1,4 +1,5 @@
-"""IgnoredPeriodicJobsLog: warns about periodic jobs of a client that never becomes leader."""
+"""IgnoredPeriodicJobsLog: warns about periodic jobs of a client that never becomes leader, and so
+never inserts them."""
 
 from __future__ import annotations
 

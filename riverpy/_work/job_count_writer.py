@@ -1,7 +1,7 @@
-"""JobCountWriter: adds the counts of a run to the counts of its queues in the database, once a
-minute. The dashboard shows them as plots.
+"""JobCountWriter: once a minute, adds the job counts of a run to the counts of the queues in the
+database. The dashboard shows these counts as plots.
 
-The counts are approximate. If it is not known whether a write was committed, it is not repeated.
+The counts are approximate. A write that may have been committed is not repeated.
 """
 
 from __future__ import annotations
@@ -41,25 +41,28 @@ DELAY_AFTER_MINUTE_MAX = 10.0
 """Clients write at different times within this many seconds after the start of a minute, so that
 they do not all wait for the same rows."""
 WRITE_TIMEOUT = 2.0
-"""Seconds that one write may take."""
+"""The timeout of one write, in seconds."""
 LAST_WRITE_TIMEOUT = 1.0
-"""Seconds that the write at the end of a run may take."""
+"""The timeout of the write at the end of a run, in seconds."""
 LOCK_TIMEOUT = timedelta(seconds=1)
 """The longest wait of a write for a locked row or table."""
 _FIRST_BUCKETS_ABOVE_WAIT_BOUNDS = [
     WAIT_TIME_BUCKET_BOUNDS.index(bound) + 1 for bound in WAIT_BOUNDS_SECONDS
 ]
-"""For each of `WAIT_BOUNDS_SECONDS`, the first bucket of the waits that are longer."""
+"""For each bound of `WAIT_BOUNDS_SECONDS`: the index of the first histogram bucket whose waits are
+longer than this bound."""
 
 
 class JobCountCollector:
-    """Finds what a run has counted since the last time, without a cost for each job."""
+    """Finds what a run has counted since the last call. It compares totals, so it costs nothing for
+    each job."""
 
     def __init__(self, counters: RunCounters) -> None:
         self._counters = counters
         self._seen: dict[QueueCounters, tuple[str, list[int], tuple[float, ...]]] = {}
-        """By the counters of a queue: the queue, the buckets of the waits, and the other sums of
-        the last time. The counters of a removed queue are read once more."""
+        """What the last call read from the counters of each queue: the name of the queue, the
+        buckets of the waits, and the other totals. The counters of a removed queue are read one
+        last time."""
 
     def take_counts(self) -> list[JobCounts]:
         """Return the counts of each queue in which attempts have ended since the last call."""
@@ -107,8 +110,8 @@ class JobCountCollector:
 
 
 def make_job_count_rows(counts: Sequence[JobCounts]) -> list[JobCounts]:
-    """Return the rows to write: all queues together, the busiest queues, and the others together.
-    `counts` may have a queue several times."""
+    """Return the rows to write: one for each of the busiest queues, one for all queues together,
+    and one for the other queues together. `counts` may contain a queue several times."""
     by_queue: dict[str, list[JobCounts]] = {}
     for one in counts:
         by_queue.setdefault(one.queue, []).append(one)
@@ -125,8 +128,9 @@ def make_job_count_rows(counts: Sequence[JobCounts]) -> list[JobCounts]:
 
 
 class JobCountWriter:
-    """Writes the counts of one run each minute, if attempts have ended. A minute is a minute of the
-    server's clock; the clock of this machine only decides when the client writes."""
+    """Writes the counts of one run each minute, if attempts have ended. The server's clock decides
+    to which minute the counts belong. The clock of this machine only decides when the client
+    writes."""
 
     name = "job count writer"
 
@@ -134,15 +138,16 @@ class JobCountWriter:
         self._connection, self._schema = context.connections.reserved, context.schema
         self._collector = JobCountCollector(context.counters)
         self._unwritten: list[JobCounts] = []
-        """The counts of the last write, if it failed. They are written with the next ones, but
-        only once, so that an outage does not add many minutes to one."""
+        """The counts of the last write if it failed. The next write includes them. If it fails too,
+        they are lost. Otherwise the first write after an outage would add the counts of many
+        minutes to one minute."""
         self._taken_at = time.monotonic()
         self._delay_after_minute = random.uniform(0, DELAY_AFTER_MINUTE_MAX)  # noqa: S311 (no secret)
         self._is_running = False
         self._failure_log = RepeatedFailureLog(get_logger())
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Write until stopped. Then call `write_last_counts`."""
+        """Write each minute until stopped. Afterwards, the caller must call `write_last_counts`."""
         self._is_running = True
         task_status.started()
         while True:
@@ -160,10 +165,10 @@ class JobCountWriter:
                 await self.write_counts(LAST_WRITE_TIMEOUT)
 
     async def write_counts(self, timeout: float) -> None:
-        """Write what was counted since the last write, if anything was, in at most `timeout`
-        seconds."""
+        """Write what was counted since the last write within `timeout` seconds. If nothing was
+        counted, do nothing."""
         counts, now = self._collector.take_counts(), time.monotonic()
-        # The middle of the time in which they were counted is in their minute.
+        # The counts belong to the minute in the middle of the time in which they were counted.
         age = min(now - self._taken_at, SECONDS_PER_MINUTE) / 2
         self._taken_at = now
         rows = make_job_count_rows([*self._unwritten, *counts])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from riverpy.job import Job
 
 LOOP_CHECK_INTERVAL = 0.5
-"""Seconds between two timestamps that the event loop records, and between two checks of the
+"""Seconds between two timestamps that the event loop records, and between two checks by the
 thread."""
 LOOP_BLOCKED_THRESHOLD = 1.0
 """If a timestamp is late by more than this many seconds, the event loop counts as blocked."""
@@ -44,14 +44,14 @@ _FILES_AROUND_JOB_CODE = FILES_THAT_CALL_JOB_CODE | {
 
 
 class EventLoopWatch:
-    """Watches the event loop of its task. It logs once that the event loop is blocked, and
-    afterwards for how long it was blocked."""
+    """Watches the event loop in which `run` runs. It logs once when the event loop is blocked.
+    Afterwards it logs how long the event loop was blocked."""
 
     name = "loop watch"
 
     def __init__(self, running: RunningAttempts, record_lag: Callable[[float], None]) -> None:
-        """`running` are the jobs that may block the event loop. `record_lag` is called at each
-        timestamp, with the delay of the timestamp in seconds."""
+        """`running` contains the jobs that may block the event loop. `record_lag` is called with
+        the delay of each timestamp, in seconds."""
         self._running_attempts, self._record_lag = running, record_lag
         self._last_loop_timestamp = 0.0
         """The last timestamp that the event loop recorded, in monotonic seconds."""
@@ -128,7 +128,8 @@ class EventLoopWatch:
     def _describe_blocking_job(
         self, loop: asyncio.AbstractEventLoop, thread_id: int
     ) -> dict[str, object]:
-        """Return the job that runs in the event loop now, and its code position."""
+        """Return log fields that describe the job that runs in the event loop now, and its code
+        position."""
         found: dict[str, object] = {}
         job = self._find_job_of_task(asyncio.current_task(loop))
         if job is not None:
@@ -138,8 +139,8 @@ class EventLoopWatch:
         return found | {"at": " < ".join(positions)}
 
     def _find_job_of_task(self, task: asyncio.Task[Any] | None) -> Job[Any] | None:
-        """Return the job that a task runs, or the job that has started the task. Before Python
-        3.12, the job that started a task is not known."""
+        """Return the job that a task runs, or the job whose code has started the task. Before
+        Python 3.12, only the first can be found."""
         if task is None:  # the event loop runs a callback, not a task
             return None
         for attempt in self._running_attempts:

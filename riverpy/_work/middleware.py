@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from riverpy.worker import RegisteredWorker
 
 WORK_END_HOOK_TIMEOUT = 10.0
-"""Seconds for each work_end hook that is called after the timeout."""
+"""The timeout, in seconds, of each work_end hook that is called after the job has timed out."""
 _STOPPING_CAUSES = {StopCause.JOB_CANCELLED, StopCause.HARD_STOP}
 
 
@@ -158,9 +158,9 @@ class _AttemptRun:
     async def call_and_catch_error(
         self, call_code: Callable[[], Awaitable[object]]
     ) -> tuple[object, BaseException | None]:
-        """Await `call_code`, and return its value and its error. A cancellation by the timeout
-        becomes a TimeoutError, and no longer cancels the task, so that the code after it is not
-        cancelled."""
+        """Await `call_code()`, and return its value and its error. If the timeout of the attempt
+        has cancelled the task, the error is a TimeoutError. The cancellation then ends, so that
+        later code of the task is not cancelled."""
         try:
             returned, error = await call_code(), None
         except GeneratorExit:  # the event loop has ended, so nothing can be awaited

@@ -17,14 +17,14 @@ from riverpy.job import JobState
 from riverpy.retry import RETRY_DELAY_MAX
 
 AVAILABLE_STATE_DELAY_MAX = timedelta(seconds=5)
-"""The longest delay with which a job becomes `available` at once, not `scheduled` or `retryable`.
-It equals the interval of River's scheduler."""
+"""A job that is due again within this time becomes `available` at once, not `scheduled` or
+`retryable`. The time equals the interval of River's scheduler."""
 REMOTE_CANCEL_ERROR_TEXT = "job cancelled remotely"
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _SNOOZE_COUNT_PATTERN = re.compile(r"[+-]?(?:\d++\.?\d*+|\.\d++)(?:[eE][+-]?\d++)?", re.ASCII)
 _EXACT_INTEGER_LENGTH_MAX = 25
-"""The maximum number of characters of an integer that is read exactly. A 64-bit integer has at most
-19 digits."""
+"""A text with at most this many characters is read as an exact integer. A 64-bit integer has at
+most 19 digits."""
 
 
 def make_snooze_outcome(attempt: Attempt, delay: timedelta) -> Outcome:
@@ -41,8 +41,9 @@ def make_snooze_outcome(attempt: Attempt, delay: timedelta) -> Outcome:
 
 
 def make_interrupt_outcome(attempt: Attempt, *, delay: float | None = 0.0) -> Outcome:
-    """Return the outcome of an attempt that was interrupted by a stop of the client. The attempt
-    does not count."""
+    """Return the outcome of an attempt that a stop of the client has interrupted. The attempt does
+    not count. `delay` is the time until the job is due again, in seconds; None: the due time does
+    not change."""
     return Outcome(
         event_kind=EventKind.JOB_INTERRUPTED,
         state=JobState.AVAILABLE,
@@ -103,8 +104,9 @@ def next_snooze_count(metadata: str) -> int:
     """Return the number of snoozes after one more snooze. `metadata` is the job's metadata as JSON
     text.
 
-    Values that are not integers are read as in River. A number, also in a string, becomes its
-    integer part. `true` becomes 1. Every other value becomes 0. The largest number is 2^63 - 1.
+    If the stored value is not an integer, it is converted as in River. A number, or a number in a
+    string, becomes its integer part. `true` becomes 1. Every other value becomes 0. The largest
+    number is 2^63 - 1.
     """
     try:
         members = msgspec.json.decode(metadata, type=dict[str, msgspec.Raw])

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from riverpy.job import JobRow
 
 OUTPUT_STORE_TIMEOUT = 5.0
-"""Seconds for which a failing statement that stores an output is tried again."""
+"""Seconds for which a failed statement that stores an output is retried."""
 
 
 class MergeMetadataFunction(Protocol):
-    """Merges keys and their values, as JSON texts, into the metadata of a running job."""
+    """A function that merges metadata keys and their values (JSON texts) into the row of a running
+    job."""
 
     def __call__(
         self, claim_key: ClaimKey, updates: Mapping[str, str], *, timeout: float
@@ -27,7 +28,7 @@ class MergeMetadataFunction(Protocol):
 
 
 class _OutputCalls:
-    """The calls of one attempt that wait to store an output."""
+    """The `save_output` calls of one attempt that have not ended."""
 
     __slots__ = ("call_count", "last_number", "lock", "newest_text", "stored_number")
 
@@ -38,8 +39,8 @@ class _OutputCalls:
 
 
 class OutputSaver:
-    """Stores outputs of running jobs, one statement at a time for each attempt. If a newer value
-    arrives while a call waits, only the newer value is stored."""
+    """Stores outputs of running jobs. For each attempt, one statement runs at a time. If several
+    calls of an attempt wait, only the newest output is stored."""
 
     def __init__(
         self, merge_metadata: MergeMetadataFunction, on_saved: Callable[[JobRow], None]
@@ -49,7 +50,7 @@ class OutputSaver:
         self._calls_by_claim_key: dict[ClaimKey, _OutputCalls] = {}
 
     async def save_output(self, job: JobRow, key: ClaimKey, text: str) -> None:
-        """Store an output, given as JSON text. Raises the errors of `Job.save_output`."""
+        """Store an output, which is a JSON text. Raises the errors of `Job.save_output`."""
         calls = self._calls_by_claim_key.setdefault(key, _OutputCalls())
         calls.last_number += 1
         calls.newest_text, own_number = text, calls.last_number

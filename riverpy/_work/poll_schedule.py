@@ -1,5 +1,5 @@
-"""PollSchedule: when idle queues are polled. Queues with the same interval are polled together, so
-that one claim is enough for all of them."""
+"""PollSchedule: decides when idle queues are polled. Queues with the same interval are polled
+together, so that one claim is enough for all of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 POLL_JITTER_FRACTION = 0.1
 """The maximum random delay of a poll, as a fraction of the poll interval."""
 POLL_JITTER_SECONDS_MIN = 0.01
-"""The lower limit of the maximum random delay, in seconds, if `POLL_JITTER_FRACTION` gives less."""
+"""The maximum random delay of a poll is at least this many seconds, even if the poll interval is
+short."""
 FIRST_POLL_JITTER_FRACTION = 0.5
 """The first poll after a notification comes earlier by a random time, up to this fraction of the
 poll interval. Otherwise all clients that received the notification would poll at the same time."""
@@ -37,19 +38,20 @@ class PollGroup:
         self._delay = self.interval + random.uniform(0, jitter)  # noqa: S311
 
     def seconds_to_next_poll(self, *, is_woken_with_other_clients: bool) -> float:
-        """Return the seconds from the last claim of a queue to its next poll."""
+        """Return the seconds from the last claim of a queue to its next poll. If other clients were
+        woken at the same time, the poll comes earlier, by a random time."""
         return self._first_delay if is_woken_with_other_clients else self._delay
 
     def start_waiting(self, queue: object, poll: Callable[[], None]) -> None:
-        """Let the queue wait for its poll. `poll` is called when a queue of the group is polled."""
+        """Add a queue that waits for its next poll. `poll` is called when the group is polled."""
         self._waiting[queue] = poll
 
     def stop_waiting(self, queue: object) -> None:
-        """Let the queue no longer wait for its poll, because it is claimed now."""
+        """Remove a queue that no longer waits for its next poll, because it is claimed now."""
         self._waiting.pop(queue, None)
 
     def poll_waiting_queues(self) -> None:
-        """Poll all waiting queues, because it is time to poll one of them."""
+        """Poll all waiting queues, because one of them is due for a poll."""
         self._choose_delays()
         waiting, self._waiting = self._waiting, {}
         for poll in waiting.values():
@@ -57,7 +59,7 @@ class PollGroup:
 
 
 class PollSchedule:
-    """The poll groups of one run."""
+    """The poll groups of one run, one for each poll interval."""
 
     def __init__(self) -> None:
         self._groups: dict[float, PollGroup] = {}

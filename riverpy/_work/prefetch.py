@@ -1,8 +1,8 @@
 """PrefetchBuffer: claimed jobs of one queue that wait in this process for a slot.
 
-The slot of a job that ended is empty until the client receives the next claim. A job that waits in
-this process can start in this slot at once. The number of jobs to keep is the number of jobs that
-end within `ENDED_JOBS_COUNTING_WINDOW`, so a queue with slow jobs keeps no jobs. A kept job
+When a job has ended, its slot is empty until the client receives the next claim. A job that already
+waits in this process can start in this slot at once. The buffer keeps as many jobs as usually end
+within `ENDED_JOBS_COUNTING_WINDOW` seconds. So a queue with slow jobs keeps no jobs. A kept job
 that does not start within `PREFETCHED_JOB_WAIT_MAX` is released for other clients.
 """
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from riverpy._work.attempt import Attempt
 
 ENDED_JOBS_COUNTING_WINDOW = 0.005
-"""Seconds for which ended jobs are counted. As many jobs are kept as ended in this time."""
+"""The buffer keeps as many jobs as usually end within this many seconds."""
 PREFETCHED_JOBS_PER_SLOT_MAX = 0.25
 """The maximum number of kept jobs, as a fraction of the number of slots."""
 PREFETCHED_JOB_WAIT_MAX = 0.05
-"""The maximum time that a claimed job is kept, in seconds."""
+"""The longest time that a claimed job waits for a slot, in seconds. Then it is released."""
 
 
 class PrefetchBuffer:
@@ -71,7 +71,7 @@ class PrefetchBuffer:
         self._start_release_timer()
 
     def pop_next_attempt(self) -> Attempt | None:
-        """Remove and return the next job; None: no job waits."""
+        """Remove and return the next job, or return None if no job waits."""
         return self._waiting_attempts.popleft()[1] if self._waiting_attempts else None
 
     def release_all_attempts(self) -> None:

@@ -69,10 +69,10 @@ class Producer:
     _scope: StopScope | None = None
     """The scope of the running producer; None: it has not started."""
     _turn_seconds_max = CLAIM_TIMEOUT
-    """The producer counts as stuck if a claim and the wait after it take longer, in seconds."""
+    """The producer counts as stuck if a claim and the wait after it take more seconds than this."""
     _shared_claim_limit = 0
-    """How many jobs the running claim of several queues requests for this queue; 0: not sent
-    yet."""
+    """How many jobs the running claim of several queues requests for this queue; 0: the claim is
+    not sent yet."""
 
     def __init__(
         self,
@@ -171,8 +171,7 @@ class Producer:
 
     def wake_after_notification(self, notify_interval_ms: float | None = None) -> None:
         """Claim now, because a notification was received or may have been lost. Claim again later
-        if more jobs may follow without a notification, as `notify_interval_ms` of the notification
-        says."""
+        if the sender may insert more jobs without a notification (for `notify_interval_ms` ms)."""
         self._planned_claim_times.plan_follow_up_claims(notify_interval_ms)
         self.wake()
 
@@ -339,7 +338,8 @@ class Producer:
         )
 
     def _is_caused_by_outage(self, error: Exception) -> bool:
-        """Return whether the server answers no statement at all, so that no job is the cause."""
+        """Return whether the server answers no statements at all, so that no job caused the
+        error."""
         tracker = self._claim_connection.outage_tracker
         return isinstance(error, TimeoutError) and tracker.is_outage_logged
 
@@ -351,8 +351,8 @@ class Producer:
         return self._claim_cursor.needs_own_claim or self.unclaimable_jobs.may_include_failing_job
 
     async def _claim_with_other_queues(self, scope: StopScope) -> bool:
-        """Claim and start jobs by the next claims of several queues. Returns whether the queue had
-        fewer jobs than requested."""
+        """Claim and start jobs with the `Claimer`, together with other queues. Returns whether the
+        queue had fewer jobs than requested."""
         self._shared_claim_limit = 0
         self._ids_cancelled_during_claim = set()
         try:
@@ -376,8 +376,8 @@ class Producer:
             self._ids_cancelled_during_claim = None
 
     def choose_claim_limit(self) -> int:
-        """Return how many jobs a claim of several queues may claim, or 0. It is called just before
-        the claim is sent."""
+        """Return how many jobs a claim of several queues may claim; 0: none. The claimer calls this
+        just before it sends the claim."""
         scope = self._scope
         if (
             scope is None
@@ -396,8 +396,8 @@ class Producer:
     def receive_claimed_jobs(
         self, rows: list[Record], limit: int, seconds: float, *, is_alone: bool
     ) -> bool:
-        """Start jobs that a claim of several queues has claimed. Returns whether to claim with the
-        next statement too. `is_alone`: the claim had no other queue."""
+        """Start the jobs of a claim of several queues. Returns whether to take part in the next
+        such claim. `is_alone`: whether the claim was only for this queue."""
         job_count, self._shared_claim_limit = len(rows), 0
         self._start_claimed_jobs(rows, self._ids_cancelled_during_claim or set())
         self._ids_cancelled_during_claim = set()
@@ -415,7 +415,7 @@ class Producer:
         self._running_attempts.release_attempts(attempts)
 
     def request_claim_speed_check(self) -> None:
-        """Let the next claim be for this queue alone, to find out whether its claims are slow."""
+        """Make the next claim for this queue alone, to find out whether its claims are slow."""
         self._claim_cursor.is_speed_check_due = True
 
     # -- claims of this queue alone

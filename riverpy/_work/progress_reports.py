@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 class ProgressReports:
-    """The newest unstored progress of each attempt of one client. Any thread may report.
+    """The newest progress of each attempt of one client that is not stored yet. Any thread may add
+    a report.
 
     A new report replaces the older one of its attempt, so there are never more reports than
     attempts.
@@ -22,7 +23,7 @@ class ProgressReports:
         self._lock = threading.Lock()
         self._text_by_claim_key: dict[ClaimKey, str] = {}
         self.wake_writer: Callable[[], None] | None = None
-        """The callback that wakes the writer; None: no run of the client is active."""
+        """The function that wakes the ProgressWriter. None if the client does not work jobs."""
 
     def add_report(self, claim_key: ClaimKey, text: str) -> None:
         """Add the progress of an attempt, as JSON text."""
@@ -41,8 +42,8 @@ class ProgressReports:
     def add_unstored_reports(
         self, texts: Mapping[ClaimKey, str], running_claim_keys: Collection[ClaimKey]
     ) -> None:
-        """Add reports that could not be stored, if their attempts still run and have not reported
-        again."""
+        """Add reports again that could not be stored. A report is dropped if its attempt has ended
+        or has reported newer progress."""
         kept = {key: text for key, text in texts.items() if key in running_claim_keys}
         with self._lock:
             self._text_by_claim_key = kept | self._text_by_claim_key

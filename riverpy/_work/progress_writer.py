@@ -27,24 +27,25 @@ if TYPE_CHECKING:
 PROGRESS_WRITE_INTERVAL = 1.0
 """The minimum time between two writes, in seconds."""
 PROGRESS_WRITE_TIMEOUT = 2.0
-"""Seconds that one write may take."""
+"""The timeout of one write, in seconds."""
 
 
 class ProgressWriter:
-    """Stores reported progress with at most one statement in `PROGRESS_WRITE_INTERVAL`. While no
-    job reports, it sleeps without a timer."""
+    """Stores reported progress with at most one statement per `PROGRESS_WRITE_INTERVAL`. While no
+    job reports progress, it sleeps without a timer."""
 
     name = "progress writer"
 
     def __init__(self, context: RunContext, running: RunningAttempts) -> None:
-        """`running` are the jobs that may report."""
+        """`running` contains the jobs that may report progress."""
         self._reports, self._running = context.client.attempt_store.progress_reports, running
         self._subscriptions = context.client.subscriptions
         self._connection, self._schema = context.connections.reserved, context.schema
         self._log = get_logger().with_rate_limit()
 
     async def run(self, scope: StopScope, *, task_status: TaskStatus[None]) -> None:
-        """Write progress until stopped. The rest is stored with the results of the jobs."""
+        """Write progress until stopped. Progress that is not written then is stored with the
+        results of the jobs."""
         loop, wakeup = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:

@@ -50,28 +50,30 @@ if TYPE_CHECKING:
     from riverpy._work.running_attempts import RunningAttempts
 
 RECONCILE_INTERVAL = 30.0
-"""Seconds between two checks of pauses, cancels and claims."""
+"""Seconds between two checks for paused queues, cancelled jobs and lost claims."""
 RECONCILE_INTERVAL_WHEN_POLLING = 2.0
-"""Seconds between two checks of pauses and cancels while no notifications arrive; as in River."""
+"""Seconds between two checks for paused queues and cancelled jobs while no notifications arrive, as
+in River."""
 QUEUE_ROW_UPDATE_INTERVAL = 600.0
-"""Seconds between two updates of the client's rows in `river_queue`; as in River."""
+"""Seconds between two updates of the client's rows in `river_queue`, as in River."""
 STATEMENT_TIMEOUT = 10.0
-"""Seconds for one statement on the connection for claims."""
+"""The timeout of one statement on the connection for claims, in seconds."""
 RESERVED_CONNECTION_STATEMENT_TIMEOUT = 2.0
-"""Seconds for one statement on the connection that is reserved for leases and heartbeats."""
+"""The timeout of one statement on the connection that is reserved for leases and heartbeats, in
+seconds."""
 CLAIM_RELEASE_TIMEOUT_MIN = 1.0
 """The minimum timeout for releasing lost claims at the end of a run, in seconds."""
 RECONCILE_RETRY_DELAY = 2.0
-"""Seconds until the next check after an error of the database."""
+"""Seconds until the next check after a database error."""
 ROWS_PER_STATEMENT_MAX = 5_000
 """The maximum number of rows in one statement."""
 RECONCILE_STEP_TIMEOUT = 15.0
-"""Seconds after which one step of a check sends no further statement. The remaining rows wait for
-the next check."""
+"""After this many seconds, one step of a check sends no further statement. The remaining rows wait
+for the next check."""
 RECONCILE_TIMEOUT = 90.0
 """The timeout of all statements of one check together, in seconds."""
 LOST_CLAIM_MARGIN = 0.5
-"""A claim without an answer counts as lost this many seconds after its timeout."""
+"""A claim without an answer counts as lost this many seconds after the timeout of the claim."""
 RUNNING_STATES = ("running",)
 RESCUE_PAGE_SIZE = 1_000
 """The maximum number of jobs of an earlier run that one statement reads."""
@@ -79,7 +81,8 @@ RowT = TypeVar("RowT", bound="ClaimKey | JobRescue | Attempt | str")
 
 
 class Reconciler:
-    """Checks pauses, cancels and claims while the producers of one client run."""
+    """Checks for paused queues, cancelled jobs and lost claims while the producers of one client
+    run."""
 
     name = "reconciler"
 
@@ -93,8 +96,9 @@ class Reconciler:
         is_listening: Callable[[], bool],
         abandoned_claim_keys: frozenset[ClaimKey],
     ) -> None:
-        """`is_listening` returns whether notifications arrive. `abandoned_claim_keys` are attempts
-        of earlier runs in this process, whose code may still run. They are not released."""
+        """`is_listening` returns whether notifications arrive. `abandoned_claim_keys` are the
+        attempts of earlier runs in this process whose code may still run. The reconciler does not
+        release them."""
         self._schema, self._client_id = run.schema, run.client.id
         self._reserved_connection = run.connections.reserved
         self._claim_connection = run.connections.claims
@@ -114,7 +118,7 @@ class Reconciler:
         """Whether a claim without an answer may have claimed jobs that do not run."""
         self._next_queue_update_at = 0.0
         self._last_read_id: int | None = 0
-        """The jobs of an earlier run were read up to this job id. None: all were read."""
+        """The jobs of an earlier run were read up to this job id. None if all were read."""
         self._skipped_row_getters: list[Callable[[], list[SkippedRowReport]]] = []
         self._release_sender = self._make_row_sender(
             "release", self._send_releases, lambda claim_key: claim_key.id
@@ -129,15 +133,15 @@ class Reconciler:
             "cancel check", self._cancel_attempts_if_requested, lambda attempt: attempt.id
         )
         self._queue_update_error: Exception | None = None
-        """The last error of a statement that updates the row of a single queue."""
+        """The last error of a statement that updates the row of one queue only."""
         self._changed_job_count = 0
-        """The number of jobs that this check has released or rescued."""
+        """The number of jobs that the current check has released or rescued."""
         self._removed_queues: set[str] = set()
-        """The removed queues of which an unanswered claim may still have claimed jobs."""
+        """The removed queues whose jobs may have been claimed by a claim without an answer."""
         self._pause_lock = anyio.Lock()
         """A lock that is held from a read of the paused queues until their producers are paused."""
         self._paused_queues: set[str] = set()
-        """The paused queues that this check has found so far."""
+        """The paused queues that the current check has found so far."""
         self._log = get_logger()
         self._damaged_jobs = DamagedJobTracker("finding lost claims", self._log)
         self._limited_log = self._log.with_rate_limit()
@@ -149,8 +153,9 @@ class Reconciler:
         send_rows: Callable[[list[RowT]], Awaitable[None]],
         get_name: Callable[[RowT], int | str],
     ) -> BatchSender[RowT]:
-        """Return a sender of rows. A row whose statement fails is logged, and reported with
-        `purpose`. `get_name` returns the job id or the queue of a row."""
+        """Return an object that sends rows in batches. If the statement for a single row fails, the
+        row is logged, and reported as skipped with `purpose`. `get_name` returns the job id or the
+        queue of a row."""
         sender = BatchSender[RowT](
             BatchStatement(send_rows, get_row_id=lambda row: row),
             batch_size=BatchSize(ROWS_PER_STATEMENT_MAX, STATEMENT_TIMEOUT),
@@ -177,7 +182,7 @@ class Reconciler:
 
     @property
     def skipped_rows(self) -> list[SkippedRowReport]:
-        """The rows that the reconciler skips for a while, because their statements fail."""
+        """The rows that the reconciler skips for a while, because statements on these rows fail."""
         return [
             *self._damaged_jobs.skipped_job_reports,
             *(row for report in self._skipped_row_getters for row in report()),
@@ -199,7 +204,7 @@ class Reconciler:
         self._schedule_lost_claim_check()
 
     def _schedule_lost_claim_check(self) -> None:
-        """Plan a check for the time at which a claim that has just failed counts as lost."""
+        """Plan a check for the time at which a claim that fails now counts as lost."""
         self._failed_claim_lost_at = time.monotonic() + CLAIM_TIMEOUT + LOST_CLAIM_MARGIN
         self._next_claim_check_at = min(self._next_claim_check_at, self._failed_claim_lost_at)
         self._wakeup.set()
@@ -283,7 +288,7 @@ class Reconciler:
 
     def forget_removed_queue(self, queue: str) -> None:
         """Stop updating the row of a removed queue. If a claim without an answer may have claimed
-        its jobs, they are still released."""
+        jobs of this queue, these jobs are still released."""
         self._queue_update_sender.forget_skipped_row(queue)
         if self.has_unanswered_claim:
             self._removed_queues.add(queue)
@@ -364,9 +369,9 @@ class Reconciler:
         )
 
     async def release_unanswered_claims(self, timeout: float) -> None:
-        """Release jobs of claims without an answer, at the end of the run.
+        """Release the jobs of claims without an answer at the end of the run.
 
-        Call this method after the producers have ended. Its time limit is `timeout` seconds, but at
+        Call this method after the producers have ended. Its timeout is `timeout` seconds, but at
         least `CLAIM_RELEASE_TIMEOUT_MIN`.
         """
         if not self.has_unanswered_claim:
