@@ -440,8 +440,8 @@ def _service_file_path(environ: Mapping[str, str]) -> Path:
 
 
 def make_pg_variables_url(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the URL that means the server in the environment variables `PG*`. The URL contains the
-    service of PGSERVICE, because asyncpg reads this variable too late."""
+    """Return a URL that selects the same server as the environment variables `PG*`. The URL
+    contains the service of PGSERVICE, because asyncpg reads this variable too late."""
     service = environ.get("PGSERVICE")
     return f"{_EMPTY_URL}?service={quote(service, safe='')}" if service else _EMPTY_URL
 

@@ -70,7 +70,7 @@ class JobBatchStatement(Protocol):
         filters: Mapping[str, object],
         batch: Sequence[int],
     ) -> BatchChangeResult:
-        """Change the jobs in `batch`, a list of job ids, that pass `filters`."""
+        """Change the jobs that pass `filters` and whose ids are in `batch`."""
         ...
 
 

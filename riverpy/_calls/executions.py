@@ -1,5 +1,5 @@
-"""ExecutionMethods: the methods of a client that run a function once for a key, even if many
-processes call them."""
+"""ExecutionMethods: the methods of a client that run a function once for each key, even if many
+processes call them with the same key."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ class _KeyLockedError(Exception):
 
 
 class ExecutionMethods(ClientMethods):
-    """The methods of a client that run a function once for a key."""
+    """The methods of a client that run a function once for each key."""
 
     @cached_property
     def _unrecorded_failures(self) -> dict[str, Claim]:
-        """Claims of `run_at_most_once` calls that failed, by key, while the failure is not yet
-        recorded in the database. Until it is recorded, other calls with the key return IN_PROGRESS
-        as long as this client is alive."""
+        """The claims of failed `run_at_most_once` calls, by key, whose failure is not yet recorded
+        in the database. Until it is recorded, other calls with the key return IN_PROGRESS as long
+        as this client is alive."""
         return {}
 
     @overload
@@ -136,11 +136,12 @@ class ExecutionMethods(ClientMethods):
         wait: timedelta = KEY_WAIT_TIMEOUT_DEFAULT,
         tx: CallerTransaction | None = None,
     ) -> Execution[ResultT]:
-        """Run a function that writes to the database once for this key. The writes of `await
-        fn(connection)` and the record of the key are stored in one transaction.
+        """Run a function once for this key. The function writes to the database. Its writes and the
+        record of the key are stored in one transaction.
 
-        If `fn` raises, nothing is stored, and a later call runs `fn` again. If several calls run at
-        the same time, one call runs `fn` and the others wait for its outcome.
+        `await fn(connection)` runs the function. If `fn` raises, nothing is stored, and a later
+        call runs `fn` again. If several calls run at the same time, one call runs `fn` and the
+        others wait for its outcome.
 
         Args:
             key: identifies the effect: 1 to 255 characters.
@@ -210,9 +211,9 @@ class ExecutionMethods(ClientMethods):
         *,
         kept: timedelta | None = KEY_RETENTION_DEFAULT,
     ) -> Execution[ResultT]:
-        """Run a function with an effect outside the database, such as sending a mail, at most once
-        for this key. After a crash or an error, the effect may or may not have happened, and `fn`
-        does not run again.
+        """Run a function at most once for this key. The function has an effect outside the
+        database, such as sending a mail. After a crash or an error, the effect may or may not have
+        happened, and `fn` does not run again.
 
         The call claims the key, runs `await fn(claim)`, and records that the effect is complete. If
         `fn` raises, the key stays claimed and the caller receives the exception. Another call with
@@ -258,8 +259,9 @@ class ExecutionMethods(ClientMethods):
         expires_after: timedelta = CLAIM_EXPIRY_DEFAULT,
         kept: timedelta | None = KEY_RETENTION_DEFAULT,
     ) -> Execution[ResultT]:
-        """Run a function with an effect outside the database until it succeeds once for this key.
-        After a crash or an error, another call runs `fn` again, so the effect may happen twice.
+        """Run a function until it succeeds once for this key. The function has an effect outside
+        the database. After a crash or an error, another call runs `fn` again, so the effect may
+        happen twice.
 
         The call claims the key for the time `expires_after`, runs `await fn(claim)`, and records
         that the effect is complete. If `fn` raises, the claim is released and the caller receives

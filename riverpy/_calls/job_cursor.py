@@ -51,7 +51,7 @@ class JobPosition(NamedTuple):
 
 
 class CursorParameters(NamedTuple):
-    """The position in a list from a cursor, as parameters for SQL statements."""
+    """The position that a cursor contains, as parameters for SQL statements."""
 
     id: int
     sort_time: str | None
@@ -72,8 +72,8 @@ def encode_cursor(position: JobPosition) -> str:
 
 
 def decode_cursor(text: str, order: JobOrder) -> CursorParameters:
-    """Return the position that a cursor contains. `order` is the order of the list that uses it.
-    Both alphabets of base64 are accepted, with or without padding. Unknown JSON keys are ignored.
+    """Return the position that a cursor contains. `order` is the order of the list to read. Both
+    alphabets of base64 are accepted, with or without padding. Unknown JSON keys are ignored.
 
     Raises:
         ConfigError: the text is not a cursor, or is a cursor of a list with another order.

@@ -99,8 +99,8 @@ def plan_page(
     limit: int,
     after: str | JobRow | None,
 ) -> PagePlan:
-    """Return the plan for the page that starts behind `after`, a cursor or a job. None: the first
-    page.
+    """Return the plan for the page that starts behind `after`, a cursor or a job. If `after` is
+    None, return the plan for the first page.
 
     Raises:
         ConfigError: the order, the limit or the cursor is not allowed.
@@ -137,7 +137,7 @@ def plan_page(
 def _get_start_position(
     after: str | JobRow, order: JobOrder, time_field: str | None
 ) -> CursorParameters:
-    """Return the position behind which a page starts: that of the cursor or job `after`."""
+    """Return the position of `after`, a cursor or a job. The page starts behind this position."""
     if not isinstance(after, JobRow):
         return decode_cursor(after, order)
     raw = None if time_field is None else after.columns()[_COLUMN_BY_TIME_FIELD[time_field]]
@@ -151,8 +151,9 @@ def _should_hide_limit_from_planner(filters: CheckedFilters, *, is_first_by_id: 
 
     If the planner saw the limit, it could choose to read all old jobs first, for two reasons. It
     has no statistics on the content of metadata, args and errors, so it expects that many jobs pass
-    filters on them. It also expects jobs of each state anywhere in the table, but jobs that wait or
-    run are among the newest. The second reason does not apply to a page behind a cursor.
+    filters on them. It also expects that the jobs of a state are spread over the whole table, but
+    jobs that wait or run are among the newest. The second reason does not apply to a page behind a
+    cursor.
     """
     given = filters.values
     if not given.keys().isdisjoint({"metadata", "args"}):

@@ -64,7 +64,7 @@ class ListeningMethods(ClientMethods):
 
 
 async def _take_connection(pool: Pool) -> Connection:
-    """Take a connection out of the caller's pool for a long time. The pool replaces the connection
-    after it is closed."""
+    """Take a connection out of the caller's pool and keep it. When it is closed, the pool replaces
+    it."""
     connection: Any = await pool.acquire()
     return connection

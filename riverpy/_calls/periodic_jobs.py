@@ -26,7 +26,7 @@ class PeriodicJobMethods(ClientMethods):
             await periodic.periodic_pause(connection, self._config.schema, job_id)
 
     async def periodic_resume(self, job_id: str, *, tx: CallerTransaction | None = None) -> None:
-        """Resume a paused periodic job. Runs whose time was during the pause are skipped.
+        """Resume a paused periodic job. Runs that were scheduled during the pause are skipped.
 
         Raises:
             NotFoundError, SchemaMissingError: as `periodic_pause`.

@@ -62,8 +62,8 @@ CONTACT_LOST_AT_SHARE_OF_DEAD_AFTER = 1 / 2
 `dead_after`."""
 WRITE_TIMEOUT_SHARE_OF_DEAD_AFTER = 1 / 30
 WRITE_TIMEOUT_MIN = 0.25
-"""The minimum timeout for writing a heartbeat on one connection, in seconds. Otherwise the timeout
-is `WRITE_TIMEOUT_SHARE_OF_DEAD_AFTER` of `dead_after`."""
+"""The minimum timeout for writing a heartbeat on one connection, in seconds. The timeout is
+`WRITE_TIMEOUT_SHARE_OF_DEAD_AFTER` times `dead_after`, but not less than this."""
 HEARTBEAT_RETRY_DELAY_MAX = 1.0
 """The maximum delay before the next attempt after a heartbeat failed on every connection, in
 seconds."""

@@ -1,5 +1,5 @@
-"""The name of a process, by which others check whether it has ended, and the check that an object
-is used in the process and event loop that opened it."""
+"""A name for a process, by which other processes check whether it has ended. Also checks that an
+object is used in the process and event loop that opened it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ def _has_pid_ended(pid: int, start_time: str) -> bool:
 
 
 def _read_boot_and_pid_namespace() -> str | None:
-    """Return the id of the machine's current boot, and the process id namespace of this process."""
+    """Return a text that identifies the machine since its last boot and the container of this
+    process. Return None if the system is not Linux."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"

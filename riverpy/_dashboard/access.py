@@ -159,9 +159,10 @@ def expect_api_change_allowed(request: Request, access: Access) -> None:
     and no page of another site may have sent the request. There is no CSRF token, because programs
     send such requests too.
 
-    If headers of the browser name the origin of the request, it must be this site. If there are no
-    such headers, the content type must be JSON. Forms of other sites cannot send JSON. Scripts of
-    other sites would need the permission of the dashboard, and the dashboard does not give it.
+    A browser sends headers with the origin of the request. The origin must be this dashboard. A
+    request without such headers must have the content type JSON. Forms of other sites cannot send
+    JSON. Scripts of other sites need the permission of the dashboard to send it, and the dashboard
+    does not give it.
 
     Raises:
         PageError: the request is refused. Nothing was changed.

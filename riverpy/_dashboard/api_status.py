@@ -144,7 +144,7 @@ async def get_features(call: ApiCall, _: NoInput) -> Features:
 
 
 async def check_health(call: ApiCall, given: HealthCheckInput) -> StatusAnswer:
-    """Check whether the dashboard works. A request that fails is answered with an error."""
+    """Check whether the dashboard works. If it does not, the request fails with an error status."""
     if given.name == "complete":
         async with open_read_transaction(call.site.client) as tx:
             await read_server_time(tx)

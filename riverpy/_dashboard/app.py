@@ -106,8 +106,8 @@ _QUESTION_CACHE_CONTROL = "private, no-cache"
 store the page for its button Back, but must not use it for a new request. If it could not store the
 page, the button Back would ask the user whether to send the form again."""
 _QUESTION_PAGE_FIELDS = (CSRF_TOKEN_FIELD, CONFIRMED_FIELD)
-"""The fields of the form that the confirmation page adds itself. It copies all other fields of the
-first form."""
+"""The form fields that the confirmation page sets itself. It copies all other fields from the form
+that requested the change."""
 
 
 def make_app(client: Client, options: DashboardOptions) -> Starlette:

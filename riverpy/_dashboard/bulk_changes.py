@@ -155,7 +155,7 @@ async def start_bulk_change(form: BulkChangeForm, site: Site, access: Access) ->
 
 
 def parse_stop_form(path_params: Mapping[str, Any], _fields: QueryParams) -> RequestedChange:
-    """Return the change that stops a run. Its form has only the id of the run, in the path."""
+    """Return the change that stops a run. The path of the form contains the id of the run."""
     run_id: str = path_params["run_id"]
     return RequestedChange(partial(_stop_run, run_id), next_path=make_bulk_run_path(run_id))
 

@@ -51,10 +51,10 @@ class BulkPlan(NamedTuple):
     filters_text: str
     """The filters in words, for the page and the log."""
     list_path: str
-    """The path of the page that lists these jobs, below the path of the dashboard."""
+    """The path of the page that lists these jobs, relative to the dashboard's mount path."""
     user: str | None
     matched: int
-    """The number of jobs that matched when the run was requested."""
+    """The number of jobs that matched when the run started."""
     is_count_exact: bool
     """Whether `matched` is exact. False: more jobs may have matched."""
 

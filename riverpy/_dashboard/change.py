@@ -23,8 +23,8 @@ CONFIRMED_FIELD = "confirmed"
 """The form field that the confirmation page adds. Its value `yes` means that the user has confirmed
 the change."""
 BACK_PATH_FIELD = "back"
-"""The form field with the path of the page to show after the change, below the path of the
-dashboard."""
+"""The form field with the path of the page to show after the change, relative to the dashboard's
+mount path."""
 
 
 class ConfirmationQuestion(NamedTuple):
@@ -41,7 +41,8 @@ class ConfirmationQuestion(NamedTuple):
     is_dangerous: bool = False
     """Whether the change cannot be undone."""
     fields: tuple[tuple[str, str], ...] = ()
-    """Form fields that the confirmation page adds to those of the first form."""
+    """Form fields that the confirmation page adds to those of the form that requested the
+    change."""
 
 
 class RequestedChange(NamedTuple):
@@ -62,7 +63,7 @@ class ChangeRoute(NamedTuple):
     """The path and the parser of all forms that request one kind of change."""
 
     path: str
-    """The path below the path of the dashboard, as a Starlette route."""
+    """The path relative to the dashboard's mount path, as a Starlette route."""
     parse_form: Callable[[Mapping[str, Any], QueryParams], RequestedChange]
     """Return the change that a form requests. The arguments are the parameters of the path and the
     fields of the form. Raise PageError if the form does not come from this dashboard."""

@@ -49,8 +49,8 @@ class DoctorReport(NamedTuple):
 
 
 class DoctorCache:
-    """Runs the checks of `riverpy doctor`, at most one run at a time. The request that finds the
-    findings too old starts the run. All other requests use the last findings."""
+    """Runs the checks of `riverpy doctor`, at most one run at a time. A request starts a run if the
+    findings are too old. All other requests use the last findings."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

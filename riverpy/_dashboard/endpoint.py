@@ -26,13 +26,13 @@ class NoInput(msgspec.Struct):
 
 
 class StatusAnswer(msgspec.Struct):
-    """The answer that a request succeeded."""
+    """The answer to a request that succeeded."""
 
     status: Annotated[str, msgspec.Meta(description="Always `ok`.")] = "ok"
 
 
 class ErrorAnswer(msgspec.Struct):
-    """The reason why a request was refused or failed."""
+    """The answer to a request that was refused or failed, with the reason."""
 
     message: Annotated[str, msgspec.Meta(description="A text for people.")]
 

@@ -46,8 +46,8 @@ def make_health_summary(
 
 
 def is_silent(worker: WorkerStatus) -> bool:
-    """Return whether the last heartbeat of a worker is so old that the worker has stopped claiming
-    jobs, if it is alive. It counts as dead later, after its `dead_after`."""
+    """Return whether a worker is silent: its last heartbeat is so old that a live worker would have
+    stopped claiming jobs. The worker counts as dead later, after its `dead_after`."""
     if worker.state == "silent":
         return True
     if worker.silent_for is None or worker.dead_after is None:

@@ -44,7 +44,7 @@ class ErrorGroup(NamedTuple):
     """The first line of the error, shortened. Empty: there is no error."""
     job_count: int
     path: str
-    """The path of the page that lists these jobs, below the path of the dashboard."""
+    """The path of the page that lists these jobs, relative to the dashboard's mount path."""
 
 
 class ErrorGroups(NamedTuple):

@@ -122,7 +122,7 @@ async def _load_job_list(view: PageView, search: JobSearch) -> Mapping[str, obje
 
 def _make_listed_jobs(site: Site, jobs: Sequence[JobRow]) -> Iterator[ListedJob]:
     """Yield each job with the texts that the list shows. If the user's function `mask` fails for
-    one kind, it is not called again for that kind, because each failure is logged."""
+    one kind, it is not called again for that kind, so that the log does not repeat the failure."""
     failed_kinds: set[str] = set()
     for job in jobs:
         if site.options.hide_args:

@@ -91,7 +91,8 @@ class FoundJobs(NamedTuple):
     damaged: dict[int, str]
     """The jobs that the server cannot read, by id. The values are the server's errors."""
     sampled_ids: list[int]
-    """The ids of a larger number of found jobs, see FoundJobIds."""
+    """The ids of the jobs of this page and of jobs behind it. The page groups these jobs by their
+    errors."""
     next_cursor: str | None
     """The cursor of the next page. None: this is the last page."""
     limit_note: str | None
@@ -323,7 +324,7 @@ async def _search_source(
 
 
 def _choose_limit(plan: PagePlan, source: SearchSource) -> int:
-    """Return how many jobs a search of this source reads at most."""
+    """Return the maximum number of jobs that a search of this source reads."""
     given = _SELECTIVE_SQL_PARTS.intersection(plan.statement.sql_parts) - {source}
     return SORTED_JOBS_MAX if source == "kinds" or not given else SEARCHED_JOBS_MAX
 

@@ -28,8 +28,8 @@ class FlashMessage(msgspec.Struct, frozen=True):
     state: Literal["ok", "look", "act"] = "ok"
     """`ok`: the whole change was made. `look`: a part was not made. `act`: nothing was changed."""
     link: str = ""
-    """The path of a page with more information, below the path of the dashboard. Empty: there is no
-    link."""
+    """The path of a page with more information, relative to the dashboard's mount path. Empty:
+    there is no link."""
     link_text: str = ""
     changed_at: float = msgspec.field(default_factory=time.time)
     """The time of the change as a Unix timestamp."""

@@ -37,7 +37,7 @@ class Page(NamedTuple):
 
     name: str
     path: str
-    """The path below the path of the dashboard, as a Starlette route."""
+    """The path relative to the dashboard's mount path, as a Starlette route."""
     template: str
     """The name of the template, which extends `base.html`.
 

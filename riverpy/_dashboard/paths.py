@@ -16,8 +16,8 @@ QUOTED_NAME_LENGTH_MAX = 200
 
 
 def is_same_site_path(path: str) -> bool:
-    """Return whether a path always stays on this site. The path is below the path of the
-    dashboard."""
+    """Return whether a path cannot lead to another site. The path is relative to the dashboard's
+    mount path."""
     return path.startswith("/") and not path.startswith("//") and "\\" not in path
 
 
@@ -27,21 +27,21 @@ def quote_name(name: str) -> str:
 
 
 def make_queue_path(name: str) -> str:
-    """Return the path of the page of a queue, below the path of the dashboard."""
+    """Return the path of the page of a queue, relative to the dashboard's mount path."""
     return "/queue?" + urlencode({"name": name})
 
 
 def make_worker_path(client_id: str) -> str:
-    """Return the path of the page of a worker, below the path of the dashboard."""
+    """Return the path of the page of a worker, relative to the dashboard's mount path."""
     return "/worker?" + urlencode({"id": client_id})
 
 
 def make_periodic_job_path(job_id: str) -> str:
-    """Return the path of the page of a periodic job, below the path of the dashboard."""
+    """Return the path of the page of a periodic job, relative to the dashboard's mount path."""
     return "/periodic-job?" + urlencode({"id": job_id})
 
 
 def make_bulk_run_path(run_id: str) -> str:
     """Return the path of the page of a bulk run, i.e. a change of all jobs that match a search. The
-    path is below the path of the dashboard."""
+    path is relative to the dashboard's mount path."""
     return f"/bulk-change/{run_id}"

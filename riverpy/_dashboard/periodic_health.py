@@ -22,13 +22,12 @@ if TYPE_CHECKING:
     from riverpy._tools.top.status import FleetStatus, LeaderStatus
 
 SEARCHED_JOBS_MAX = 10_000
-"""The maximum number of jobs, the newest of the table, in which the last job of a periodic job is
-searched."""
+"""How many of the newest jobs in the table are searched for the last job of a periodic job."""
 
 
 def split_periodic_id(row_id: str) -> tuple[str, str]:
-    """Split the id of a row of periodic jobs into the id of the periodic job and its leader
-    domain."""
+    """Split the id of a row in the table of periodic jobs into the id of the periodic job and its
+    leader domain."""
     job_id, _, domain = row_id.partition("@")
     return job_id, domain or DEFAULT_DOMAIN
 
@@ -120,11 +119,12 @@ def describe_missing_run(entry: PeriodicJobEntry, now: datetime, *, is_job_found
 async def find_last_jobs(
     tx: Transaction, schema: str | None, entries: Sequence[PeriodicJobEntry]
 ) -> dict[str, list[InsertedPeriodicJob]]:
-    """Find the last inserted jobs of periodic jobs. Return them by the ids of the rows.
+    """Find the last inserted jobs of periodic jobs. Return a list of jobs for each row in the table
+    of periodic jobs, by the id of the row.
 
-    The list of a row has one job for each cause, for example the schedule or a request. The newest
-    job is first. A row is missing if its jobs are not known. Jobs do not store their leader domain,
-    so they are not known for an id that several domains use.
+    A list contains one job for each cause, for example the schedule or a request. The newest job is
+    first. If the jobs of a row are not known, the result has no list for it. Jobs do not store
+    their leader domain, so they are not known for an id that several domains use.
     """
     ids = sorted({split_periodic_id(entry.id)[0] for entry in entries})
     try:

@@ -57,7 +57,7 @@ class NextRunTimes(NamedTuple):
     zone_name: str | None = None
     """The name of the schedule's time zone. None: the schedule has no time zone."""
     local_times: Sequence[str] = ()
-    """The same times as texts, in the schedule's time zone."""
+    """The times of `times` as texts, in the schedule's time zone."""
     note: str = ""
     """Why later times are not known. Empty: they are known."""
 
@@ -143,8 +143,9 @@ async def _find_last_job(
     found: FoundJobs,
     fleet: FleetStatus,
 ) -> ListedRun | None:
-    """Return the last job of the periodic job: the newest job in `found` or, if that is empty, the
-    job of the last run. The latter may be older than the searched jobs. None: not known."""
+    """Return the last job of the periodic job. This is the newest job in `found`. If `found` is
+    empty, it is the job of the last run, which may be older than the searched jobs. None: not
+    known."""
     if found.jobs:
         return make_run_of_job(found.jobs[0])
     if entry.last_run_at is None:

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from riverpy.queue import Queue
 
 LONG_WAIT_SECONDS = 60.0
-"""A queue is behind if its oldest due job waits longer than this, in seconds."""
+"""The maximum wait of the oldest due job in seconds. If it waits longer, the queue is behind."""
 UNWORKED_SECONDS_MAX = QUEUE_LAG_MAX_DEFAULT.total_seconds() * UNWORKED_QUEUE_FAIL_LAG_FACTOR
-"""If no worker works a queue and a job waits longer than this, an operator must act. `riverpy
-doctor` uses the same limit, so that both report the same. In seconds."""
+"""The wait of a job in seconds after which an operator must act if no worker works the queue.
+`riverpy doctor` has the same limit."""
 USED_WITHIN_SECONDS = 1200.0
 """A client works a queue if the row of the queue was updated within this time, in seconds. Clients
 in all languages update the row every 10 minutes."""
@@ -141,8 +141,9 @@ async def add_queue_to_status(
     name: str,
     clients: Sequence[ClientRow] = (),
 ) -> FleetStatus:
-    """Return the status with this queue. A status leaves out queues if there are too many. In this
-    case, read the counts of this queue alone. `clients` are the clients that work it."""
+    """Return a status that contains this queue. A status leaves out some queues if there are too
+    many. If it left out this queue, read the counts of the queue. `clients` are the clients that
+    work it."""
     if any(queue.name == name for queue in fleet.queues):
         return fleet
     ended = await read_ended_jobs(
@@ -206,8 +207,8 @@ def gather_queue_facts(
 
 
 def explain_queue(facts: QueueFacts) -> list[Sentence]:
-    """Return sentences about a queue: whether it is behind, and why. The most important sentence is
-    first."""
+    """Return sentences about a queue: whether its jobs wait too long, and why. The most important
+    sentence is first."""
     return sort_sentences(
         [_explain_waits(facts), *_explain_late_jobs(facts), *_explain_silent_workers(facts)]
     )

@@ -14,7 +14,7 @@ class Sentence(NamedTuple):
     health: Health
     text: str
     link: str | None = None
-    """The path of the page with details, below the path of the dashboard."""
+    """The path of the page with details, relative to the dashboard's mount path."""
     link_text: str = ""
 
 

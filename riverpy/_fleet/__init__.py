@@ -1,2 +1,2 @@
-"""Events of all workers of a database. Workers send them only while a client follows, i.e. wants to
-receive, such events."""
+"""Events of all workers of a database. Workers send events only while a client follows them, i.e.
+wants to receive them."""

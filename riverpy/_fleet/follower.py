@@ -112,8 +112,8 @@ class FleetFollower(StreamGroup["FleetStream"]):
         """The times of the next announcement, the next poll and the last read. They are monotonic
         times."""
         self._change_number = self._announced_number = 0
-        """Changes of the wanted events have numbers. These are the numbers of the last change, and
-        of the last change that was announced to the workers."""
+        """The number of the last change of the wanted events, and the number of the last change
+        that was announced to the workers."""
         self._announced = asyncio.Event()
         self._woken = asyncio.Event()
         self._unused_since: float | None = None

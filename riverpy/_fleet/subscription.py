@@ -37,7 +37,7 @@ class FleetStream(Stream[Event]):
         return [self._waiting_items.popleft() for _ in range(min(count, len(self._waiting_items)))]
 
     def add_dropped_by_workers(self, count: int) -> None:
-        """Add to the number of events that workers have dropped."""
+        """Add `count` to the number of events that workers have dropped."""
         self.dropped_by_workers += count
         self.dropped += count
 
