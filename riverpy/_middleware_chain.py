@@ -19,7 +19,8 @@ ResultT = TypeVar("ResultT")
 
 
 class DoInner(Generic[ResultT]):
-    """The `do_inner` of one middleware. The middleware must call it exactly once."""
+    """The function `do_inner` that one middleware receives. It runs the inner code: the next
+    middleware, or the code itself. The middleware must call it exactly once."""
 
     result: ResultT
     """The result of the inner code. This attribute is set when the inner code has returned."""
@@ -38,7 +39,8 @@ class DoInner(Generic[ResultT]):
     def __init__(self, middleware: object, inner: Callable[[], Awaitable[ResultT]]) -> None:
         self._middleware, self._inner = middleware, inner
         self._inner_task: asyncio.Task[Any] | None = None
-        """The task that runs the inner code; None: it has not started, or needs no event loop."""
+        """The task that runs the inner code. None: the inner code has not started, or runs without
+        an event loop."""
         self._has_inner_started = self._has_inner_ended = self._is_closed = False
         self._inner_error: BaseException | None = None
 
@@ -70,8 +72,8 @@ class DoInner(Generic[ResultT]):
         return self.result
 
     def get_inner_error(self) -> BaseException | None:
-        """Return the error of the inner code, after the middleware has returned. None: the inner
-        code raised no error.
+        """Return the error that the inner code raised. None: it raised no error. Call this after
+        the middleware has returned.
 
         Raises:
             RuntimeError: the middleware did not call `do_inner`, or did not await its end.
@@ -88,8 +90,8 @@ class DoInner(Generic[ResultT]):
         return self._inner_error
 
     async def cancel_inner_code(self) -> None:
-        """Cancel the inner code if it still runs in another task, and wait for its end. A job's
-        code must not continue after the attempt at the job."""
+        """If the inner code still runs in another task, cancel it and wait for its end. A job's
+        code must not continue after the attempt of the job has ended."""
         task = self._inner_task
         if task is None or self._has_inner_ended or task is get_current_task():
             return
@@ -97,8 +99,8 @@ class DoInner(Generic[ResultT]):
         await run_despite_cancellation(partial(asyncio.wait, [task]))
 
     def close(self) -> None:
-        """Refuse later calls of `do_inner`, and drop the error, because its traceback refers to
-        this object."""
+        """Refuse later calls of `do_inner`. Drop the error, because its traceback contains a
+        reference to this object."""
         self._is_closed, self._inner_error = True, None
 
 
@@ -112,9 +114,9 @@ async def run_middleware(
     """Run `inner` inside the middleware. The first middleware is the outermost.
 
     Args:
-        middleware: the middleware.
-        call_middleware: calls one middleware.
-        inner: the innermost code.
+        middleware: the middleware to run, the outermost first.
+        call_middleware: calls one middleware with its `do_inner`.
+        inner: the code to run inside all middleware.
         may_suppress_errors: whether a middleware may suppress an error of its inner code. If so,
             the result is None after such an error. If not, the error is raised again.
 

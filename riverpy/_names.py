@@ -1,7 +1,7 @@
 """The rules for names: queues, kinds, tags, schemas, client ids, leases and keys.
 
-The patterns accept the same names as River's. They match in linear time, in ASCII only, and up to
-the end of the text.
+The patterns accept the same names as River's. Each pattern must match the whole text, and does so
+in linear time.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ DEFAULT_DOMAIN = "default"
 River's `river_leader`."""
 LEASE_NAME_LENGTH_MAX = 100
 STEP_METADATA_KEY = "river:resumable_step"
-"""The metadata key of the name of the last completed step."""
+"""The metadata key under which a job stores the name of its last completed step."""
 CURSORS_METADATA_KEY = "river:resumable_cursor"
-"""The metadata key of the cursors: an object from the name of a step to any JSON."""
+"""The metadata key under which a job stores the cursors of its steps. The value is a JSON object
+with step names as keys, and any JSON as values."""
 KEPT_RESULTS_METADATA_KEY = "riverpy:steps"
-"""The metadata key of kept results: an object from the name of a step to any JSON. River keeps no
-results."""
+"""The metadata key under which a job stores the results of its steps. The value is a JSON object
+with step names as keys, and any JSON as values. River does not store results."""
 QUOTED_STEP_METADATA_KEY_PREFIX = '"river:resumable_'
-"""A text that the metadata of each job with stored steps or cursors contains."""
+"""If a job has stored steps or cursors, the JSON text of its metadata contains this text."""
 EXPIRES_AT_METADATA_KEY = "riverpy:expires_at"
-"""The metadata key of the time from which no attempt of a job starts, by the server's clock. Its
-value is a text such as `2026-01-31T18:00:00.000000Z`."""
+"""The metadata key of the time at which a job expires, by the server's clock. No attempt of the job
+starts after this time. The value is a text such as `2026-01-31T18:00:00.000000Z`."""
 PERIODIC_RUN_METADATA_KEY = "riverpy:periodic_run"
-"""The metadata key that says why the leader inserted the job of a periodic job, and for which time:
-a `PeriodicRun` as JSON. River does not store it."""
+"""The metadata key of a `PeriodicRun` as JSON: why the leader inserted this job of a periodic job,
+and for which time. River does not store it."""
 SCHEMA_LEASE_NAME = "@schema"
 """The name of the schema lease. If domain `default` has no riverpy leader, the holder of this lease
 does the maintenance that is done once for the whole schema."""
@@ -82,12 +83,14 @@ def validate_lease_name(name: str) -> None:
 
 
 def domain_lease_name(domain: str) -> str:
-    """Return the name of the lease of a domain's leader. `domain` must not be `default`."""
+    """Return the name of the lease that the leader of a domain holds. `domain` must not be
+    `default`."""
     return f"{DOMAIN_LEASE_NAME_PREFIX}{domain}"
 
 
 def validate_kind(kind: str, subject: str = "a job kind") -> None:
-    """Raise ConfigError unless the kind follows River's rule. The error text begins with
+    """Raise ConfigError unless the kind follows River's rule: 2 to 127 ASCII letters, digits, `_`
+    and certain punctuation, with a letter, digit or `_` first. The error text begins with
     `subject`."""
     rule = (
         "must start with an ASCII letter, digit or '_', followed by one or more of these or of "
@@ -104,8 +107,8 @@ def validate_tag(tag: str) -> None:
 
 
 def validate_schema_name(name: str) -> None:
-    """Raise ConfigError unless the name has at most 46 letters, digits and `_`, and no digit
-    first."""
+    """Raise ConfigError unless the name has at most 46 ASCII letters, digits and `_`, and does not
+    start with a digit."""
     if isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         validate_schema_name_length(name)
     rule = "must have ASCII letters, digits and '_', and no digit first"
@@ -113,16 +116,16 @@ def validate_schema_name(name: str) -> None:
 
 
 def validate_schema_name_length(name: str) -> None:
-    """Raise ConfigError unless the name has at most 46 bytes. Schemas that the search path finds
-    are checked too."""
+    """Raise ConfigError unless the name has at most 46 bytes. This is also called for a schema that
+    the search path selects."""
     length = len(name.encode("utf-8", "replace"))
     if length > SCHEMA_NAME_LENGTH_MAX:
         raise ConfigError(f"{SCHEMA_NAME_TOO_LONG_TEXT}, got {length}: {name[:80]!r}")
 
 
 def make_unique_id(prefix: str | None) -> str:
-    """Return a unique id `NAME:PID:RANDOM`. NAME is the host's name by default. A long NAME is
-    shortened, so that the id is a valid client id."""
+    """Return a unique id of the form `NAME:PID:RANDOM`. NAME is `prefix`, or the host's name if
+    `prefix` is None. A long NAME is shortened, so that the id is a valid client id."""
     host = socket.gethostname() if prefix is None else prefix
     tail = f":{os.getpid()}:{secrets.token_hex(4)}"
     # A host name may contain bytes that are not text.
@@ -155,8 +158,8 @@ def validate_literal_value(argument_name: str, value: object, literal_type: obje
 def _validate_text(
     subject: str, value: object, length_max: int, pattern: re.Pattern[str], rule_text: str
 ) -> None:
-    """Raise ConfigError unless the value is a text that matches the pattern. The error texts begin
-    with `subject`, and `rule_text` describes the pattern."""
+    """Raise ConfigError unless the value is a text of 1 to `length_max` characters that matches the
+    pattern. The error texts begin with `subject`, and `rule_text` describes the pattern."""
     if not isinstance(value, str):
         raise ConfigError(f"{subject} must be a string, got {type(value).__name__}")
     if not value:

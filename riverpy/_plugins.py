@@ -1,4 +1,5 @@
-"""PluginLists: the hooks and middleware of a client or of a kind of job, in their order."""
+"""PluginLists: the hooks and middleware of a client or of an args class, in the order in which they
+run."""
 
 from __future__ import annotations
 
@@ -41,33 +42,36 @@ class ProcessWidePlugin(Protocol):
 
     @property
     def child_setup_path(self) -> str:
-        """The path `module:function` of a function that each process for jobs calls when it
-        starts."""
+        """The path `module:function` of a function. Each child process for jobs calls it at its
+        start."""
         ...
 
     def around_blocking_job(self) -> AbstractContextManager[None]:
-        """Return a context manager for a blocking job. It is entered in the thread of the job."""
+        """Return a context manager around a blocking job. riverpy enters it in the thread that runs
+        the job."""
         ...
 
     def work(self, job: Job[Any], do_inner: WorkInner, /) -> Awaitable[None]:
-        """Run an attempt, like `WorkerMiddleware.work`."""
+        """Run an attempt of a job inside this middleware; see `WorkerMiddleware.work`."""
         ...
 
 
 process_wide_plugins: list[ProcessWidePlugin] = []
-"""The plugins of all clients of this process. They run outside of all other middleware."""
+"""The process-wide plugins, which all clients of this process use. They are the outermost
+middleware."""
 
 
 def add_process_wide_plugin(plugin: ProcessWidePlugin) -> None:
-    """Add a plugin, unless there already is one of its class. Running clients do not get it."""
+    """Add a process-wide plugin, unless there already is one of its class. Clients that already run
+    do not use it."""
     if not any(type(one) is type(plugin) for one in process_wide_plugins):
         process_wide_plugins.append(plugin)
 
 
 @contextmanager
 def enter_blocking_job_contexts() -> Generator[None]:
-    """Enter the context managers of all process-wide plugins for the `with` block, which runs a
-    blocking job."""
+    """Enter the context managers of all process-wide plugins. The `with` block runs a blocking
+    job."""
     with ExitStack() as stack:
         for plugin in process_wide_plugins:
             stack.enter_context(plugin.around_blocking_job())
@@ -75,8 +79,8 @@ def enter_blocking_job_contexts() -> Generator[None]:
 
 
 class PluginLists:
-    """The hooks and middleware, in one list for each method. Plugins come first, then hooks and
-    middleware, each in the given order."""
+    """The hooks and middleware of a client or args class, in one list for each method that riverpy
+    calls. In each list, the plugins come before the hooks or the middleware."""
 
     def __init__(
         self,
@@ -120,7 +124,8 @@ def read_class_plugins(args_class: object) -> PluginLists:
 
 
 def check_worker_middleware(owner: str, middleware: Sequence[WorkerMiddleware]) -> None:
-    """Raise ConfigError unless each object is a worker middleware."""
+    """Raise ConfigError unless each object is a worker middleware. The error text names `owner`,
+    which has the middleware."""
     _check_plugins(f"the middleware of {owner}", middleware, ("work",))
 
 
@@ -153,14 +158,14 @@ def _check_plugins(setting: str, plugins: object, allowed_methods: Sequence[str]
 
 
 def plugin_name(plugin: object) -> str:
-    """Return the name of a plugin, hook or middleware. For an adapter of a function it is the
-    function's name, otherwise the class's."""
+    """Return the name of a plugin, hook or middleware: the name of its class. For an adapter of a
+    function, it is the name of the function."""
     name = getattr(getattr(plugin, "__wrapped__", plugin), "__qualname__", None)
     return name if isinstance(name, str) else type(plugin).__name__
 
 
 def is_async_function(function: object) -> bool:
-    """Whether `function`, or its `__call__`, is an `async def`."""
+    """Return whether `function`, or its `__call__`, is an `async def`."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 (an object with an async __call__)
     )

@@ -1,4 +1,5 @@
-"""The array types of PostgreSQL in riverpy's statements."""
+"""The array types of PostgreSQL that riverpy's statements use. With this table, asyncpg need not
+read the types from the server."""
 
 from __future__ import annotations
 
@@ -29,4 +30,5 @@ ARRAY_TYPES = {
     1187: _array_type_row(1187, "interval", 1186),
     3807: _array_type_row(3807, "jsonb", 3802),
 }
-"""The array types in riverpy's statements, by oid. The oids of built-in types never change."""
+"""The array types that riverpy's statements use, by oid. The oids of built-in types never
+change."""

@@ -39,16 +39,17 @@ doubled."""
 ROW_BY_ROW_BATCH_SIZE_MAX = 100
 """A failed batch of at most this many rows is sent again row by row."""
 ROW_BY_ROW_SELECTION_SIZE_MAX = 10
-"""If a statement that selects its own rows fails with at most this many rows, the next statement
-has only one row."""
+"""Some statements select their rows themselves, for example a claim of jobs. If such a statement
+fails with at most this many rows, the next one has only one row."""
 REPEATED_ERROR_WINDOW = 60.0
 """Two errors of the same kind within this number of seconds count as a repeated error."""
 FAILED_BATCHES_BEFORE_PAUSE = 8
-"""How many batches may fail one after the other before the sender pauses. After so many failures,
-probably all rows are affected, for example by a locked table or a full disk."""
+"""How many consecutive batches may fail before the sender pauses. After so many failures, probably
+all rows are affected, for example by a locked table or a full disk."""
 PAUSE_MIN, PAUSE_MAX = timedelta(milliseconds=20), timedelta(seconds=2)
 FAILED_BATCHES_BEFORE_RETRY_OF_SKIPPED_ROWS = 3
-"""After so many failed batches and then a successful one, all skipped rows are due at once."""
+"""If at least this many consecutive batches have failed and the next one succeeds, all skipped rows
+are retried at once."""
 
 RowT = TypeVar("RowT")
 
@@ -117,8 +118,8 @@ class BatchSize:
         self.row_count_max = self.row_count = row_count_max
         self._statement_timeout = statement_timeout
         self._suspect_row_count = 0
-        """How many of the next rows may include the failing row, after
-        `shrink_after_failed_selection`."""
+        """After `shrink_after_failed_selection`: the failing row is among this number of next
+        rows."""
 
     @property
     def is_full(self) -> bool:
@@ -126,7 +127,8 @@ class BatchSize:
         return self.row_count >= self.row_count_max
 
     def set_maximum(self, row_count_max: int) -> None:
-        """Change the maximum. A size that was reduced after a failure does not grow."""
+        """Change the maximum number of rows. If the size was reduced after a failure, this call
+        does not increase it."""
         self.row_count = row_count_max if self.is_full else min(self.row_count, row_count_max)
         self.row_count_max = row_count_max
 
@@ -135,13 +137,14 @@ class BatchSize:
         self.row_count = self.row_count_max
 
     def shrink(self, failed_row_count: int) -> None:
-        """Halve the size after a statement over `failed_row_count` rows failed."""
+        """Reduce the size after a failed statement with `failed_row_count` rows: the next statement
+        has half of them."""
         self.row_count = max(failed_row_count // 2, 1)
 
     def shrink_after_failed_selection(self, failed_row_count: int) -> None:
-        """Reduce the size after a failed statement that selected `failed_row_count` rows itself.
-        The next statement selects the same rows first, so the size grows again only when all of
-        them are done."""
+        """Reduce the size after a failed statement that selected up to `failed_row_count` rows
+        itself. The next statements select the same rows first. So the size grows again only when
+        this many rows were sent."""
         self._suspect_row_count = failed_row_count
         self.row_count = (
             math.isqrt(failed_row_count) if failed_row_count > ROW_BY_ROW_SELECTION_SIZE_MAX else 1
@@ -175,7 +178,7 @@ class BatchStatement(Generic[RowT]):
     """Returns the key of a row in `skipped_rows`, which keeps failed rows for a retry. None: the
     row's id is the key."""
     count_rows_that_fit: Callable[[list[RowT]], int] = len
-    """Returns how many of the given rows fit into one statement."""
+    """Returns how many of these rows, from the first one on, fit into one statement."""
     is_row_error: Callable[[Exception], bool] | None = None
     """Returns whether a row may be the cause of an error. None: RepeatedErrorDetector decides."""
     row_by_row_batch_size_max: int = ROW_BY_ROW_BATCH_SIZE_MAX
@@ -187,9 +190,10 @@ def _do_nothing(*_args: object) -> None:
 
 
 class BatchSender(Generic[RowT]):
-    """Sends rows, one statement after the other. Rows that fail alone are kept for a retry.
+    """Sends rows to the database, one statement after the other. A row that fails in a statement of
+    its own is kept for a retry.
 
-    New rows, parts of failed batches, and kept rows take turns.
+    New rows, parts of failed batches, and rows that are kept for a retry take turns.
     """
 
     def __init__(
@@ -208,15 +212,16 @@ class BatchSender(Generic[RowT]):
         Args:
             statement: the statement to send.
             batch_size: the size of batches.
-            skipped_rows: keeps rows that fail alone for a retry. None: they are not sent again.
-            on_row_skipped: called once for each row that fails alone. A refused row is reported at
-                its first failure, a slow row at its second. Without `skipped_rows`, each is
-                reported at its first.
+            skipped_rows: keeps rows that fail alone for a retry. None: such rows are not sent
+                again.
+            on_row_skipped: called once for each row that fails alone. It is called at the first
+                failure of a row that the server refuses, and at the second failure of a row that is
+                too slow. Without `skipped_rows`, it is always called at the first failure.
             on_row_recovered: called when a row that was passed to `on_row_skipped` is sent
                 successfully.
-            on_batch_too_slow: called with the new size and the error when a batch took too long.
-            failures_before_pause: how many batches may fail one after the other before the sender
-                pauses.
+            on_batch_too_slow: called with the new batch size and the error when a batch took too
+                long.
+            failures_before_pause: how many consecutive batches may fail before the sender pauses.
         """
         self._statement = statement
         self._get_row_id, self._get_skipped_row_key = (
@@ -247,7 +252,8 @@ class BatchSender(Generic[RowT]):
         """The end of the pause, in monotonic seconds. A pause stops new rows and failed parts, but
         not retries of single rows."""
         self._last_batch_had_new_rows = False
-        """Whether the last statement sent new rows, so that other rows have their turn."""
+        """Whether the last statement sent new rows. If so, the next statement sends other rows, if
+        there are any."""
 
     @property
     def unsent_rows(self) -> list[RowT]:
@@ -288,8 +294,8 @@ class BatchSender(Generic[RowT]):
             self._new_rows.append(row)
 
     def add_missing_rows(self, rows: Iterable[RowT]) -> None:
-        """Add the rows that are not waiting yet, after all waiting rows. Repeated calls with the
-        same rows do not change their order."""
+        """Add those of `rows` that do not wait yet, behind all waiting rows. A waiting row keeps
+        its place."""
         waiting = set(map(self._get_row_id, self.unsent_rows))
         for row in rows:
             if self._get_row_id(row) not in waiting:
@@ -356,7 +362,7 @@ class BatchSender(Generic[RowT]):
 
     def _take_next_rows(self) -> list[RowT]:
         """Remove and return the rows of the next statement: new rows, a part of a failed batch, or
-        one row that is set aside."""
+        one skipped row whose retry is due. A skipped row is not removed."""
         is_paused = time.monotonic() < self._paused_until
         parts, new = not is_paused and self._failed_batch_parts, not is_paused and self._new_rows
         retry = None if parts else self.skipped_rows.first_due_row()
@@ -424,8 +430,7 @@ class BatchSender(Generic[RowT]):
 def split_batch(
     rows: list[RowT], row_by_row_batch_size_max: int = ROW_BY_ROW_BATCH_SIZE_MAX
 ) -> list[list[RowT]]:
-    """Split a failed batch of N rows into parts of about sqrt(N) rows, or into single rows if N is
-    small. With the default, a failing row is alone in a statement after at most two more
-    failures."""
+    """Split a failed batch of N rows into parts of about sqrt(N) rows. If N is at most
+    `row_by_row_batch_size_max`, split it into single rows."""
     size = math.isqrt(len(rows)) if len(rows) > row_by_row_batch_size_max else 1
     return [rows[start : start + size] for start in range(0, len(rows), size)]

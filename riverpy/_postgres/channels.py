@@ -1,4 +1,5 @@
-"""Channels: LISTEN and UNLISTEN on a connection, and a function for each channel."""
+"""Listens on the notification channels of a connection, and calls a function for each
+notification."""
 
 from __future__ import annotations
 
@@ -11,26 +12,29 @@ if TYPE_CHECKING:
 
 
 def watch_connection_end(connection: Connection, on_end: Callable[[], None]) -> None:
-    """Call `on_end` when the connection ends. A half-open connection causes no such call."""
+    """Call `on_end` when asyncpg notices that the connection has ended. asyncpg does not notice a
+    half-open connection."""
     connection.add_termination_listener(lambda _connection: on_end())
 
 
 async def listen_on_channels(
     connection: Connection, channels: Mapping[str, Callable[[str], None]]
 ) -> None:
-    """LISTEN on each channel, and call its function with each payload."""
+    """Send LISTEN for each channel. `channels` maps the name of a channel to the function that
+    receives the payload of each notification."""
     for channel, function in channels.items():
         await connection.add_listener(channel, _ChannelListener(channel, function))
 
 
 async def stop_listening(connection: Connection, channels: Iterable[str]) -> None:
-    """UNLISTEN each channel."""
+    """Send UNLISTEN for each channel."""
     for channel in channels:
         await connection.remove_listener(channel, _ChannelListener(channel))
 
 
 class _ChannelListener:
-    """The function that asyncpg calls for a channel. asyncpg removes a function by equality."""
+    """The callback that asyncpg calls for each notification of a channel. All callbacks of one
+    channel are equal, so that `stop_listening` can remove a callback by its channel."""
 
     def __init__(self, channel: str, deliver: Callable[[str], None] | None = None) -> None:
         self._channel, self._deliver = channel, deliver

@@ -1,4 +1,4 @@
-"""The statements on clients and their heartbeats: one typed function per SQL statement in
+"""The SQL statements for clients and their heartbeats: one typed function per statement in
 `sql/queries/riverpy_client.sql`."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ClientRegistration(NamedTuple):
 
     client_id: str
     queues: list[str]
-    """The queues that the client works now. The run changes this list."""
+    """The queues that the client works now. The list changes when a queue is added or removed."""
     kinds: list[str]
     is_candidate: bool
     poll_only: bool
@@ -55,11 +55,13 @@ class LastHeartbeat(NamedTuple):
     raw_timestamp: bytes
     """The server's time of the heartbeat. It is only compared with other heartbeats."""
     dead_after_seconds: float
-    """If the heartbeat stays the same for longer than these seconds, its writer counts as dead."""
+    """If the heartbeat does not change for this number of seconds, the client or domain counts as
+    dead."""
 
 
 class RegisteredClientRun(NamedTuple):
-    """A run of a client from start to stop, registered under the client id."""
+    """The run of a client that is registered under a client id. A run lasts from the start of a
+    client to its stop."""
 
     registered_at: int
     last_heartbeat: LastHeartbeat
@@ -95,7 +97,7 @@ async def client_register(
 async def client_get_registered_run(
     connection: Transaction, schema: str | None, *, client_id: str
 ) -> RegisteredClientRun | None:
-    """Return the run that is registered under an id, if there is one."""
+    """Return the run that is registered under a client id, or None if there is none."""
     statement = get_query(_SQL_FILE, "client_registered_run", schema)
     row = await statement.fetchrow(connection, client_id=client_id)
     if row is None:
@@ -122,11 +124,11 @@ async def client_write_heartbeat(
     lease_report: LeaseReport | None = None,
 ) -> bool:
     """Write a heartbeat of the run that registered at `registered_at`. Return False if another run
-    has the client id now.
+    has the client id now. If the client's row was deleted, insert it again.
 
     Args:
-        lease_report: what the client reports about leases. None: the column for it is missing, and
-            is not written.
+        lease_report: the leases for which the client waits, and the lag of its leases. None: the
+            table has no column for it.
     """
     values = {**registration._asdict(), "registered_at": registered_at}
     parts = frozenset[str]()
@@ -140,8 +142,8 @@ async def client_write_heartbeat(
 async def client_is_run_registered(
     connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
 ) -> bool:
-    """Whether the run that registered at `registered_at` is still registered under its client
-    id."""
+    """Return whether the run that registered at `registered_at` is still registered under its
+    client id."""
     return await get_query(_SQL_FILE, "client_is_run_registered", schema).fetchval(
         connection, client_id=client_id, registered_at=registered_at
     )
@@ -157,8 +159,8 @@ async def client_set_slot_counts(
     slot_counts: Sequence[int],
     stuck_job_ids: Sequence[int],
 ) -> None:
-    """Write the client's queues, the slots of each of these queues, and the ids of its stuck
-    jobs."""
+    """Store the client's queues, the number of slots of each queue (how many of its jobs the client
+    runs at a time), and the ids of the client's stuck jobs."""
     await get_query(_SQL_FILE, "client_set_slots", schema).execute(
         connection,
         client_id=client_id,
@@ -180,8 +182,8 @@ async def client_set_state(
     skipped_rows: Sequence[SkippedRowReport] = (),
     skipped_row_count: int = 0,
 ) -> None:
-    """Write the client's state (`working` or `stopping`), its process, and its skipped rows: their
-    number and some of them."""
+    """Store the client's state (`working` or `stopping`), the name of its process, the number of
+    rows that it skips, and a report on some of them."""
     now = time.monotonic()
     await get_query(_SQL_FILE, "client_set_state", schema).execute(
         connection,
@@ -237,9 +239,10 @@ async def client_lock_dead(
     *,
     raw_server_start_time: bytes,
 ) -> set[str]:
-    """Lock the rows of clients until the end of the open transaction, so that these clients cannot
-    write a heartbeat. Return the ids of the locked clients. Clients with a newer heartbeat than the
-    given one are left out. All clients are left out if the server was restarted after
+    """Lock the rows of dead clients until the end of the open transaction, so that these clients
+    cannot write a heartbeat. Return the ids of the locked clients. `last_heartbeats` has the ids of
+    the clients and their last heartbeats. A client that has written another heartbeat, or is
+    writing one, is not locked. No client is locked if the server was restarted after
     `raw_server_start_time`."""
     rows = await get_query(_SQL_FILE, "client_lock_dead", schema).fetch(
         connection,
@@ -253,7 +256,7 @@ async def client_lock_dead(
 async def client_filter_registered(
     connection: Transaction, schema: str | None, *, client_ids: Sequence[str]
 ) -> set[str]:
-    """Return the ids of the given clients that are registered, alive or dead."""
+    """Return those of `client_ids` that are registered. The clients may be alive or dead."""
     rows = await get_query(_SQL_FILE, "client_registered", schema).fetch(
         connection, client_id=client_ids
     )
@@ -263,8 +266,9 @@ async def client_filter_registered(
 async def client_delete_dead_without_jobs(
     connection: Transaction, schema: str | None, last_heartbeats: Mapping[str, bytes]
 ) -> list[str]:
-    """Delete the rows of those given clients that have written no newer heartbeat and have no
-    running job. Return their ids."""
+    """Delete the rows of dead clients. `last_heartbeats` has their ids and last heartbeats. A
+    client that has written another heartbeat, or that has a running job, is kept. Return the ids of
+    the deleted clients."""
     rows = await get_query(_SQL_FILE, "client_delete_idle", schema).fetch(
         connection, client_id=list(last_heartbeats), heartbeat=list(last_heartbeats.values())
     )
@@ -272,7 +276,8 @@ async def client_delete_dead_without_jobs(
 
 
 async def election_get_status(connection: Transaction, schema: str | None) -> ElectionStatus:
-    """Return the leader of `default`, and whether a client could become one."""
+    """Return which client is the leader of `default`, and whether a riverpy client could become
+    leader of `default`."""
     row = await get_query(_SQL_FILE, "election_status", schema).fetchrow(connection)
     assert row is not None  # noqa: S101 (the statement always returns a row)
     return ElectionStatus(*row)

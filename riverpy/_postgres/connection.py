@@ -1,5 +1,5 @@
-"""Connections with one purpose each. A lost connection is made again, and an outage is logged
-once."""
+"""DedicatedConnection: a connection for one purpose, which is made again when it is lost.
+ConnectionOutageTracker logs each outage once, also if it affects several connections."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ OUTAGE_EFFECT_TEXT = "jobs keep running, their results are kept, and the client 
 CLIENT_CONNECTION_CHECK_INTERVAL = timedelta(seconds=1)
 """How often the server checks during a statement that the connection still exists."""
 FIRST_CONNECTION_TIMEOUT = CONNECT_TIMEOUT + 5.0
-"""The timeout for making the first connection with its settings, in seconds."""
+"""The timeout for making a client's first connection and its settings, in seconds."""
 NEW_OUTAGE_AFTER_UNUSED_SECONDS = 60.0
-"""If a lost connection is not used for longer than these seconds, its next failure is logged as a
-new outage."""
+"""If a lost connection was not used for this number of seconds, its next failure is logged as a new
+outage."""
 _BROKEN_SESSION_SQLSTATE_CLASSES = {"08", "53", "57", "58", "XX"}
 """SQLSTATE classes of errors after which a session may be unusable."""
 _READ_ONLY_SQLSTATE = "25006"
@@ -57,15 +57,15 @@ _FATAL_SEVERITIES = {"FATAL", "PANIC"}
 
 
 class StatementTimeoutError(TimeoutError):
-    """riverpy's own timeout ended a running statement. The statement had at least half of that
-    time. Any other TimeoutError of `DedicatedConnection.acquire` means that no statement was
+    """riverpy's own timeout ended a running statement, which had at least half of the timeout to
+    run. Any other TimeoutError of `DedicatedConnection.acquire` means that no statement was
     sent."""
 
 
 async def set_statement_timeout(connection: Connection, timeout: timedelta) -> None:
-    """Set `statement_timeout` and the server's check for lost connections. Otherwise a statement
-    that waits for a lock keeps waiting after its connection was cut. A shorter limit of the session
-    stays in effect."""
+    """Set `statement_timeout`, and let the server check for lost connections. Without this check, a
+    statement that waits for a lock keeps waiting after its connection was cut. A shorter timeout
+    that the session already has stays in effect."""
     statement = get_query("session", "session_limit", None)
     for name, value in (
         ("statement_timeout", timeout),
@@ -88,8 +88,8 @@ async def connect_with_statement_timeout(
     password: PasswordSource | None = None,
 ) -> Connection:
     """Make a connection on which the server ends statements after `statement_timeout`.
-    `application_name` is shown in `pg_stat_activity`. A connection through a pooler has no limit
-    and no settings."""
+    `application_name` is shown in `pg_stat_activity`. A connection through a pooler gets neither
+    this timeout nor settings."""
     connection = await connect(
         url,
         application_name=application_name,
@@ -110,7 +110,8 @@ async def connect_for_maintenance(
     through_pooler: bool,
     password: PasswordSource | None = None,
 ) -> Connection:
-    """Make a connection for maintenance. It sets no `lock_timeout`: each transaction does."""
+    """Make a connection for maintenance. It sets no `lock_timeout`, because each transaction sets
+    its own."""
     # The planner overestimates the cost of these statements. JIT compilation would take longer than
     # it saves.
     return await connect_with_statement_timeout(
@@ -124,14 +125,16 @@ async def connect_for_maintenance(
 
 
 class ConnectionOutageTracker:
-    """Logs an outage twice: when the first of an owner's connections is lost, and when all of them
-    work again."""
+    """Logs the start and the end of an outage. It starts when the first connection of a client or
+    lease manager is lost, and ends when all of its connections work again."""
 
     def __init__(self, *, outage_effect: str = OUTAGE_EFFECT_TEXT, **log_keys: str) -> None:
-        """Create the tracker. Each log event has `log_keys` and, as `effect`, `outage_effect`."""
+        """Create the tracker. Each log event has `log_keys`. The event of a loss also has the key
+        `effect` with `outage_effect`."""
         self._lost_connections: set[str] = set()
         self._unused_since_by_connection: dict[str, float] = {}
-        """For the name of each lost connection, the time at which it became unused."""
+        """For each lost connection that is not used now, by name: the time at which it became
+        unused."""
         self._outage_started_at = 0.0
         self._is_outage_open = False
         """Whether the start of an outage was logged, but not the end."""
@@ -142,7 +145,8 @@ class ConnectionOutageTracker:
 
     @property
     def is_outage_logged(self) -> bool:
-        """Whether a logged outage continues. Other failures during the outage need no warning."""
+        """Whether there is an outage now, which was logged. Code need not log other failures during
+        the outage as warnings."""
         return bool(self._lost_connections)
 
     def record_loss(self, connection_name: str, error: BaseException) -> None:
@@ -182,7 +186,7 @@ class ConnectionOutageTracker:
             self._log_connection_restored(connection_name, last_unused_since)
 
     def _end_outage_of_unused_connections(self, unused_since: Mapping[str, float]) -> None:
-        """Log the end of the outage of connections that are not used any more."""
+        """Log the end of an outage whose lost connections are not used any more."""
         if self._is_outage_open:
             name = max(unused_since, key=unused_since.__getitem__)
             self._log_connection_restored(name, unused_since[name])
@@ -196,7 +200,7 @@ class ConnectionOutageTracker:
         )
 
     def record_unused(self, connection_name: str) -> None:
-        """Record that a connection is closed, or not used for now."""
+        """Record that a connection is closed, or is not used for a while."""
         if connection_name in self._lost_connections:
             self._lost_connections.discard(connection_name)
             self._unused_since_by_connection[connection_name] = time.monotonic()
@@ -211,7 +215,8 @@ class ConnectionOutageTracker:
 
 
 class DedicatedConnection:
-    """One connection for one purpose. One task at a time uses it."""
+    """A connection for one purpose. If it is lost, the next use makes it again. One task at a time
+    uses it."""
 
     def __init__(
         self,
@@ -235,8 +240,9 @@ class DedicatedConnection:
                 connection is lost.
             trace_internal: whether OpenTelemetry's instrumentation of the driver makes spans for
                 the statements.
-            lock_wait_timeout: seconds that `acquire` may wait for other users of the connection, in
-                addition to its timeout. None: it may use half of its timeout for this wait.
+            lock_wait_timeout: how many seconds `acquire` may wait for other tasks that use the
+                connection, in addition to its timeout. None: it waits for at most half of its
+                timeout.
             on_reconnected: called after the connection was lost and made again.
         """
         self.name = name
@@ -270,13 +276,13 @@ class DedicatedConnection:
 
     @asynccontextmanager
     async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Connection]:
-        """Use the connection in the `async with` block, with no other user at the same time, for at
-        most `timeout` seconds. A lost connection is made again within this time. Error texts name
-        `purpose`.
+        """Use the connection in the `async with` block for at most `timeout` seconds. No other task
+        can use it during this time. A lost connection is made again first, within the same time.
+        Error texts name `purpose`.
 
-        An error after which the session may be unusable cuts the connection. If there is no
-        connection after half of the time, no statement is sent, because the rest might be too
-        short for it.
+        After an error that may leave the session unusable, the connection is closed. If there is no
+        connection after half of the time, no statement is sent, because the remaining time might be
+        too short for it.
 
         Raises:
             StatementTimeoutError: `timeout` expired while the block used the connection.
@@ -317,7 +323,7 @@ class DedicatedConnection:
     @asynccontextmanager
     async def _lock_connection(self, purpose: str, timeout: float) -> AsyncGenerator[float]:
         """Wait until no other task uses the connection, then lock it during the `async with` block.
-        Yield how many seconds the block may take."""
+        Yield the number of seconds that the block may take."""
         waited = (
             f"{purpose} waited too long for connection {self.name!r}, which is in use or is being "
             "made again"
@@ -338,8 +344,9 @@ class DedicatedConnection:
         return suppress_tracing(trace_internal=self._trace_internal)
 
     def _is_connection_lost(self, connection: Connection, error: BaseException) -> bool:
-        """Whether the error means that the connection was lost, or that the server does not answer.
-        Otherwise the connection is only replaced."""
+        """Return whether the error means that the connection was lost, or that the server does not
+        answer. After other errors, the connection is replaced without a log entry about an
+        outage."""
         if connection.is_closed():
             return True
         if isinstance(error, PostgresError):
@@ -351,8 +358,8 @@ class DedicatedConnection:
         return isinstance(error, DATABASE_ERRORS) or not self._through_pooler
 
     def mark_unused(self) -> None:
-        """Record that the connection is not used for now. A reported outage can then
-        end although this connection was not restored."""
+        """Record that the connection is not used for a while. Then a logged outage can end before
+        this connection works again."""
         self.outage_tracker.record_unused(self.name)
 
     async def close(self) -> None:
@@ -389,8 +396,8 @@ class DedicatedConnection:
         )
 
     def _log_closed_while_idle(self, connection: Connection | None) -> None:
-        """Log that the connection ended while it was idle. Log nothing if an outage was logged
-        since the connection worked."""
+        """Log that the connection ended while it was idle. Do nothing if an outage was logged after
+        the connection worked last."""
         if connection is None:
             return
         self._record_connection_end()  # asyncpg calls the listener later than `is_closed` changes
@@ -450,8 +457,8 @@ class CallerDatabase:
 
 
 async def expect_writable(connection: Connection) -> None:
-    """Raise ConnectionError if the server is read-only, as it may be for a while after a
-    failover."""
+    """Raise ConnectionError if the server is read-only. After a failover, a server may be read-only
+    for a while."""
     if await get_query("session", "session_is_read_only", None).fetchval(connection):
         raise ConnectionError("the server is read-only: it is a standby, or set to read-only")
 
@@ -465,8 +472,8 @@ async def close_connections(connections: Iterable[DedicatedConnection]) -> None:
 
 
 def may_break_session(error: BaseException) -> bool:
-    """Whether the session may be unusable after an error. If the server only refused the statement,
-    the session is usable."""
+    """Return whether the session may be unusable after this error. If the server only refused the
+    statement, the session is usable."""
     if not isinstance(error, PostgresError):
         return True
     sqlstate: str = getattr(error, "sqlstate", None) or ""

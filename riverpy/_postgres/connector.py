@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from riverpy.config import Config
 
 RESULT_LOCK_TIMEOUT = "100ms"
-"""How long a statement that stores results waits for a locked row. Then the statement fails."""
+"""If a statement that stores results waits for a locked row for longer than this, it fails."""
 JOB_STATEMENT_TIMEOUT = timedelta(seconds=8)
 """The server's `statement_timeout` for claims and results of jobs. riverpy's own timeouts are
 longer. So a slow statement ends with an error of the server, and the connection stays usable."""
 
 
 class Connector:
-    """Makes the connections of a run. Each method raises ConfigError or one of DATABASE_ERRORS if
-    it cannot connect."""
+    """Makes the connections of one run of a client. Each method raises ConfigError or one of
+    DATABASE_ERRORS if it cannot connect."""
 
     def __init__(
         self, url: str | None, config: Config, password: PasswordSource | None = None
@@ -40,13 +40,14 @@ class Connector:
         self._url, self._config, self._password = url, config, password
 
     async def connect_for_claims(self) -> Connection:
-        """Return a connection for claims. With `durable_claims` False, the commit of a claim is not
-        flushed to disk at once. The commit of the job's result also flushes the claim."""
+        """Return a connection for claims of jobs. If `Config.durable_claims` is False, PostgreSQL
+        does not flush the commit of a claim to disk at once. The commit of the job's result also
+        flushes the claim."""
         settings = {} if self._config.durable_claims else {"synchronous_commit": "off"}
         return await self._connect_for_jobs("riverpy claims", settings)
 
     async def connect_for_results(self) -> Connection:
-        """Return a connection for results."""
+        """Return a connection for statements that store the results of jobs."""
         return await self._connect_for_jobs(
             "riverpy results", {"lock_timeout": RESULT_LOCK_TIMEOUT}
         )
@@ -63,7 +64,7 @@ class Connector:
         )
 
     async def connect_for_fleet_events(self) -> Connection:
-        """Return a connection on which events are sent to other clients."""
+        """Return a connection for statements that send events to other clients."""
         return await connect_with_statement_timeout(
             self._url,
             "riverpy fleet",
@@ -73,8 +74,8 @@ class Connector:
         )
 
     async def connect_for_inserts(self) -> Connection:
-        """Return a connection for the inserts of many calls. Each statement has a timeout of its
-        own, and a shorter `statement_timeout` of the role applies."""
+        """Return a connection for statements that insert the jobs of many calls. Each statement has
+        a timeout of its own. A shorter `statement_timeout` of the database role also applies."""
         connection = await connect(
             self._url,
             application_name="riverpy inserts",
@@ -86,7 +87,7 @@ class Connector:
         return connection
 
     async def connect_for_notifications(self) -> Connection:
-        """Return a connection for LISTEN, to `listen_url` if that is set."""
+        """Return a connection for LISTEN. It uses `Config.listen_url` if this is set."""
         name, listen_url = "riverpy listener", self._config.listen_url
         if listen_url is not None:
             return await connect(

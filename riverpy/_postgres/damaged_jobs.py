@@ -1,8 +1,9 @@
-"""Damaged jobs: finds jobs that the server cannot read, and reads all others.
+"""Reads jobs although the server cannot read some of them, because their data is damaged.
 
 If a value is damaged on the disk, each statement that reads the value fails for all its rows. After
-such an error riverpy searches for the damaged jobs. Then it sends the statement again, without the
-wide columns of these jobs: args, errors, metadata."""
+such an error riverpy searches for the damaged jobs. Then it sends the statement again, but does not
+read the wide columns (args, errors, metadata) of these jobs.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 DAMAGE_SEARCH_JOBS_MAX = 100_000
 """The maximum number of jobs of each state among which riverpy searches for damaged jobs."""
 DAMAGE_SEARCH_JOBS_PER_READ = 1_000
-"""The number of jobs that are read at a time."""
+"""The number of jobs that one statement of the search reads."""
 
 DAMAGED_JOB_REMEDY = (
     "if this does not change, delete the row, or restore its values from a backup "
@@ -89,15 +90,15 @@ async def read_jobs_despite_damage(
     read_jobs: Callable[[list[int]], Awaitable[ResultT]],
     known_errors_by_job_id: Mapping[int, str] | None = None,
 ) -> tuple[ResultT, dict[int, str]]:
-    """Read jobs, without the wide columns of damaged jobs.
+    """Read jobs. For damaged jobs, the wide columns are not read.
 
     Args:
-        connection: either in a transaction or not.
+        connection: the connection to use. It may be in a transaction.
         schema: the schema of River's tables.
         states: the states of the jobs that `read_jobs` reads.
-        read_jobs: sends a statement that leaves out the wide columns of the jobs with the given
-            ids.
-        known_errors_by_job_id: the jobs that an earlier read found damaged, as a mapping from id to
+        read_jobs: sends the statement. It receives the ids of the damaged jobs, and must not read
+            their wide columns.
+        known_errors_by_job_id: the damaged jobs that an earlier read found, as a mapping from id to
             error.
 
     Returns:
@@ -122,7 +123,8 @@ async def read_jobs_despite_damage(
 async def find_damaged_jobs(
     connection: Transaction, schema: str | None, ids: Sequence[int]
 ) -> dict[int, str]:
-    """Find the damaged jobs among the given ones. Return their errors by id."""
+    """Find the damaged jobs among the jobs with these ids. Return the errors of the damaged jobs by
+    id."""
     _, damaged = await read_jobs_in_parts(
         connection, ids, lambda part: job_check_damage(connection, schema, part)
     )
@@ -169,10 +171,12 @@ def _savepoint_if_in_transaction(connection: Transaction) -> AbstractAsyncContex
 
 
 class DamagedJobTracker:
-    """The damaged jobs that one service skips, for the log and for reports."""
+    """Reads jobs for one service, and remembers the damaged jobs that were skipped. Each of them is
+    logged once, and can be reported to operators."""
 
     def __init__(self, read_purpose: str, log: Any) -> None:
-        """Create the tracker. `read_purpose` says in the log why the service reads jobs."""
+        """Create the tracker. `read_purpose` is the purpose of the reads, for the log and for
+        reports."""
         self._read_purpose = read_purpose
         self._rate_limited_log = log.with_rate_limit()
         self._known_damaged_jobs: dict[int, SkippedRowReport] = {}

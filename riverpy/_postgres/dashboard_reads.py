@@ -1,5 +1,5 @@
-"""What pages of the dashboard read about queues, workers, jobs and periodic jobs: one typed
-function for each of their statements in `sql/queries/riverpy_dashboard.sql`."""
+"""The SQL statements with which pages of the dashboard read queues, workers, jobs and periodic
+jobs: one typed function per statement in `sql/queries/riverpy_dashboard.sql`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SQL_FILE = "riverpy_dashboard"
 
 
 class KindCount(NamedTuple):
-    """The jobs of one kind in a sample."""
+    """A kind of jobs, and how many jobs of a sample have it."""
 
     kind: str
     job_count: int
@@ -28,7 +28,8 @@ class KindSample(NamedTuple):
 
     kinds: list[KindCount]
     sampled_jobs: int
-    """The number of jobs in the sample, also of kinds that are left out."""
+    """The number of all jobs in the sample. It includes jobs of kinds that `kinds` does not
+    list."""
 
 
 class RunningJob(NamedTuple):
@@ -41,13 +42,14 @@ class RunningJob(NamedTuple):
 
 
 class RunningJobs(NamedTuple):
-    """The jobs that a client runs."""
+    """The jobs that one client runs now."""
 
     jobs: list[RunningJob]
-    """The jobs that have run longest."""
+    """The jobs that have been running for the longest time. The list is limited."""
     job_count: int
     is_partial: bool
-    """Whether there are more running jobs of all clients than were searched."""
+    """Whether the result may be incomplete, because only a part of all running jobs was
+    searched."""
 
 
 class StuckJob(NamedTuple):
@@ -59,26 +61,26 @@ class StuckJob(NamedTuple):
 
 
 class NeighborJob(NamedTuple):
-    """A job that ran in the same client at the same time as another one."""
+    """A job that ran in the same client at the same time as another job."""
 
     id: int
     kind: str
     queue: str
     state: str
     started_at: datetime | None
-    """The start of its last attempt."""
+    """The start of the job's last attempt."""
     ended_at: datetime | None
-    """The end of the job. None: it runs, or is tried again."""
+    """The end of the job. None: it still runs, or waits for a retry."""
 
 
 class NeighborJobs(NamedTuple):
-    """The jobs that ran in the same client at the same time as another one."""
+    """The jobs that ran in the same client at the same time as another job."""
 
     jobs: list[NeighborJob]
-    """Those that started last."""
+    """The jobs that started last. The list is limited."""
     job_count: int
     is_partial: bool
-    """Whether a state has more jobs than were searched."""
+    """Whether the result may be incomplete, because only a part of the jobs was searched."""
 
 
 class PeriodicJobEntry(NamedTuple):
@@ -91,10 +93,11 @@ class PeriodicJobEntry(NamedTuple):
     """The time (slot) of the last inserted job."""
     paused_at: datetime | None
     run_requested_at: datetime | None
-    """When a run was requested for which no leader has inserted a job yet."""
+    """When an operator requested a run. None: no run was requested, or the leader has inserted its
+    job."""
     updated_at: datetime | None
     is_used: bool
-    """Whether a leader has used the row lately."""
+    """Whether a leader has used the row in the last two hours."""
 
 
 class InsertedPeriodicJob(NamedTuple):
@@ -105,7 +108,8 @@ class InsertedPeriodicJob(NamedTuple):
     queue: str
     state: str
     run_json: str | None
-    """A `PeriodicRun` as JSON: why it was inserted. None: not known."""
+    """A `PeriodicRun` as JSON: the reason why the job was inserted. None: the reason is not
+    known."""
 
 
 async def queue_sample_kinds(
@@ -117,7 +121,8 @@ async def queue_sample_kinds(
     jobs_max: int,
     kinds_max: int,
 ) -> KindSample:
-    """Return up to `kinds_max` kinds of the first `jobs_max` jobs of a queue in a state."""
+    """Read the first `jobs_max` jobs of a queue in a state. Return the `kinds_max` most frequent
+    kinds among them."""
     rows = await get_query(_SQL_FILE, "queue_sample_kinds", schema).fetch(
         connection, queue=queue, state=state, limit=jobs_max, kinds=kinds_max
     )
@@ -132,9 +137,9 @@ async def queue_list_kinds_without_worker(
     jobs_max: int,
     kinds_max: int,
 ) -> dict[str, list[str]]:
-    """Return the kinds of waiting jobs that no live client of their queue has, by queue. The first
-    `jobs_max` jobs of each queue are read. Queues without a live client are left out. Migration
-    CLIENTS_MIGRATION must be applied."""
+    """Return, for each queue, the kinds of waiting jobs for which no live client of the queue has a
+    worker. Only the first `jobs_max` jobs of each queue are read. Queues without a live client are
+    left out. Migration CLIENTS_MIGRATION must be applied."""
     rows = await get_query(_SQL_FILE, "queue_kinds_without_worker", schema).fetch(
         connection, queues=queues, limit=jobs_max, kinds=kinds_max
     )
@@ -153,8 +158,9 @@ async def client_list_running_jobs(
     limit: int,
     damaged_job_ids: Sequence[int],
 ) -> RunningJobs:
-    """Return up to `limit` jobs that a client runs, among the first `searched_jobs_max` running
-    jobs of all clients. The clients of `damaged_job_ids` are not read."""
+    """Return up to `limit` jobs that a client runs. Only the first `searched_jobs_max` running jobs
+    of all clients are searched. The jobs in `damaged_job_ids` count as jobs of an unknown client,
+    because the server cannot read them."""
     rows = await get_query(_SQL_FILE, "client_running_jobs", schema).fetch(
         connection,
         client_id=client_id,
@@ -187,8 +193,9 @@ async def job_list_neighbors(
     limit: int,
     damaged_job_ids: Sequence[int],
 ) -> NeighborJobs:
-    """Return up to `limit` other jobs whose last attempt ran in a client between two times, among
-    `searched_jobs_max` jobs of each state. The clients of `damaged_job_ids` are not read."""
+    """Return up to `limit` jobs whose last attempt ran in a client at some time from `since` to
+    `until`, except for the job `job_id`. At most `searched_jobs_max` jobs of each state are
+    searched. The jobs in `damaged_job_ids` are left out, because the server cannot read them."""
     rows = await get_query(_SQL_FILE, "job_neighbors", schema).fetch(
         connection,
         id=job_id,
@@ -207,7 +214,8 @@ async def job_list_neighbors(
 async def periodic_list_entries(
     connection: Transaction, schema: str | None, *, limit: int, job_id: str | None = None
 ) -> list[PeriodicJobEntry]:
-    """Return up to `limit` periodic jobs by id, or only the one with the id `job_id`."""
+    """Return up to `limit` periodic jobs, sorted by id. With `job_id`, return only the periodic job
+    with this id."""
     rows = await get_query(_SQL_FILE, "periodic_rows", schema).fetch(
         connection, id=job_id, limit=limit
     )
@@ -221,8 +229,9 @@ async def periodic_find_newest_jobs(
     periodic_job_ids: Sequence[str],
     searched_jobs_max: int,
 ) -> dict[str, list[InsertedPeriodicJob]]:
-    """Return the newest job of each cause of each periodic job, newest first, among the newest
-    `searched_jobs_max` jobs. The ids have no domain."""
+    """Return, for each periodic job, its newest job for each cause of a run (such as the schedule
+    or a request). The newest one comes first. Only the newest `searched_jobs_max` jobs of the table
+    are searched. `periodic_job_ids` are ids without a domain."""
     rows = await get_query(_SQL_FILE, "periodic_newest_jobs", schema).fetch(
         connection, periodic_job_ids=periodic_job_ids, searched=searched_jobs_max
     )
@@ -240,8 +249,9 @@ async def periodic_find_job_of_slot(
     slot: datetime,
     queues: Sequence[str],
 ) -> InsertedPeriodicJob | None:
-    """Return the job that was inserted for a slot of a periodic job in one of the queues. None: it
-    is not known, for example because the job was deleted or has failed. The id has no domain."""
+    """Return the job that was inserted for a slot (a time of the schedule) of a periodic job. Only
+    `queues` are searched. None: the job was not found, for example because it was deleted or is
+    being retried. `periodic_job_id` is an id without a domain."""
     row = await get_query(_SQL_FILE, "periodic_job_of_slot", schema).fetchrow(
         connection, periodic_job_id=periodic_job_id, slot=slot, queues=queues
     )

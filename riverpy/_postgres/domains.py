@@ -1,4 +1,4 @@
-"""The statements on domains and the owners of queues: one typed function per SQL statement in
+"""The SQL statements for domains and the owners of queues: one typed function per statement in
 `sql/queries/riverpy_domain.sql`. A domain is a group of clients with one leader. It owns the queues
 that the leader maintains."""
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from riverpy._postgres.driver import Transaction
 
 OWNERSHIP_CHANGED_ACTION = "ownership_changed"
-"""The `action` of a notification on topic `riverpy_event`: queues have another owner."""
+"""The `action` of the notification on topic `riverpy_event` that queues have another owner."""
 DOMAIN_ORPHANED_AFTER_SECONDS = 600.0
-"""If a domain has no heartbeat for this number of seconds, the leader of `default` maintains the
-domain's queues."""
+"""If no client of a domain has written a heartbeat for this number of seconds, the leader of
+`default` maintains the domain's queues."""
 
 _SQL_FILE = "riverpy_domain"
 
@@ -39,14 +39,15 @@ class OwnedQueue(NamedTuple):
 
 
 class QueueOwnershipConflict(NamedTuple):
-    """A queue that a client cannot take for its domain, because another domain owns the queue."""
+    """A queue that already has an owner when a client wants to claim it for its domain."""
 
     queue: str
     owner_domain: str
     client_ids: list[str]
-    """At most ten clients of the other domain with a recent heartbeat by the server's clock."""
+    """The ids of at most ten clients of the owner that have a recent heartbeat by the server's
+    clock."""
     maybe_dead_client_ids: list[str]
-    """At most ten more clients of the other domain. They have no recent heartbeat, but may be
+    """The ids of at most ten other clients of the owner. They have no recent heartbeat, but may be
     alive."""
 
 
@@ -60,8 +61,8 @@ class DefaultLeaderStatus(NamedTuple):
 
 
 class DomainLeader(NamedTuple):
-    """The current or last leader of a domain, or holder of the lease `@schema`. Its term is its
-    time as holder."""
+    """The current or last leader of a domain, or the current or last holder of the lease `@schema`.
+    Its term is the time for which it holds the lease."""
 
     domain: str
     holder: str
@@ -96,8 +97,8 @@ class QueueOwnerStatus(NamedTuple):
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the domain has had no heartbeat for so long that the leader of `default`
-        maintains the queue."""
+        """Whether the leader of `default` maintains the queue now, because no client of the domain
+        has written a heartbeat for ten minutes."""
         return self.seconds_since_heartbeat >= DOMAIN_ORPHANED_AFTER_SECONDS
 
 
@@ -111,8 +112,8 @@ class DomainMember(NamedTuple):
     is_candidate: bool
     """Whether the client takes part in leader election and is not stopping."""
     settings_digest: str | None
-    """A digest of the client's maintenance settings. It shows whether the settings of clients of
-    one domain differ. None: the client's riverpy version does not support domains."""
+    """A digest of the client's maintenance settings. Clients of one domain with different digests
+    have different settings. None: the client's riverpy version does not support domains."""
     uptime: float
     """Seconds since the start of the client."""
     is_stopping: bool = False
@@ -125,9 +126,9 @@ class QueueMovePreview(NamedTuple):
     """The domain of the owner. None: no domain owns the queue, so the leader of `default` maintains
     the queue."""
     live_client_count: int
-    """The number of clients of that domain with a recent heartbeat."""
+    """The number of clients of the owner that have a recent heartbeat."""
     is_queue_known: bool
-    """Whether a queue's row, a client or a job has this queue name."""
+    """Whether the name of the queue is known from the row of a queue, a client or a job."""
     is_domain_known: bool
     """Whether a client or a queue belongs to the new domain."""
 
@@ -135,7 +136,7 @@ class QueueMovePreview(NamedTuple):
 async def owner_list_queues(
     connection: Transaction, schema: str | None, *, domain_orphaned_after: timedelta
 ) -> list[OwnedQueue]:
-    """Return all queues that domains own, by name."""
+    """Return all queues that domains own, sorted by name."""
     rows = await get_query(_SQL_FILE, "owner_read", schema).fetch(
         connection, orphaned_after=domain_orphaned_after
     )
@@ -143,18 +144,19 @@ async def owner_list_queues(
 
 
 async def owner_table_exists(connection: Transaction, schema: str | None) -> bool:
-    """Whether the table of queue owners exists."""
+    """Return whether the table of queue owners exists."""
     return await get_query(_SQL_FILE, "owner_exists", None).fetchval(connection, schema=schema)
 
 
 async def owner_table_is_empty(connection: Transaction, schema: str | None) -> bool:
-    """Whether the table of queue owners is empty. This also works for a role without the right to
-    read the table. The result may be False for an empty table."""
+    """Return whether the table of queue owners is empty. A role without the right to read the table
+    can also call this. The result may be False for an empty table."""
     return await get_query(_SQL_FILE, "owner_is_empty", None).fetchval(connection, schema=schema)
 
 
 async def owner_lock_all(connection: Transaction, schema: str | None) -> None:
-    """Lock the owners of all queues until the end of the open transaction."""
+    """Acquire the lock for changes of queue owners until the end of the open transaction. Other
+    sessions that want to claim or move a queue wait for it."""
     await get_query(_SQL_FILE, "owner_lock", schema).execute(connection)
 
 
@@ -165,8 +167,9 @@ async def owner_find_conflicts(
     queues: Sequence[str],
     dead_client_heartbeats: Mapping[str, bytes],
 ) -> list[QueueOwnershipConflict]:
-    """Return the given queues that a domain owns. `dead_client_heartbeats` maps the ids of dead
-    clients to their last heartbeats."""
+    """Return those of `queues` that already have an owner, with clients of the owner.
+    `dead_client_heartbeats` maps the ids of clients that are known to be dead to their last
+    heartbeats. These clients are left out of `maybe_dead_client_ids`."""
     rows = await get_query(_SQL_FILE, "owner_conflicts", schema).fetch(
         connection,
         queue=queues,
@@ -184,8 +187,8 @@ async def owner_claim_queues(
     domain: str,
     client_id: str,
 ) -> list[str]:
-    """Make the domain the owner of the queues, in a transaction after `owner_lock_all`. Return the
-    queues whose owner has changed."""
+    """Make the domain the owner of the queues. The transaction must have called `owner_lock_all`
+    before. Return the queues whose owner has changed."""
     rows = await get_query(_SQL_FILE, "owner_claim", schema).fetch(
         connection, queue=queues, domain=domain, client_id=client_id
     )
@@ -193,7 +196,8 @@ async def owner_claim_queues(
 
 
 async def owner_notify_changed(connection: Transaction, schema: str | None) -> None:
-    """Notify the leaders, at the commit, that queues have another owner."""
+    """Notify the leaders that queues have another owner. PostgreSQL sends the notification at the
+    commit."""
     await get_query(_SQL_FILE, "owner_notify", schema).execute(
         connection, action=OWNERSHIP_CHANGED_ACTION
     )
@@ -210,7 +214,8 @@ async def member_write_heartbeat(
     queues: Sequence[str],
     heartbeat_interval: timedelta,
 ) -> Mapping[str, str]:
-    """Write a client's domain and the domain's heartbeat. Return the owners of `queues`.
+    """Store a client's domain, and write a heartbeat of the domain. Return a mapping from each of
+    `queues` that has an owner to this owner.
 
     Args:
         connection: any connection.
@@ -246,7 +251,8 @@ async def member_mark_supports_domains(
 async def domain_get_election_status(
     connection: Transaction, schema: str | None, *, domain: str
 ) -> ElectionStatus:
-    """Return the leader of `default`, and whether this domain has a leader or a candidate."""
+    """Return which client is the leader of `default`, and whether `domain` has a leader or a client
+    that can become its leader."""
     rows = await get_query(_SQL_FILE, "domain_election_status", schema).fetch(
         connection, lease=domain_lease_name(domain), domain=domain
     )
@@ -256,13 +262,13 @@ async def domain_get_election_status(
 async def default_leader_get_status(
     connection: Transaction, schema: str | None
 ) -> DefaultLeaderStatus:
-    """Return whether domain `default` has a leader, and whether that is a riverpy client."""
+    """Return whether domain `default` has a leader, and whether the leader is a riverpy client."""
     rows = await get_query(_SQL_FILE, "default_leader", schema).fetch(connection)
     return DefaultLeaderStatus(*rows[0])
 
 
 async def domain_list_leaders(connection: Transaction, schema: str | None) -> list[DomainLeader]:
-    """Return the leader of each domain and the holder of `@schema`, by domain."""
+    """Return the leader of each domain and the holder of `@schema`, sorted by domain."""
     rows = await get_query(_SQL_FILE, "domain_leaders", schema).fetch(
         connection, schema_lease=SCHEMA_LEASE_NAME
     )
@@ -272,13 +278,13 @@ async def domain_list_leaders(connection: Transaction, schema: str | None) -> li
 async def domain_list_queue_owners(
     connection: Transaction, schema: str | None
 ) -> list[QueueOwnerStatus]:
-    """Return the owner of each queue that a domain owns, by queue."""
+    """Return the owner of each queue that a domain owns, sorted by queue."""
     rows = await get_query(_SQL_FILE, "domain_owners", schema).fetch(connection)
     return [QueueOwnerStatus(*row) for row in rows]
 
 
 async def domain_list_members(connection: Transaction, schema: str | None) -> list[DomainMember]:
-    """Return the clients with a recent heartbeat, in the order of their starts."""
+    """Return the clients with a recent heartbeat. The client that started first comes first."""
     rows = await get_query(_SQL_FILE, "domain_members", schema).fetch(connection)
     return [DomainMember(*row) for row in rows]
 
@@ -310,8 +316,8 @@ async def domain_preview_queue_move(
 async def domain_assign_queue(
     connection: Transaction, schema: str | None, *, queue: str, domain: str, assigned_by: str
 ) -> None:
-    """Make a domain the owner of a queue, in a transaction after `domain_lock_maintenance`. The
-    leaders are notified at the commit."""
+    """Make a domain the owner of a queue. The transaction must have called
+    `domain_lock_maintenance` before. PostgreSQL notifies the leaders at the commit."""
     if domain == DEFAULT_DOMAIN:
         await get_query(_SQL_FILE, "domain_free", schema).execute(connection, queue=queue)
     else:
