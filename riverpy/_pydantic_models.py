@@ -40,7 +40,7 @@ class ModelValueError(TypeError):
 
 @lru_cache(maxsize=4096)
 def is_model_class(cls: object) -> bool:
-    """Whether this is a model class of pydantic, of any version."""
+    """Whether `cls` is a model class of pydantic, of any version."""
     return isinstance(cls, type) and any(
         base.__name__ == "BaseModel" and base.__module__ in _MODEL_MODULES for base in cls.__mro__
     )

@@ -1,5 +1,5 @@
 """Streams: async iterators over the events of a client. A stream buffers a limited number of
-events. The client never waits until a reader reads."""
+events. The client never waits for a reader."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Stream(Generic[ItemT]):
         Raises:
             ClientStateError: the stream was opened before.
         """
-        if self._was_opened:  # it may belong to another event loop, and has ended
+        if self._was_opened:  # it has ended, or may belong to another event loop
             raise ClientStateError("a subscription is opened once: call client.subscribe(…) again")
         self._owner.add_stream(self)
         self._was_opened = True

@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     PoolConnection: TypeAlias = asyncpg.pool.PoolConnectionProxy[asyncpg.Record]
     Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
     Transaction: TypeAlias = Connection | PoolConnection
-    """An asyncpg connection, from a pool or not. Callers pass it as `tx=` with an open
-    transaction."""
+    """An asyncpg connection, from a pool or not. Callers may pass it as `tx=`."""
 else:  # for annotations of public classes, which users may evaluate
     Pool = asyncpg.Pool
     Transaction = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
@@ -61,11 +60,9 @@ PASSWORD_TIMEOUT_FRACTION = 0.8
 """The fraction of the connect timeout (0 to 1) that a call of the user's password function may
 take."""
 NEXT_HOST_DELAY = 0.5
-"""Seconds to wait for an answer of one host of a URL. After this time, the next host is tried at
-the same time."""
+"""Seconds to wait for one host of a URL until the next host is tried at the same time."""
 CONNECTION_CLOSE_TIMEOUT = 0.5
-"""The timeout for closing a connection or pool, in seconds. When it expires, the connections are
-terminated."""
+"""Seconds for closing a connection or pool. After that, the connections are terminated."""
 SERVER_VERSION_MIN = 13
 _DEFAULT_URL_SETTING_NAME = "database URL"
 _UNDECLARED_POOLER_REMEDY = (
@@ -112,15 +109,13 @@ ConnectionDoesNotExistError = asyncpg.ConnectionDoesNotExistError
 
 
 def _get_sqlstate_class(error: BaseException) -> str:
-    """Return the class of the error's SQLSTATE, i.e. its first two characters. Return "" if the
-    error is not from the server."""
+    """Return the first two characters of the SQLSTATE, or "" if the error is not the server's."""
     sqlstate: str = getattr(error, "sqlstate", None) or ""
     return sqlstate[:2] if isinstance(error, asyncpg.PostgresError) else ""
 
 
 def is_data_error(error: BaseException) -> bool:
-    """Whether the statement failed because of one of its values. The same statement would fail
-    again."""
+    """Whether a value of the statement was refused, so that it would be refused again."""
     return isinstance(error, asyncpg.DataError) or (
         _get_sqlstate_class(error) in {"22", "23", "54"} and not is_notification_queue_full(error)
     )
@@ -331,8 +326,7 @@ async def connect(
 
 @contextmanager
 def terminate_on_error(connection: Connection) -> Generator[None]:
-    """Terminate the connection if the `with` block raises. No other code would close the new
-    connection."""
+    """Terminate the connection if the `with` block raises. No other code would close it."""
     try:
         yield
     except BaseException:
@@ -348,7 +342,7 @@ def _translate_connect_errors(
     try:
         yield
     except (ValueError, configparser.Error, asyncpg.InterfaceError) as error:
-        # Texts of errors that are not asyncpg's may show parts of the URL.
+        # Only asyncpg's error texts are safe: other texts may contain parts of the URL.
         is_asyncpg = isinstance(error, asyncpg.InterfaceError)
         reason = "a part of it, or a PG* variable, has a wrong value"
         reason = describe_error(error) if is_asyncpg else reason
@@ -539,7 +533,7 @@ async def close_pool(pool: Pool) -> bool:
     """Close the pool. If a connection is still in use after `CONNECTION_CLOSE_TIMEOUT`, terminate
     all connections and return False."""
     with anyio.move_on_after(CONNECTION_CLOSE_TIMEOUT, shield=True):
-        with suppress(*DATABASE_ERRORS):  # after an error asyncpg has cut all connections
+        with suppress(*DATABASE_ERRORS):  # after an error, asyncpg terminates all connections
             await pool.close()
         return True
     pool.terminate()

@@ -109,7 +109,7 @@ async def execution_release(
 async def execution_mark_failed(
     connection: Transaction, schema: str | None, *, key: str, epoch: int
 ) -> None:
-    """Mark a claim that never expires as failed. A repeated call is harmless."""
+    """Mark a claim as failed, if it is one that never expires. A repeated call is harmless."""
     await get_query(_SQL_FILE, "exec_end", schema).execute(connection, key=key, epoch=str(epoch))
 
 

@@ -202,7 +202,7 @@ async def job_insert_with_shared_statement(
             inserted.
     """
     if len(rows) == 1 and rows[0].is_plain() and to_notify.queues in ([], [rows[0].queue]):
-        query = get_query(_SQL_FILE, "job_insert_one", schema)  # arrays take much longer
+        query = get_query(_SQL_FILE, "job_insert_one", schema)  # faster than with arrays
         arguments = _list_plain_arguments(query, rows[0], to_notify)
     else:
         query = get_query(_SQL_FILE, "job_insert_shared", schema)
@@ -240,7 +240,7 @@ async def _insert_with_general_statement(
     results: list[InsertResult] = []
     for row, record in zip(rows, records, strict=True):
         job, is_duplicate = _job_from_record(record), record[_DUPLICATE_COLUMN] == "t"
-        # The statement replaces only jobs that wait, and they wait after it too.
+        # The statement changes only jobs that wait, and these jobs still wait afterwards.
         is_replaced = is_duplicate and row.replace is not None and job.state in _WAITING_STATES
         results.append(InsertResult(job, is_duplicate, is_replaced))
     return results, int(records[0][_NOTIFIED_COUNT_COLUMN])

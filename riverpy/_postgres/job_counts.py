@@ -28,8 +28,7 @@ hour."""
 HOUR_COUNTS_RETENTION = timedelta(days=8)
 """How long the counts of each hour are kept."""
 WAIT_BOUNDS_SECONDS = (0.1, 1.0, 10.0, 60.0, 300.0)
-"""Bounds in seconds. For each bound, riverpy counts the attempts whose job waited longer than
-it."""
+"""Bounds in seconds. For each bound, riverpy counts the attempts whose wait was longer."""
 
 PeriodAction: TypeAlias = Literal["delete", "add to hour", "limit queues"]
 
@@ -46,9 +45,9 @@ class JobCounts(NamedTuple):
     """The number of failed attempts, including those after which the job was discarded."""
     discarded: int
     wait_seconds: float
-    """The sum of the waits of these attempts in seconds."""
+    """The sum of the waits of the counted attempts, in seconds."""
     wait_max: float
-    """The longest of these waits in seconds."""
+    """The longest wait of a counted attempt, in seconds."""
     waits_over_100ms: int
     """The number of attempts whose wait was longer than 100 ms. The next fields count longer waits:
     `WAIT_BOUNDS_SECONDS` has all bounds."""
@@ -59,7 +58,7 @@ class JobCounts(NamedTuple):
 
     @property
     def mean_wait(self) -> float:
-        """The mean of the waits in seconds."""
+        """The mean wait of the counted attempts, in seconds."""
         return self.wait_seconds / max(self.attempts, 1)
 
 
@@ -76,7 +75,7 @@ class PeriodChange(NamedTuple):
     """A change that the leader has to make to the counts of a minute or an hour."""
 
     seconds: int
-    """The length of the period."""
+    """The length of the period in seconds."""
     started_at_text: str
     """The start of the period, as the server writes it."""
     action: PeriodAction

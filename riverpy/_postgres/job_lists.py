@@ -2,8 +2,8 @@
 statement in `sql/queries/river_job_list.sql` and `river_job_batch.sql`. They set no timeout: the
 callers do.
 
-The SQL text of these statements has optional parts. Each filter has a part with its name, and so
-has each order. `filters` maps the names of the filters to use to their values.
+The SQL text of these statements has optional parts: one for each filter and one for each order.
+`filters` has the names and the values of the filters that a call uses.
 """
 
 from __future__ import annotations
@@ -195,8 +195,8 @@ async def job_match_filters(
     filters: Mapping[str, object],
     batch: Sequence[int],
 ) -> dict[int, bool]:
-    """Return by id whether each job of `batch` passes all filters. Jobs that do not exist are left
-    out."""
+    """Return whether each job of `batch` passes all filters, by job id. Jobs that do not exist are
+    left out."""
     values = {**filters, "batch": list(batch)}
     rows = await _fetch_rows(
         connection, "river_job_batch", "job_match_filters", schema, filters, values

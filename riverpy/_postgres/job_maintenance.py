@@ -74,7 +74,7 @@ class RunningAttempt(NamedTuple):
 
 
 class JobRescue(NamedTuple):
-    """An attempt at a job for `job_rescue` to end with an error."""
+    """An attempt at a job that `job_rescue` ends with an error."""
 
     claim_key: ClaimKey
     client_id: str | None
@@ -244,8 +244,8 @@ async def job_get_stuck(
 async def job_rescue(
     connection: Transaction, schema: str | None, rescues: Sequence[JobRescue]
 ) -> dict[int, str]:
-    """End attempts with the error `RESCUE_ERROR_TEXT`. Return by job id the new state of each job
-    whose attempt was ended."""
+    """End attempts with the error `RESCUE_ERROR_TEXT`. Return the new state of each job whose
+    attempt was ended, by job id."""
     rows = await get_query(_SQL_FILE, "job_rescue", schema).fetch(
         connection,
         **lists_by_field([rescue.claim_key for rescue in rescues]),

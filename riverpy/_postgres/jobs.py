@@ -82,13 +82,13 @@ async def job_claim(
     """Claim up to `limit` due jobs of a queue. The jobs are returned in no particular order.
 
     Args:
-        connection: reads timestamps as integers.
+        connection: a connection that reads timestamps as integers.
         schema: the schema of River's tables.
         queue: the queue.
         kinds: the kinds to claim. None means all kinds.
         skipped_ids: ids of jobs to leave out.
-        after_position: the position after which jobs are claimed: priority, time in microseconds
-            since 2000, and id.
+        after_position: claim only jobs that come after this position in the order of claims. A
+            position is a priority, a time in microseconds since 2000, and an id.
         priority_max: jobs with a larger priority number are left out.
         limit: the maximum number of jobs.
         client_id: the client that claims.
@@ -152,8 +152,8 @@ async def job_find_next(
     at_any_time: bool,
 ) -> int | None:
     """Return the id of the due job that comes first in the order of claims. If no job is due,
-    return None, or with `at_any_time` the job that becomes due first. `queues` and `kinds` limit
-    the search. None means all of them."""
+    return None, or with `at_any_time` the job that becomes due first. `queues` or `kinds` None
+    means all queues or all kinds."""
     rows = await _fetch_rows(
         connection,
         "job_find_next",
@@ -191,8 +191,8 @@ async def job_lock_next(
 async def job_get_claim_position(
     connection: Transaction, schema: str | None, job_id: int, *, queue: str
 ) -> tuple[int, int, int] | None:
-    """Lock this job, and return its priority, its time in microseconds since 2000, and its id.
-    Return None if the job cannot be claimed from this queue."""
+    """Lock the job with this id, and return its priority, its time in microseconds since 2000, and
+    its id. Return None if the job cannot be claimed from this queue."""
     rows = await _fetch_rows(connection, "job_position", schema, id=job_id, queue=queue)
     return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
 
@@ -219,8 +219,8 @@ async def job_complete(
 async def job_store_results(
     connection: Transaction, schema: str | None, results: Sequence[AttemptResult]
 ) -> dict[int, str]:
-    """Store ended attempts, with any outcome. Return by job id the new state of each job whose
-    attempt was stored."""
+    """Store ended attempts, with any outcome. Return the new state of each job whose attempt was
+    stored, by job id."""
     rows = await _fetch_rows(connection, "job_store_results", schema, **lists_by_field(results))
     return {row[0]: row[1] for row in rows}
 
@@ -232,9 +232,9 @@ async def job_merge_ended_metadata(
     claim_keys: Sequence[ClaimKey],
     metadata_updates: list[str | None],
 ) -> list[Record]:
-    """Merge metadata into the rows of jobs that another session has cancelled or ended during these
-    attempts. Each update is a JSON object as text. Locked rows are left out. Return the changed
-    rows."""
+    """Merge metadata into the rows of jobs that another session has cancelled or ended during the
+    attempts of `claim_keys`. Each update is a JSON object as text. Locked rows are left out. Return
+    the changed rows."""
     return await _fetch_rows(
         connection,
         "job_merge_metadata",

@@ -4,7 +4,7 @@ A client reports its standby leases, i.e. the leases that it would acquire if th
 the leases that it holds, it reports the lag, i.e. how much work is still to be done under the
 lease.
 
-A report has the names that the table of leases has. The lease of the leader of domain `default` is
+A report uses the lease names of the table of leases. The lease of the leader of domain `default` is
 in River's own table, and is reported as `default`.
 """
 

@@ -127,9 +127,9 @@ async def lease_renew(
     holder: str,
     names_and_epochs: Iterable[tuple[str, int]],
 ) -> dict[str, bool]:
-    """Extend the terms of leases. Return by name whether the term of each lease was extended. The
-    value is False if another transaction has locked the row of the lease. Leases whose term has
-    ended are left out."""
+    """Extend the terms of leases. Return a value for each lease whose term has not ended, by name.
+    The value is True if the term was extended, and False if another transaction has locked the row
+    of the lease."""
     names, epochs = zip(*names_and_epochs, strict=True)
     statement = get_query(_SQL_FILE, "lease_renew", schema)
     rows = await statement.fetch(connection, name=names, epoch=epochs, holder=holder)

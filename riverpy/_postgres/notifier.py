@@ -439,8 +439,8 @@ class NotificationMessage(msgspec.Struct):
     holder: str = ""
     notify_interval_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] | None = None
     """For a notification of inserted jobs: for this many milliseconds, the sender may insert more
-    jobs into the queue without another notification. 0: the sender notifies of each insert. None:
-    the sender may be River in Go, whose interval is 100 ms."""
+    jobs into the queue without another notification. 0: it sends a notification for each insert.
+    None: the sender may be River in Go, whose interval is 100 ms."""
     epoch: int = 0
     """The epoch of the lease: a number that grows with each new holder."""
     seconds: list[Annotated[float, msgspec.Meta(gt=0, le=60)]] = []

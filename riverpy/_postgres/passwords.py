@@ -130,7 +130,7 @@ class PasswordSource:
 
         def run_in_thread() -> None:
             result, error = _call_and_catch_error(context, self._function)
-            with suppress(RuntimeError):  # the event loop has ended
+            with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(end_call, result, error)
 
         threading.Thread(target=run_in_thread, name="riverpy password", daemon=True).start()
@@ -173,7 +173,7 @@ def _call_and_catch_error(
         return None, RuntimeError("StopIteration")
     except Exception as error:
         return None, error
-    except BaseException as error:  # an exit would end only this thread
+    except BaseException as error:  # for example SystemExit, which would end only this thread
         return None, RuntimeError(type(error).__name__)
 
 

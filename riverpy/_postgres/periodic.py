@@ -108,7 +108,7 @@ class NextRunUpdate(NamedTuple):
 
 
 class _RunMetadata(msgspec.Struct):
-    """The metadata of a job of a periodic job."""
+    """The member of a job's metadata that says why the job was inserted for a periodic job."""
 
     run: PeriodicRun | None = msgspec.field(name=PERIODIC_RUN_METADATA_KEY, default=None)
 
@@ -136,7 +136,8 @@ async def periodic_table_exists(connection: Transaction, schema: str | None) -> 
 
 
 async def periodic_list(connection: Transaction, schema: str | None) -> list[PeriodicJobState]:
-    """Return all periodic jobs, by id. Raise SchemaMissingError if their table is missing."""
+    """Return all periodic jobs, sorted by id. Raise SchemaMissingError if their table is
+    missing."""
     rows = await _await_periodic_statement(
         get_query(_SQL_FILE, "periodic_list", schema).fetch(connection)
     )

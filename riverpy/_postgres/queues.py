@@ -27,8 +27,8 @@ _SQL_FILE = "river_queue"
 async def queue_upsert(
     connection: Transaction, schema: str | None, names: list[str]
 ) -> dict[str, bool]:
-    """Set `updated_at` of the queues to now, and insert missing rows. Return by name whether each
-    queue is paused."""
+    """Set `updated_at` of the queues to now, and insert missing rows. Return whether each queue is
+    paused, by name."""
     rows = await get_query(_SQL_FILE, "queue_upsert", schema).fetch(connection, name=names)
     return {row[0]: row[1] for row in rows}
 
@@ -114,8 +114,8 @@ async def queue_update_metadata(
 async def queue_get_lags(
     connection: Transaction, schema: str | None, names: Sequence[str]
 ) -> dict[str, timedelta]:
-    """Return by name how long the oldest due job of each queue has waited. The lag is 0 if no job
-    waits."""
+    """Return how long the oldest due job of each queue has waited, by queue name. The value is 0 if
+    no job waits."""
     rows = await get_query(_SQL_FILE, "queue_lag", schema).fetch(connection, name=names)
     return {name: timedelta(seconds=seconds) for name, seconds in rows}
 

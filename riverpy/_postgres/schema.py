@@ -124,8 +124,8 @@ def load_migrations(migration_line: str) -> Mapping[int, Migration]:
 
 
 class RowSecurity(NamedTuple):
-    """The tables in which row-level security hides rows from the role. Queries raise no error, but
-    do not see these rows."""
+    """The tables in which row-level security hides rows from the role of the connection. Queries
+    raise no error, but do not see these rows."""
 
     role: str
     hidden_tables: Sequence[str]

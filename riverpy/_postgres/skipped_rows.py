@@ -1,8 +1,8 @@
-"""SkippedRows: rows that riverpy skips for a while, because a statement failed for each of them
-alone.
+"""SkippedRows: rows that riverpy skips for a while.
 
-A skipped row is tried again later, in a statement of its own, so that it does not make other rows
-fail. The delay doubles after each failure.
+A row is skipped when a statement with only this row has failed. It is tried again later, in a
+statement of its own, so that it does not make other rows fail. The delay doubles after each
+failure.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SkippedRowReport(NamedTuple):
     error: str
     failure_count: int
     first_failed_at: float
-    """The time of the first failure for this row alone, in the client's monotonic seconds."""
+    """When a statement with only this row first failed, in the client's monotonic seconds."""
 
 
 class SkippedRow(NamedTuple, Generic[RowT]):
@@ -48,9 +48,9 @@ class SkippedRow(NamedTuple, Generic[RowT]):
     row: RowT
     error: str
     first_failed_at: float
-    """The time of the first failure for this row alone."""
+    """When a statement with only this row first failed."""
     failure_count: int
-    """The number of failures for this row alone."""
+    """How often a statement with only this row has failed."""
     next_retry_at: float
     """The time of the next try."""
 

@@ -159,7 +159,7 @@ def load_statements(file: str) -> dict[str, str]:
 
 
 def _expand_comments(body: str) -> str:
-    """Replace those marks in a block that do not depend on the schema, and drop comment lines."""
+    """Replace the marks in a block, except the marks for the schema, and drop comment lines."""
     body = _INCLUDE_PATTERN.sub(lambda match: load_statements(match[1])[match[2]], body)
     body = _COMMENT_LINE_PATTERN.sub("", body)
     return _FINITE_TIME_PATTERN.sub(_FINITE_TIME_SQL, body).strip().rstrip(";")
@@ -180,7 +180,7 @@ def get_query_with_parts(file: str, name: str, schema: str | None, parts: frozen
         is_chosen = not parts.isdisjoint(match[1].split(", "))
         return f"{match[2]}\n" if is_chosen else ""
 
-    # The end of a block has no line end, but may be a conditional line.
+    # The pattern needs a line end, and the last line of a block has none.
     text = _CONDITIONAL_LINE_PATTERN.sub(choose, f"{load_statements(file)[name]}\n").strip()
     return _number_parameters(splice_schema(text, schema))
 

@@ -207,8 +207,9 @@ async def flush_session(tx: object) -> None:
 async def run_caller_function(
     connection: Transaction, function: Callable[[Any], Awaitable[ResultT]], tx: object
 ) -> ResultT:
-    """Call the caller's function with `tx` and await it. If `tx` is None, pass the library's own
-    connection, which is `connection` or is adapted by it."""
+    """Call the caller's function and await it. Its argument is `tx`. If `tx` is None, its argument
+    is the library's own connection: `connection`, or the one behind it if `connection` is an
+    adapter."""
     if isinstance(connection, CallerSession):
         async with connection.savepoint():
             return await call_async_function(

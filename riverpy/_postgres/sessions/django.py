@@ -52,8 +52,8 @@ _ASYNC_ERROR_TEXT = (
 
 
 def adapt(tx: object) -> CallerSession | None:
-    """Return the adapter of a Django connection, or of an alias of DATABASES. Return None for
-    another object.
+    """Return the adapter of a Django connection, or of an alias of DATABASES. Return None for any
+    other object.
 
     Raises:
         TransactionError: there is no such alias, the database is not PostgreSQL, or the connection

@@ -46,8 +46,8 @@ ResultT = TypeVar("ResultT")
 
 
 def adapt(tx: object) -> CallerSession | None:
-    """Return the adapter of a connection, or of the connection of a cursor. Return None for another
-    object.
+    """Return the adapter of a connection, or of the connection of a cursor. Return None for any
+    other object.
 
     Raises:
         TransactionError: the cursor is closed.

@@ -55,7 +55,7 @@ _OTHER_ENGINE_ADVICE = (
 
 
 def adapt(tx: object) -> CallerSession | None:
-    """Return the adapter of a session or connection. Return None for another object.
+    """Return the adapter of a session or connection. Return None for any other object.
 
     Raises:
         TransactionError: `tx` is an AsyncConnection that was never opened.
@@ -214,7 +214,7 @@ class SqlAlchemySession(CallerSession):
             if isinstance(context.original_exception, CancelledError) and (
                 context.connection is connection
             ):
-                context.is_disconnect = False  # the driver has cancelled the statement only
+                context.is_disconnect = False  # only the statement was cancelled
 
         event.listen(connection.engine, "handle_error", keep)
         try:

@@ -41,7 +41,7 @@ def encode_value(value: object) -> str | None:
     if value is None:
         return None
     if isinstance(value, str):
-        return str.__str__(value)  # also correct for the member of an enumeration
+        return str.__str__(value)  # for a member of an enumeration: its value
     if isinstance(value, (list, tuple, set, frozenset)):
         return _encode_array(cast("Iterable[object]", value))
     return _encode_scalar(value)

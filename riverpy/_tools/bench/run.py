@@ -96,7 +96,7 @@ def compute_slot_occupancy(
     starts: Sequence[float], ends: Sequence[float], slots: int
 ) -> float | None:
     """Return the fraction of the slots that run jobs, from 0 to 1, while there is work for all
-    slots.
+    slots. Return None if there are too few jobs.
 
     Args:
         starts: the times at which the jobs started, in ascending order.

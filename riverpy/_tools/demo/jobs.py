@@ -42,7 +42,7 @@ class CountFilesArgs(msgspec.Struct, frozen=True):
     pattern: str
 
     def insert_opts(self) -> InsertOpts:
-        """Allow one job for each directory and pattern."""
+        """Return options that allow only one job for each directory and pattern."""
         return InsertOpts(unique_opts=UniqueOpts(by_args=True))
 
 
@@ -82,7 +82,7 @@ def make_feature_job_args(directory: str) -> list[JobArgs]:
 
 
 class DemoJobFunctions:
-    """The functions that work the jobs of all kinds.
+    """The functions that work the jobs of the demo.
 
     Args:
         cancel_job: a function that cancels the job with this id.

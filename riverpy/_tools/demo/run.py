@@ -65,7 +65,7 @@ class DemoResult(msgspec.Struct, frozen=True):
 
     @property
     def is_ok(self) -> bool:
-        """Whether every job ended as expected."""
+        """Whether no check found a problem."""
         return not any(self.problems_by_check.values())
 
     @property

@@ -153,7 +153,7 @@ class CheckRunner:
             fix = "name the schema with --schema, create it, or let this role use it (`grants`)"
             self._report_findings("schema", fail_finding(describe_error(error), fix))
             return None
-        if "river_migration" in state.row_security.hidden_tables:  # row security hides all rows
+        if "river_migration" in state.row_security.hidden_tables:  # its rows cannot be read
             self._report_findings(
                 "grants", tables.row_security_finding(state.row_security, schema=state.schema)
             )

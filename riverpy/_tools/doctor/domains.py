@@ -92,7 +92,7 @@ def find_domain_problems(domains: DomainMap, pending: PendingWork) -> list[Findi
 
 
 def _check_missing_leader(domains: DomainMap, domain: str) -> list[Finding]:
-    """Report it if this domain, which has live clients, has no leader."""
+    """Return a finding if this domain has no leader. The domain has live clients."""
     if domains.has_leader(domain):
         return []
     clients = domains.live_clients(domain)
@@ -114,7 +114,7 @@ def _check_missing_leader(domains: DomainMap, domain: str) -> list[Finding]:
 
 
 def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork) -> list[Finding]:
-    """Report it if this domain, which has no live client, owns queues."""
+    """Return a finding if this domain owns queues. The domain has no live client."""
     owned = domains.owned_queues(domain)
     if not owned:
         return []
@@ -172,8 +172,8 @@ def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork
 
 
 def _check_different_settings(domains: DomainMap, domain: str) -> list[Finding]:
-    """Report it if the clients of this domain have different settings for maintenance. Only the
-    leader's settings apply, so they change when another client becomes leader."""
+    """Return a finding if the clients of this domain have different settings for maintenance. Only
+    the leader's settings apply, so they change when another client becomes leader."""
     by_settings: dict[str, list[str]] = {}
     for client in domains.live_clients(domain):
         if client.is_candidate and client.settings_digest is not None:
@@ -195,7 +195,7 @@ def _check_different_settings(domains: DomainMap, domain: str) -> list[Finding]:
 
 
 def _check_shared_queues(domains: DomainMap) -> list[Finding]:
-    """Report each queue that clients of another domain than its own work."""
+    """Return a finding for each queue of a domain that clients of another domain also work."""
     found: list[Finding] = []
     for row in domains.queue_owners:
         others = [
@@ -224,7 +224,7 @@ def _check_shared_queues(domains: DomainMap) -> list[Finding]:
 
 
 def _check_unowned_queues(domains: DomainMap) -> list[Finding]:
-    """Report each domain whose clients work queues that belong to no domain."""
+    """Return a finding for each domain whose clients work queues that belong to no domain."""
     owned = {row.queue for row in domains.queue_owners}
     effect = "the leader of default maintains it"
     if not domains.has_leader(DEFAULT_DOMAIN):
@@ -245,7 +245,7 @@ def _check_unowned_queues(domains: DomainMap) -> list[Finding]:
 
 
 def _check_non_riverpy_leader(domains: DomainMap) -> list[Finding]:
-    """Report a leader of `default` that is not a riverpy client."""
+    """Return a finding if the leader of `default` is not a riverpy client."""
     leader = domains.current_leader(DEFAULT_DOMAIN)
     if leader is None or leader.is_riverpy_client:
         return []
@@ -268,8 +268,8 @@ def _check_non_riverpy_leader(domains: DomainMap) -> list[Finding]:
 
 
 def _check_outdated_clients(domains: DomainMap) -> list[Finding]:
-    """Report it if the leader of `default`, or a client that could become its leader, does not
-    support domains."""
+    """Return a finding if the leader of `default`, or a client that could become its leader, does
+    not support domains."""
     lead = domains.current_leader(DEFAULT_DOMAIN)
     is_old = lead is not None and lead.is_riverpy_client and not lead.supports_domains
     leader = lead.holder if lead is not None and is_old else None
@@ -306,8 +306,9 @@ def _check_outdated_clients(domains: DomainMap) -> list[Finding]:
 
 
 def _check_schema_maintainer(domains: DomainMap) -> list[Finding]:
-    """Report it if no client does the maintenance of the whole schema. The leader of `default` does
-    it if it is a riverpy client. Otherwise the holder of the lease `@schema` does it."""
+    """Return a finding if no client does the maintenance of the whole schema. The leader of
+    `default` does it if it is a riverpy client. Otherwise the holder of the lease `@schema` does
+    it."""
     candidates = [client for client in domains.live_members if client.is_candidate]
     if not candidates or domains.has_leader_for_orphaned_queues():
         return []

@@ -56,7 +56,7 @@ DOCTOR_TOPIC = "riverpy_doctor"
 TEST_NOTIFICATION_TIMEOUT = 2.0
 """Seconds within which the test notification must arrive."""
 LISTEN_TIMEOUT = 10.0
-"""Seconds that connecting and the statement LISTEN may take together."""
+"""The timeout for connecting and the statement LISTEN together, in seconds."""
 _LISTEN_SKIPPED_FINDING = warn_finding(
     "not tried, because the server's notification queue is full: see `notifications`",
     "run riverpy doctor again when the queue is no longer full",
@@ -131,8 +131,8 @@ async def _read_pid_from_server_warning(snapshot: DatabaseSnapshot) -> int | Non
 
 
 async def check_notification_delivery(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Send a notification, and report whether it arrives. Without notifications a job waits for the
-    next poll, by default at most one second."""
+    """Send a notification, and report whether it arrives. Without notifications, clients find a job
+    only at their next poll, by default within one second."""
     finding = (
         _LISTEN_SKIPPED_FINDING
         if snapshot.is_notification_queue_full
@@ -167,8 +167,9 @@ async def _notification_delay_finding(snapshot: DatabaseSnapshot) -> Finding:
 
 
 async def check_listener_count(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report it if fewer connections listen than there are clients that should listen. The server
-    shows only the number of listening connections, over all schemas of the database."""
+    """Report how many connections listen, and warn if there are fewer than clients that should
+    listen. The server shows only the number of listening connections, over all schemas of the
+    database."""
     clients = await snapshot.clients()
     if clients is None:
         return []

@@ -1,4 +1,4 @@
-"""DoctorSession: the database connection of doctor, with a time limit for each read."""
+"""DoctorSession: the database connection of doctor, with a timeout for each read."""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ RUNNING_JOBS_MAX = 10_001
 
 
 def compute_backlog_sample_size(backlogs: Sequence[BacklogRow]) -> int:
-    """Return how many jobs of each backlog are read at most to find their kinds. A backlog is the
-    waiting jobs of one queue in one state."""
+    """Return the maximum number of jobs per backlog that are read to find their kinds. A backlog is
+    all waiting jobs of one queue in one state."""
     return min(SAMPLED_JOBS_OF_QUEUE_MAX, SAMPLED_JOBS_MAX // max(len(backlogs), 1) + 1)
 
 
@@ -138,7 +138,7 @@ class DatabaseSnapshot:
     is_notification_queue_full: bool = False
     """Whether the server's notification queue is so full that riverpy sends no notifications."""
     damaged_job_errors: dict[int, str] = field(default_factory=dict[int, str])
-    """The ids of the jobs that the server could not read, each with the server's error."""
+    """The server's errors for the jobs that it could not read, by job id."""
     cached_results: dict[object, Any] = field(default_factory=dict[object, Any])
     """The results of the methods that read the database only once."""
 
@@ -148,7 +148,7 @@ class DatabaseSnapshot:
         return self.schema_state.schema
 
     def has_migration(self, version: int) -> bool:
-        """Return whether the database has this migration of riverpy's own tables."""
+        """Return whether this version of migration line `riverpy` is applied."""
         return version in self.schema_state.applied_versions(RIVERPY_MIGRATION_LINE)
 
     @_read_once
@@ -189,7 +189,7 @@ class DatabaseSnapshot:
 
     @_read_once
     async def backlogs(self) -> list[BacklogRow]:
-        """Return how many jobs wait in each queue and state."""
+        """Return the number of waiting jobs in each queue and state."""
         return await self.session.read(
             read_backlogs, self.schema, limit=JOB_COUNT_MAX, total_limit=JOB_COUNT_TOTAL_MAX
         )

@@ -93,7 +93,7 @@ class BacklogRow(NamedTuple):
     queue: str
     job_count: int
     is_partial: bool
-    """Whether counting ended at the limit, so that there may be more jobs."""
+    """Whether there may be more jobs, because counting ended at the limit."""
     seconds_since_due: float | None
     """The time since the first job became due. Negative: the first job is not due yet."""
 
@@ -173,7 +173,7 @@ class OpenSnapshotRow(NamedTuple):
     rows."""
 
     holder_type: str
-    """`session`, `prepared transaction` or `replication slot`."""
+    """What holds the snapshot: `session`, `prepared transaction` or `replication slot`."""
     holder_id: str
     role: str
     application: str
@@ -242,7 +242,7 @@ async def read_connection_counts(connection: Transaction) -> ConnectionCountsRow
 
 
 async def count_listeners(connection: Transaction) -> int:
-    """Return the number of connections over which riverpy clients listen."""
+    """Return the number of connections with which riverpy clients listen for notifications."""
     return await get_query(_SQL_FILE, "doctor_listeners", None).fetchval(connection)
 
 
@@ -315,8 +315,8 @@ async def read_running_job_groups(
 async def read_backlogs(
     connection: Transaction, schema: str, *, limit: int, total_limit: int
 ) -> list[BacklogRow]:
-    """Return how many jobs wait in each queue and state. At most `limit` jobs of each queue and
-    state are counted, and about `total_limit` jobs in total."""
+    """Return the number of waiting jobs in each queue and state. At most `limit` jobs of each queue
+    and state are counted, and about `total_limit` jobs in total."""
     return await _fetch_rows(
         BacklogRow, connection, "doctor_backlogs", schema, limit=limit, total_limit=total_limit
     )
