@@ -152,8 +152,8 @@ class Notifier:
         on_listening: Callable[[], None] | None = None,
     ) -> None:
         """Call `callback` with the payload of each notification on a topic. Call `on_listening`
-        each time LISTEN has started on the topic: now and after each reconnect. Notifications that
-        were sent before are lost. This may be called before or after the start of the notifier."""
+        when LISTEN has started on the topic, and again after each reconnect: notifications from
+        before are lost. The notifier may be running already."""
         self._callbacks_by_topic.setdefault(topic, []).append(callback)
         if on_listening is not None:
             self._on_listening_by_topic.setdefault(topic, []).append(on_listening)

@@ -115,7 +115,7 @@ class _AsyncStatementCursor(_CursorWithOwnAdapters, psycopg.AsyncRawCursor[tuple
 class PsycopgSession(CallerSession):
     """The adapter of a psycopg connection. psycopg's blocking and async classes have the same
     methods, so the code here serves both. `AsyncPsycopgSession` overrides only the methods that
-    must await."""
+    differ."""
 
     library = "psycopg"
     has_copy = True

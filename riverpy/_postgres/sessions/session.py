@@ -54,8 +54,8 @@ class CallerSession(ABC):
     library: str
     """The library's name, for error texts."""
     is_blocking = True
-    """Whether `fetch` blocks the thread until the server has answered. Such a `fetch` never waits
-    for the event loop."""
+    """Whether `fetch` blocks the thread until the server has answered. Awaiting such a `fetch` does
+    not let other tasks run."""
     commits_by_itself = False
     """Whether statements are allowed without an open transaction. Then each statement commits by
     itself."""
