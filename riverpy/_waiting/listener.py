@@ -60,7 +60,8 @@ class SharedListener:
         self._subscribers: list[_Subscriber] = []
         self._own_notifier: Notifier | None = None
         self._run_notifier: Notifier | None = None
-        """The notifier with which the client works jobs. None while the client works no jobs."""
+        """The notifier that the client uses while it works jobs. None while the client works no
+        jobs."""
         self._subscribed_notifier: Notifier | None = None
         """The notifier on which the subscribers listen now."""
         self._own_task = BackgroundTask(
@@ -110,7 +111,8 @@ class SharedListener:
                     self._start_unused_timer()
 
     def use_run_notifier(self, notifier: Notifier) -> None:
-        """Use `notifier`, with which the client works jobs, for all subscribers while it runs."""
+        """Set the notifier that the client uses while it works jobs. While this notifier runs, all
+        subscribers listen on it."""
 
         def update_run_notifier() -> None:
             self._run_notifier = notifier if notifier.is_running else None

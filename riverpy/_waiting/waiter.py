@@ -6,8 +6,8 @@ statement.
 
 The task reads a new job at once. It reads a job again when a notification reports the end of the
 job, when the client listens again after an interruption, and by polling. The first delay between
-polls is 50 ms, and it doubles up to 1 s. It is 1 s from the start if notifications arrive and the
-end of the job will be notified.
+polls is 50 ms, and it doubles up to 1 s. The delay is 1 s from the start if notifications arrive
+and the end of the job will be notified.
 """
 
 from __future__ import annotations

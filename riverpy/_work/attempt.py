@@ -114,7 +114,8 @@ class Attempt(Job[Any]):
         its start."""
         self.stored_state: str | None = None
         self.stored_row: Sequence[Any] | None = None
-        """The stored row, if another session made the job final before this result was stored."""
+        """The stored row if another session made the job final before this result was stored,
+        otherwise None."""
         self.is_result_replaced = False
         self.attempt_store = attempt_store
         self.step_runner: AttemptStepRunner | None = None

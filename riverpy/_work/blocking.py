@@ -47,8 +47,8 @@ class BlockingJobRunner:
 
     A job in a thread gets its thread at once, because the slots of the queues (`max_workers`)
     already limit the number of jobs. A job in a process waits until one of `max_processes`
-    processes is free. Jobs get a process in the order in which they wait. The timeout of a job does
-    not start during this wait.
+    processes is free. The job that has waited longest gets the next process. The timeout of a job
+    does not start during this wait.
     """
 
     def __init__(

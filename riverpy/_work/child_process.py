@@ -4,10 +4,10 @@ process in which the client runs.
 Worker and child communicate over two pipes. A third pipe carries the output of the jobs. The child
 ends when the worker ends, together with the programs that its jobs started: see `child_start`.
 
-We do not use the process pool of a library such as pebble, for these reasons: its processes take
-tasks from one shared queue, so it cannot send a cancel request to a running job. It does not kill
-process groups. Its processes keep running if the worker is killed. It cannot start processes in a
-daemonic process. It mixes the output of the jobs.
+We do not use the process pool of a library such as pebble. Such a pool cannot send a cancel request
+to a running job, because its processes take tasks from one shared queue. It does not kill process
+groups, and its processes keep running if the worker is killed. It cannot start processes in a
+daemonic process, and it mixes the output of the jobs.
 """
 
 from __future__ import annotations

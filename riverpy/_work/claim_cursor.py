@@ -33,8 +33,8 @@ SLOW_CLAIM_THRESHOLD_PER_ROW = 0.00004
 """Seconds that are added to `SLOW_CLAIM_THRESHOLD` for each claimed row."""
 BACKLOG_CLAIM_ROWS_MIN = 100
 """A claim counts as a claim of a backlog if it returns as many jobs as requested, and at least this
-number of jobs times the highest priority number (1 to 4) in it. The reason for the factor is that
-later claims need one statement for each priority."""
+many jobs for each priority from 1 to the lowest priority among them. Later claims need one
+statement for each of these priorities."""
 WHOLE_QUEUE_CLAIM_TIME_FRACTION_MAX = 0.02
 """The maximum fraction of time that the client spends on claims from the beginning of the index."""
 WHOLE_QUEUE_CLAIM_INTERVAL_MIN = 0.2
@@ -46,10 +46,10 @@ INSERT_COMMIT_DELAY_MAX = 1.0
 """If the insert of a job commits more than this many seconds after the job's `scheduled_at`, the
 cursor may skip the job."""
 COMPARED_CLAIM_DURATIONS_MAX = 64
-"""How many of the last claims of single queues are compared with each other."""
+"""The number of the last claims of single queues whose durations are compared."""
 CLAIM_DURATION_TOLERANCE_FACTOR = 1.5
-"""Claims of each queue alone count as not slower than one claim of all queues if their total
-duration is less than the duration of that claim times this factor."""
+"""Claiming each queue alone counts as fast enough if it takes, in total, less than one claim of all
+queues times this factor."""
 JOB_PRIORITIES = range(1, 5)
 _get_claim_order_key = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 
@@ -101,8 +101,8 @@ class SlowQueueFinder:
 
     For this, the client claims each queue alone, and this class compares the durations. A queue is
     slow if its claim takes longer than the claims of other queues. All queues count as slow if
-    their claims take, in total, no longer than the claim of all queues. Otherwise the whole machine
-    is busy, and it does not help to claim queues alone.
+    claims of each queue alone take, in total, no longer than one claim of all queues. Otherwise the
+    whole machine is busy, and it does not help to claim queues alone.
     """
 
     def __init__(self) -> None:
@@ -152,8 +152,8 @@ class ClaimCursor:
 
     @property
     def needs_own_claim(self) -> bool:
-        """Whether the next claim must be for this queue alone. The reason is that it starts at a
-        position, or that its duration or size decides whether to start using positions."""
+        """Whether the next claim must be for this queue alone. This is so if it starts at a
+        position, or if its duration or size decides whether to start using positions."""
         return (
             bool(self._position_by_priority)
             or self._slow_claim_detector.was_last_claim_slow

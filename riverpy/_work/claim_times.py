@@ -9,9 +9,9 @@ RIVER_FOLLOW_UP_CLAIM_DELAYS = (0.005, 0.1)
 """If River in Go may have sent a notification, the queue is claimed again after these delays, in
 seconds. River notifies at most once in 100 ms, so jobs may be committed after the first claim."""
 FOLLOW_UP_CLAIM_MARGIN = 0.003
-"""After a notification, its sender may insert more jobs without a notification for some time. This
-many seconds after the end of this time, the queue is claimed again. The last commit may need these
-seconds."""
+"""After a notification, its sender may insert more jobs for some time without a further
+notification. The follow-up claim starts this many seconds after that time, because the last commit
+may come a little later."""
 DUE_JOB_CLAIM_DELAY = 0.002
 """Seconds that the producer waits after a job is due, because the server's clock may be behind."""
 

@@ -56,9 +56,9 @@ class _ClientStatus(NamedTuple):
 
 
 class ClientStatusReporter:
-    """Writes the client's state at the start of a run, after each change, and after each reconnect.
-    After a reconnect it is written again because the leader may have deleted the row, as it does
-    for clients without heartbeats."""
+    """Writes the client's state at the start of a run and after each change. It writes the state
+    again after each reconnect, because the leader deletes the rows of clients without
+    heartbeats."""
 
     name = "client status reporter"
 

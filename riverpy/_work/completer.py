@@ -5,8 +5,8 @@ The completer keeps a result until the database has stored it, or until the atte
 belongs to this client. A lost connection only delays results. A row that is locked, refused or slow
 delays other results by at most one statement.
 
-There are two kinds of batches: completions without recorded metadata, which have a faster
-statement, and all other results.
+A batch contains either only completions without recorded metadata, or only other results.
+Completions without metadata have a faster statement.
 """
 
 from __future__ import annotations

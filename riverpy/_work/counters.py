@@ -122,8 +122,8 @@ class QueueCounters:
         self.wait_times = HistogramBuilder(WAIT_TIME_BUCKET_BOUNDS)
         self.claim_failure_count = 0
         self.not_completed_count = self.failed_count = self.discarded_count = 0
-        """How many ended attempts did not complete, how many of them failed, and after how many of
-        these failures the job was discarded. `wait_times` counts all ended attempts."""
+        """The numbers of ended attempts that did not complete, of failed attempts, and of failed
+        attempts after which the job was discarded. `wait_times` counts all ended attempts."""
         self.longest_wait = 0.0
         """The longest wait in seconds since `JobCountWriter` last read and reset this value."""
 

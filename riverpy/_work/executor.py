@@ -68,7 +68,8 @@ CANCEL_GRACE_SHARE_OF_HARD_STOP = 0.3
 """A cancelled job in a process gets at most this fraction of the hard stop timeout to end, and at
 most `CANCEL_GRACE_PERIOD_MAX`."""
 UNCLASSIFIED_ERROR_RETRY_DELAY = 60.0
-"""Seconds until the retry of a job if a fault in riverpy prevents it from choosing the outcome."""
+"""Seconds until the retry of a job whose outcome could not be chosen, because of a fault in riverpy
+or in user code."""
 UNKNOWN_KIND_WORKER_AND_TIMEOUT = None, math.inf
 """The worker and timeout of a kind without a worker: no worker, and no timeout."""
 _get_claim_order_key = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)

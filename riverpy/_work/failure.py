@@ -111,9 +111,9 @@ def is_cancellation(error: BaseException) -> bool:
 def find_deciding_error(error: BaseException) -> BaseException:
     """Return the exception that decides how an attempt ends.
 
-    For an exception group, the result is the first of these that applies: the first JobSnooze in
-    it, the first JobCancel in it, a CancelledError if the group contains only cancellations, the
-    group itself.
+    For an exception group, this is the first JobSnooze in it. If there is none, it is the first
+    JobCancel. If there is none either, it is a CancelledError if all exceptions are cancellations,
+    otherwise the group itself.
     """
     for wanted in (JobSnooze, JobCancel):
         if (found := find_error_of_type(error, wanted)) is not None:

@@ -54,8 +54,8 @@ longer than this bound."""
 
 
 class JobCountCollector:
-    """Finds what a run has counted since the last call. It compares totals, so it costs nothing for
-    each job."""
+    """Finds what a run has counted since the last call of `take_counts`. It compares totals, so it
+    costs nothing for each job."""
 
     def __init__(self, counters: RunCounters) -> None:
         self._counters = counters

@@ -54,11 +54,11 @@ if TYPE_CHECKING:
 CLAIM_TIMEOUT_AFTER_STOP = 1.0
 """Seconds that a running claim may still take after a stop was requested."""
 CLAIM_SIZE_LIMIT_MIN = 100
-"""The maximum number of jobs that one claim requests. With many slots, the maximum is half the
-number of slots instead, so that the server works on a claim while jobs run."""
+"""One claim requests at most this many jobs or, if that is more, half the number of slots. With
+many slots, the server thus works on a claim while jobs run."""
 EMPTY_CLAIMS_MAX, EMPTY_CLAIM_INTERVAL = 20, 0.02
 """After `EMPTY_CLAIMS_MAX` empty claims in a row, the producer waits `EMPTY_CLAIM_INTERVAL` seconds
-between two claims. Other clients may insert many jobs of kinds that this client does not work."""
+between two claims. Notifications about kinds that this client does not work cause such claims."""
 CLAIM_RETRY_DELAY_MIN, CLAIM_RETRY_DELAY_MAX = timedelta(milliseconds=50), timedelta(seconds=2)
 
 

@@ -34,20 +34,21 @@ if TYPE_CHECKING:
     )
 
 SNAPSHOT_AGE_WARN_SECONDS = 60.0
-"""The check reports a snapshot that is at least this many seconds old."""
+"""`riverpy doctor` reports a snapshot that is at least this many seconds old."""
 SNAPSHOT_WARN_TRANSACTIONS = 1_000_000
-"""If the age of a snapshot is not known, the check reports it when at least this many transactions
-have started after it."""
+"""If the age of a snapshot is not known, `riverpy doctor` reports it when at least this many
+transactions have started after it."""
 LOCK_AGE_WARN_SECONDS = 30.0
-"""The check reports a transaction that has held locks on River's tables for this many seconds."""
+"""`riverpy doctor` reports a transaction that has held locks on River's tables for this many
+seconds."""
 BLOCKING_LOCK_AGE_WARN_SECONDS = 3.0
-"""The check reports a transaction that makes other sessions wait when it has held its locks for
-this many seconds."""
+"""`riverpy doctor` reports a transaction that makes other sessions wait when it has held its locks
+for this many seconds."""
 BLOATED_INDEX_BYTES_MIN = 64 * 1024 * 1024
-"""The check reports an index as bloated only if its size in bytes is at least this."""
+"""`riverpy doctor` reports an index as bloated only if its size in bytes is at least this."""
 BLOATED_INDEX_SIZE_FACTOR = 4.0
-"""The check reports an index as bloated only if its size is at least this many times the estimated
-size of a new index."""
+"""`riverpy doctor` reports an index as bloated only if its size is at least this many times the
+estimated size of a new index."""
 NEEDED_INDEXES = {
     "river_job_pkey",
     "river_job_prioritized_fetching_index",
@@ -56,7 +57,7 @@ NEEDED_INDEXES = {
 }
 """The indexes of `river_job` that riverpy's statements use."""
 DEAD_ROWS_WARN_COUNT = 100_000
-"""The check reports a late vacuum only if the table has at least this many dead rows."""
+"""`riverpy doctor` reports a late vacuum only if the table has at least this many dead rows."""
 LATE_VACUUM_SECONDS = 600.0
 """The vacuum is late when the last one was at least this many seconds ago. By default, autovacuum
 checks the tables every minute."""

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from riverpy._tools.reads import ClientRow
 
 LATE_SCHEDULED_WARN_SECONDS = 30.0
-"""The check reports a scheduled job or a retry that is late by at least this many seconds. The
-leader makes due jobs available every 5 s."""
+"""`riverpy doctor` reports a scheduled job or a retry that is late by at least this many seconds.
+The leader makes due jobs available every 5 s."""
 LATE_PERIODIC_WARN_SECONDS = 60.0
-"""The check reports a periodic job that is late by at least this many seconds."""
+"""`riverpy doctor` reports a periodic job that is late by at least this many seconds."""
 UNWORKED_QUEUE_FAIL_LAG_FACTOR = 10
-"""If no client works a queue, the check fails when the oldest job has been due for longer than
-`max_lag` times this factor. Until then, it only warns."""
+"""If no client works a queue, `riverpy doctor` reports a failure when the oldest job has been due
+for longer than `max_lag` times this factor. Until then, it reports a warning."""
 
 
 async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:

@@ -1,5 +1,5 @@
-"""PostgresInstallation: where PostgreSQL's programs are found, their directory and their
-version."""
+"""PostgresInstallation: the directory of PostgreSQL's programs, the source of this directory, and
+the version."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _read_usable_version(directory: Path) -> tuple[int, int] | None:
 def make_installation_runnable(
     account: ServerAccount, installation: PostgresInstallation, base_directory: Path
 ) -> PostgresInstallation:
-    """Return an installation that the account can run: the given one, or a copy below
+    """Return an installation that the account can run: `installation` itself, or a copy below
     `base_directory`.
 
     A copy is needed, for example, if the programs are in a Python package in root's home directory,

@@ -273,7 +273,8 @@ class _ServerSupervisor:
 
 
 def keep_server_running(directory: Path) -> None:
-    """Keep the server running, until it is stopped, by holding the lock that each client holds."""
+    """Hold the lock of a client, so that the server keeps running. Return when the supervisor has
+    ended."""
     lock_file(directory / "holder.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
     lock_file(directory / "clients.lock", fcntl.LOCK_SH)
     report_start_result("")

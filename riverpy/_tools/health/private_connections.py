@@ -66,8 +66,8 @@ class PrivateHttpClient:
         shared_socket.setblocking(False)
         self._shared_socket = shared_socket
         self._unanswered_connection: socket.socket | None = None
-        """The connection of a request that timed out, or None. While the worker does not answer
-        this request, it is frozen or blocked, and the supervisor sends it no other requests."""
+        """The connection of a request that timed out, or None. Until the worker answers this
+        request, the worker counts as blocked, and the supervisor sends it no other requests."""
 
     @asynccontextmanager
     async def get(self, target: str, timeout: float) -> AsyncGenerator[HttpResponse]:

@@ -27,7 +27,7 @@ class SystemdNotifier:
         path = environ.get("NOTIFY_SOCKET", "")
         self._socket_path = "\0" + path[1:] if path.startswith("@") else path
         self.watchdog_timeout = _read_watchdog_timeout(environ) if path else 0.0
-        """The watchdog's limit in seconds; 0: this process has no limit."""
+        """The watchdog timeout in seconds; 0: this process has no watchdog."""
 
     def notify(self, **values: object) -> None:
         """Send values to systemd, as in `notify(READY=1)`. Do not wait for systemd."""
@@ -65,7 +65,7 @@ class SystemdNotifier:
 
 
 def _read_watchdog_timeout(environ: Mapping[str, str]) -> float:
-    """Return the watchdog's limit in seconds; 0: this process has no limit."""
+    """Return the watchdog timeout in seconds; 0: this process has no watchdog."""
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return 0.0
     try:

@@ -1,4 +1,4 @@
-"""WorkerProcess: the supervisor's object for one worker process."""
+"""WorkerProcess: one worker process, as the supervisor sees it."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class WorkerProcess:
     """One worker process, as the supervisor sees it.
 
     The process is in a session of its own, so Ctrl-C in a terminal reaches only the supervisor,
-    which then sends a message to the worker. The worker may also receive a signal, for example from
-    systemd. It then ignores the message, so it is not stopped twice.
+    which then sends a message to the worker. If the worker also receives a signal, for example from
+    systemd, it still stops only once.
     """
 
     def __init__(self, process: Process, stop_pipe: int, health: PrivateHttpClient) -> None:

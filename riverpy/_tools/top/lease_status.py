@@ -63,8 +63,9 @@ async def read_lease_statuses(
 ) -> ShownLeases:
     """Read the leases of user code, the most important first.
 
-    Expired leases come before held leases. Within these two groups, leases without standbys come
-    first. Within these, leases with the oldest unhandled items come first.
+    Expired leases come before held leases. In each of these two groups, leases without standbys
+    (clients that would acquire the lease) come first. Otherwise, the lease with older unhandled
+    items comes first.
 
     If the role may not read the table, return no leases. The statements run in a savepoint, so the
     open transaction remains usable after this error.

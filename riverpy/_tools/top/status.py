@@ -127,7 +127,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     stuck: int = 0
     """The number of jobs that still run after their cancellation."""
     aside: int = 0
-    """The number of rows that the client skips for a while, because statements for these rows
+    """The number of rows that the client skips for a while, because statements on these rows
     fail."""
     version: str | None = None
     queues: Sequence[str] | None = None
