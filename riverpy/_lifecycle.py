@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 TEST_SIGNAL_TIMEOUT = 30.0
 """Seconds that a test waits for a signal before it fails."""
 SERVICE_PROGRESS_DELAY_MAX = 20.0
-"""Seconds that a service may be late before it counts as stuck."""
+"""If a service shows no progress for this number of seconds after the expected time, it counts as
+stuck."""
 ResultT = TypeVar("ResultT")
 
 
@@ -49,8 +50,8 @@ class StopCause(Enum):
 
 
 class StopScope:
-    """A cancel scope with the cause of its stop, and the time by which its service must make
-    progress.
+    """A cancel scope around a service or other code. It stores the cause of its stop, and the time
+    by which the service must make progress.
 
     `with scope:` suppresses only the cancellation of this scope. If this scope was not stopped but
     its parent was, the parent's cause applies.
@@ -136,7 +137,7 @@ class Service(Protocol):
 
 
 class _ServiceMember(NamedTuple):
-    """A service of a group."""
+    """A service that runs in a `ServiceGroup`."""
 
     service: Service
     scope: StopScope

@@ -88,7 +88,7 @@ class PluginLists:
         hooks: Sequence[Hook] = (),
         middleware: Sequence[Middleware] = (),
     ) -> None:
-        """Sort the objects into the lists by their methods.
+        """Add each object to the list of each method that it has.
 
         Raises:
             ConfigError: an object is not a plugin, hook or middleware.

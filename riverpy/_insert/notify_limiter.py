@@ -61,7 +61,8 @@ class NotifyLimiter:
         self._sent_at_by_queue: dict[str, float] = {}
         """For each queue, the start time of the last successful statement that notified it."""
         self.overdue_queues: dict[str, None] = {}
-        """The queues that must be notified although no job is inserted."""
+        """The queues whose notification is overdue. They must be notified even if no further job is
+        inserted."""
 
     def select_queues(
         self, queues: Iterable[str], *, counts_running_statements: bool = True

@@ -107,8 +107,8 @@ class SharedStatementSender:
         should_notify: bool,
         trace_internal: bool = False,
     ) -> None:
-        """`connect` opens the reserved connection: before the first insert, and again after a
-        loss."""
+        """Create the sender without a connection. `connect` opens the reserved connection before
+        the first insert, and again after a loss."""
         self._connect, self._schema = connect, schema
         self._notify_limiter, self._should_notify = notify_limiter, should_notify
         self._notification_queue_log = notification_queue_log
@@ -124,7 +124,8 @@ class SharedStatementSender:
         self._task: asyncio.Task[None] | None = None
         """The task that sends statements. It runs while calls wait."""
         self._direct_call: InsertCall | None = None
-        """The call whose statement is sent in the task of its caller, and runs now."""
+        """The call that its caller's task is sending now. None: no caller's task is sending a
+        call."""
         self._single_call_statement_count = 0
         """The number of consecutive statements of the task that had only one call."""
         self._expiry_timer: asyncio.TimerHandle | None = None
@@ -173,8 +174,8 @@ class SharedStatementSender:
             raise
 
     def _can_send_directly(self) -> bool:
-        """Whether a call can be sent in its caller's task: nothing is sent or waits, and the last
-        calls came one at a time."""
+        """Return whether the caller's task can send a call itself: the connection is open, no other
+        call waits or is being sent, and the last calls came one at a time."""
         return (
             self._single_call_statement_count >= SINGLE_CALL_STATEMENTS_BEFORE_DIRECT_CALL
             and self._task is None
@@ -245,7 +246,8 @@ class SharedStatementSender:
     # -- the task
 
     def _start_task(self) -> None:
-        """Start the task, unless it runs. A direct call starts it when it ends."""
+        """Start the task that sends statements, unless it runs. While a caller's task sends a call,
+        do nothing: when that call ends, it starts the task."""
         if self._direct_call is not None:
             return
         if self._task is None or self._task.done():  # done: cancelled before its first step
@@ -285,7 +287,8 @@ class SharedStatementSender:
             self.notify_overdue_queues_soon()
 
     def _end_expired_calls(self) -> None:
-        """End the calls that have waited for too long, and set the timer for the next one."""
+        """End the calls that have waited for too long with an error, and set the timer for the next
+        call."""
         loop = asyncio.get_running_loop()
         for call in self._backlog.take_expired_calls(loop.time()):
             call.fail(self._make_expiry_error())
@@ -335,7 +338,8 @@ class SharedStatementSender:
             connection.terminate()
 
     async def _open_connection_with_retries(self) -> bool:
-        """Open the connection again while calls wait. Return whether it is open."""
+        """Try to open the connection until it is open, or until no call waits any more. Return
+        whether it is open."""
         backoff = Backoff(CONNECT_RETRY_DELAY_MIN, CONNECT_RETRY_DELAY_MAX)
         while True:
             try:
@@ -357,7 +361,7 @@ class SharedStatementSender:
     # -- sending
 
     async def _send_and_end_calls(self, calls: list[InsertCall]) -> None:
-        """Insert the jobs of these calls, and end the calls."""
+        """Insert the jobs of these calls. Each call ends with its results or with an error."""
         try:
             try:
                 await self._send_statement(calls)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 UNIQUE_PERIOD_MIN = timedelta(seconds=1)
-"""The shortest unique period."""
+"""The shortest period that `UniqueOpts.by_period` allows."""
 
 _UNIQUE_PERIOD_EPOCH = datetime(1, 1, 1, tzinfo=UTC)
 _CHARACTER_TO_ESCAPE = re.compile(r"[^ !#-\[\]-\x7f]")
@@ -44,7 +44,7 @@ _json_decoder = json.JSONDecoder(parse_int=str, parse_float=str)
 
 
 def check_unique_opts(opts: UniqueOpts) -> None:
-    """Check options that River allows only in combination or in a range.
+    """Check the options `exclude_kind` and `by_period` by River's rules.
 
     Raises:
         InsertError: `exclude_kind` is the only option, or the period is shorter than one second.
@@ -58,7 +58,7 @@ def check_unique_opts(opts: UniqueOpts) -> None:
 
 
 def make_unique_state_bits(opts: UniqueOpts) -> int:
-    """Return the bit mask of the states in which a job keeps its key.
+    """Return the bit mask of the states in which a job keeps its unique key.
 
     Raises:
         InsertError: a state is unknown, or a state that River requires is missing.
@@ -94,7 +94,7 @@ def compute_unique_key(
         args_class: the class of the args. Fields of the class may be marked `Unique`.
         args_json: the args as JSON text: an object, or an empty array.
         queue: the queue of the job.
-        due_at: `scheduled_at` of the job, or else the time of the insert.
+        due_at: `scheduled_at` of the job. If it has none: the time of the insert.
 
     Raises:
         InsertError: the fields that are marked `Unique` cannot be found, or River's unique keys do

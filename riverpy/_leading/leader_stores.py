@@ -42,8 +42,8 @@ class LeaderRowStore(LeaseStore):
         leader_id: str,
         ttl: timedelta,
     ) -> None:
-        """Create the store of one client. `leader_id` is the client's id in the row. Each renewal
-        lets the lease expire `ttl` later."""
+        """Create the store of one client. `leader_id` is the client's id in the row. After each
+        renewal, the lease lasts for `ttl`."""
         self._connection, self._schema = connection, schema
         self._leader_id, self._ttl = leader_id, ttl
         self.outage_tracker = connection.outage_tracker

@@ -5,9 +5,10 @@ The client claims queues for the domain before it works jobs, and writes heartbe
 while it runs. The leader of the domain maintains the queues that were claimed for it. Any client
 may work the jobs of any queue.
 
-A client takes a queue from another domain only if no client of that domain is alive. First it waits
-for `dead_after` whether a client with an old heartbeat writes a new one, because the server's clock
-may be set to another time.
+A client takes a queue from another domain only if no client of that domain is alive. If a client of
+that domain has an old heartbeat, the joining client waits for `dead_after` to see whether a new one
+is written. The old heartbeat alone proves nothing, because the server's clock may be set to another
+time.
 """
 
 from __future__ import annotations

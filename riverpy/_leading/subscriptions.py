@@ -34,7 +34,8 @@ class LeadershipSubscription(Stream[LeadershipChange]):
         return await super().__aenter__()
 
     def put(self, change: LeadershipChange) -> None:
-        """Add a change. Drop the oldest one if the queue is full."""
+        """Add a change to the unread changes. If there are too many of them, drop the oldest
+        one."""
         if self._is_full:
             self._count_dropped_item(LEADERSHIP_CHANGES_DROPPED)
             self._waiting_items.popleft()

@@ -76,7 +76,7 @@ class Lease:
         """Whether work under the lease may still run, even after the end of the lease. Any thread
         may set this."""
         self.waited = 0.0
-        """Seconds that this process waited for the lease."""
+        """Seconds that this process waited before it acquired the lease."""
         self._reported_lag: tuple[float, int | None, float | None] | None = None
         """The values of the last call of `report_lag`: its time (`Timer.seconds_since_boot`), the
         count, and the age in seconds."""
@@ -350,8 +350,8 @@ def _validate_lag(count: object, age: object) -> float | None:
 class CancelAtLeaseEnd:
     """A context manager that cancels the task in its `with` block when a lease ends.
 
-    The task is cancelled once, as asyncio does it, so that the block can still await its cleanup,
-    such as the end of a transaction. A cancel scope would cancel each of these awaits.
+    The task is cancelled only once, so that the block can still await its cleanup, such as the end
+    of a transaction. A cancel scope of anyio would also cancel each await of the cleanup.
 
     Raises:
         LeaseLostError: the lease ended before the block ended.

@@ -23,7 +23,7 @@ transaction."""
 
 
 class _LeaseRow:
-    """A lease with its current holder, or with its last one."""
+    """A lease in memory, with its current or last holder."""
 
     def __init__(self, epoch: int, holder: str, ttl: float, now: float) -> None:
         self.epoch, self.holder, self.ttl = epoch, holder, ttl
@@ -90,8 +90,8 @@ class MemoryLeases(LeaseStore):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[MemoryTransaction]:
-        """Open a transaction for `Lease.fence`. It commits at the end of the `async with` block,
-        and is rolled back if the block raises.
+        """Open a transaction for `Lease.fence`. It commits at the end of the `async with` block. If
+        the block raises an error, it is rolled back.
 
         Raises:
             LeaseLostError: the fenced transaction lasted longer than its limit. It was rolled back.

@@ -199,7 +199,7 @@ class SingletonRunnerGroup:
         return {runner.singleton.name: runner.stats for runner in self._runners}
 
     async def prepare(self) -> None:
-        """Open the client's leases, if there is a singleton to run.
+        """Open the client's lease engine and create the runners, if there is a singleton to run.
 
         Raises:
             SchemaMissingError: the migration line `riverpy` is not applied; the error text has the

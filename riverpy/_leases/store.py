@@ -1,6 +1,6 @@
 """LeaseStore: the interface of objects that keep leases. LeaseTable keeps leases in the table
-`riverpy_lease`, and uses connections that it receives. UserLeaseTable keeps leases of users in the
-same table, and can open its own connections."""
+`riverpy_lease`, and uses connections that it receives. UserLeaseTable keeps leases of user code in
+the same table, and can open its own connections."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ class UserLeaseTable(LeaseTable):
             password: returns the password for each connection to a URL.
 
         Raises:
-            ConfigError: `database` has another type.
+            ConfigError: `database` is not a URL, an asyncpg pool or an asyncpg connection.
         """
         self._url: str | None = None
         self._own_connections: list[DedicatedConnection] = []

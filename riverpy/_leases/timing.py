@@ -85,10 +85,10 @@ class LeaseTiming(msgspec.Struct, frozen=True):
 
 
 def validate_wait(wait: timedelta | None) -> None:
-    """Check the `wait` argument of a call.
+    """Check the argument `wait` of a call that waits for a lease.
 
     Raises:
-        ConfigError: `wait` is not a timedelta.
+        ConfigError: `wait` is neither a timedelta nor None.
     """
     if wait is not None and not isinstance(wait, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"wait takes a timedelta, or None, got {type(wait).__name__}")

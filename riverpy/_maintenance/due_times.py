@@ -84,8 +84,8 @@ def _skip_old_due_times(
 
 
 def has_due_times(schedule: PeriodicSchedule, after: datetime, until: datetime, count: int) -> bool:
-    """Return whether the schedule has at least `count` times after `after` and not after
-    `until`."""
+    """Return whether the schedule has at least `count` times that are later than `after` and not
+    later than `until`."""
     due: datetime | None = after
     for _ in range(count):
         due = next_time(schedule, due)

@@ -82,7 +82,7 @@ MISSING_TABLE_CHECK_INTERVAL = 60.0
 START_HOOKS_TIMEOUT = 30.0
 """The timeout of all hooks `periodic_jobs_start` together, in seconds."""
 PLANS_PER_TRANSACTION_MAX = 100
-"""The largest number of periodic jobs whose slots are inserted in one transaction."""
+"""The maximum number of periodic jobs for which one transaction inserts jobs."""
 INSERTS_PER_TRANSACTION_MAX = 1000
 """When a transaction has this number of jobs, no other periodic job is added to it."""
 PLANNING_TIME_MAX = 0.05
@@ -518,7 +518,8 @@ def _make_row_change(row: PeriodicRow, next_run_at: datetime | None) -> NextRunU
 
 
 def _has_slot_between(job: PeriodicJob, after: datetime, until: datetime) -> bool:
-    """Return whether the schedule has a slot after `after` and not after `until`."""
+    """Return whether the schedule has a slot that is later than `after` and not later than
+    `until`."""
     try:
         return has_due_times(job.schedule, after, until, 1)
     except Exception:  # a user's schedule may fail for a time in the past

@@ -37,7 +37,7 @@ class ElectionStatus(NamedTuple):
     """Whether there is a leader, and whether a client could become one."""
 
     leader_id: str | None
-    """The id of the leader's client. None: there is no leader."""
+    """The id of the client that is the leader. None: there is no leader."""
     elected_at: str | None
     """When the leader was elected, in RFC 3339."""
     is_leader_riverpy: bool
@@ -183,7 +183,7 @@ async def client_set_state(
     skipped_row_count: int = 0,
 ) -> None:
     """Store the client's state (`working` or `stopping`), the name of its process, the number of
-    rows that it skips, and a report on some of them."""
+    rows that it skips because their statements fail, and a report on some of these rows."""
     now = time.monotonic()
     await get_query(_SQL_FILE, "client_set_state", schema).execute(
         connection,
@@ -203,7 +203,7 @@ async def client_set_state(
 async def client_unregister(
     connection: Transaction, schema: str | None, *, client_id: str, registered_at: int
 ) -> None:
-    """Delete the row of a client, unless it still holds the leader's lease."""
+    """Delete the row of a client, unless this client still holds the lease of the leader."""
     await get_query(_SQL_FILE, "client_unregister", schema).execute(
         connection, client_id=client_id, registered_at=registered_at
     )
@@ -212,8 +212,8 @@ async def client_unregister(
 async def client_list_candidates(
     connection: Transaction, schema: str | None, *, domain: str
 ) -> list[LeaderCandidate]:
-    """Return the clients of a domain with a recent heartbeat that take part in leader election, in
-    the order of their starts."""
+    """Return the clients of a domain that have a recent heartbeat and take part in leader election.
+    The client that started first comes first."""
     rows = await get_query(_SQL_FILE, "client_candidates", schema).fetch(connection, domain=domain)
     return [LeaderCandidate(*row) for row in rows]
 

@@ -43,7 +43,8 @@ next leader by at most this time. The limit is shorter than riverpy's timeout of
 So a slow statement ends with an error of the server, and the connection stays usable."""
 OUTAGE_EFFECT_TEXT = "jobs keep running, their results are kept, and the client keeps connecting"
 CLIENT_CONNECTION_CHECK_INTERVAL = timedelta(seconds=1)
-"""How often the server checks during a statement that the connection still exists."""
+"""While a statement runs, the server checks at this interval whether the connection still
+exists."""
 FIRST_CONNECTION_TIMEOUT = CONNECT_TIMEOUT + 5.0
 """The timeout for making a client's first connection and its settings, in seconds."""
 NEW_OUTAGE_AFTER_UNUSED_SECONDS = 60.0
@@ -234,7 +235,8 @@ class DedicatedConnection:
         Args:
             name: the name of the connection in the log.
             connect: makes a connection.
-            outage_tracker: logs outages of all connections of the owner.
+            outage_tracker: logs the outages of this connection and of others of the same client or
+                lease manager.
             through_pooler: whether the connection leads to a pooler. Then it has no
                 `statement_timeout`, and riverpy's own timeout of a statement does not mean that the
                 connection is lost.
@@ -434,8 +436,8 @@ class DedicatedConnection:
 
 
 class CallerDatabase:
-    """The pool or connection of a caller, used like a `DedicatedConnection`. It is never closed or
-    made again."""
+    """The pool or connection of a caller, with the method `acquire` of a `DedicatedConnection`.
+    riverpy never closes or replaces it."""
 
     def __init__(self, database: Pool | Transaction) -> None:
         """Store the pool or connection. It is already open."""

@@ -66,7 +66,8 @@ async def job_check_damage(connection: Transaction, schema: str | None, ids: Seq
 
 @contextmanager
 def translate_damage_error(job_id: int) -> Generator[None]:
-    """Raise JobDamagedError with the job's id if the `with` block fails to read the job."""
+    """Raise JobDamagedError with the job's id if the server cannot read the job in the `with`
+    block."""
     try:
         yield
     except PostgresError as error:
@@ -136,7 +137,8 @@ async def read_jobs_in_parts(
     ids: Sequence[int],
     read_jobs: Callable[[list[int]], Awaitable[ResultT]],
 ) -> tuple[list[ResultT], dict[int, str]]:
-    """Read jobs in parts. A part that fails for a damaged job is read again in smaller parts.
+    """Read jobs in parts. If a part fails because of a damaged job, it is read again in smaller
+    parts.
 
     Returns:
         The results of `read_jobs`, in the order of the ids, and the errors of damaged jobs by id.

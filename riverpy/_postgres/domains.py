@@ -62,7 +62,7 @@ class DefaultLeaderStatus(NamedTuple):
 
 class DomainLeader(NamedTuple):
     """The current or last leader of a domain, or the current or last holder of the lease `@schema`.
-    Its term is the time for which it holds the lease."""
+    The holder's term is the time for which it holds the lease."""
 
     domain: str
     holder: str
@@ -167,8 +167,8 @@ async def owner_find_conflicts(
     queues: Sequence[str],
     dead_client_heartbeats: Mapping[str, bytes],
 ) -> list[QueueOwnershipConflict]:
-    """Return those of `queues` that already have an owner, with clients of the owner.
-    `dead_client_heartbeats` maps the ids of clients that are known to be dead to their last
+    """Return those of `queues` that already have an owner, each with the ids of some clients of the
+    owner. `dead_client_heartbeats` maps the ids of clients that are known to be dead to their last
     heartbeats. These clients are left out of `maybe_dead_client_ids`."""
     rows = await get_query(_SQL_FILE, "owner_conflicts", schema).fetch(
         connection,
@@ -214,8 +214,8 @@ async def member_write_heartbeat(
     queues: Sequence[str],
     heartbeat_interval: timedelta,
 ) -> Mapping[str, str]:
-    """Store a client's domain, and write a heartbeat of the domain. Return a mapping from each of
-    `queues` that has an owner to this owner.
+    """Store a client's domain, and write a heartbeat of the domain. Return the owners of those
+    `queues` that have one, by queue.
 
     Args:
         connection: any connection.
@@ -306,7 +306,8 @@ async def domain_lock_maintenance(
 async def domain_preview_queue_move(
     connection: Transaction, schema: str | None, *, queue: str, new_domain: str
 ) -> QueueMovePreview:
-    """Read the owner of a queue, and whether the queue and `new_domain` exist. Change nothing."""
+    """Return the owner of a queue, and whether the queue and `new_domain` exist. This changes
+    nothing."""
     (row,) = await get_query(_SQL_FILE, "domain_queue_ownership", schema).fetch(
         connection, queue=queue, domain=new_domain
     )
