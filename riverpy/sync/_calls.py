@@ -1,4 +1,8 @@
-"""BlockingCalls: the calls of `riverpy.Client` as coroutines that use blocking connections."""
+"""BlockingCalls: the methods of `riverpy.sync.Client`, as coroutines on blocking connections.
+
+They share their code with `riverpy.Client`. The coroutines never wait for an event loop, so that
+`run_without_loop` can run them.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +56,7 @@ class BlockingCalls(
     ExecutionMethods,
     PollingWaitMethods,
 ):
-    """The calls of a blocking client, as coroutines that `run_without_loop` runs."""
+    """The methods of a blocking client, as coroutines that `run_without_loop` runs to their end."""
 
     def __init__(
         self, database: BlockingDatabase | None, config: Config, workers: Workers | None
@@ -123,7 +127,7 @@ class BlockingCalls(
 
     @cached_property
     def inserter(self) -> Inserter:
-        """The inserter of the client."""
+        """The object that checks and inserts jobs for this client."""
         return _BlockingInserter(
             self._transaction,
             schema=self._config.schema,
@@ -157,8 +161,8 @@ class _BlockingInserter(Inserter):
             with translate_insert_errors(connection, in_savepoint=True):
                 return await send(connection, rows, self._find_queues_to_notify(rows))
 
-        # Middleware must not wait. If it waits after `do_inner`, an error rolls back this
-        # transaction or savepoint.
+        # Middleware runs inside of this transaction or savepoint, although it must not wait. If it
+        # waits after `do_inner`, the error rolls back the insert.
         async with self._open_transaction(tx) as connection:
             return await self._send_inside_hooks(jobs, all_plugins, send_in_savepoint)
 

@@ -1,4 +1,5 @@
-"""Chooses the database class of a blocking client. A library is imported only if it is used."""
+"""Chooses the class that opens transactions for a blocking client, from the type of the given
+database. SQLAlchemy and psycopg are imported only if they are used."""
 
 from __future__ import annotations
 
@@ -26,10 +27,12 @@ _ASYNC_CLASS_NAMES = (
 def make_database(
     database: object, config: Config, password: PasswordFunction | None
 ) -> BlockingDatabase | None:
-    """Return the database of a blocking client. None: `database` is None.
+    """Return the object that opens transactions on `database` for a blocking client. Return None if
+    `database` is None.
 
     Raises:
-        ConfigError: the object is of no known type, the URL is not valid, or psycopg is missing.
+        ConfigError: the type of `database` is not supported, the URL is not valid, or psycopg is
+            not installed.
     """
     password_source = make_password_source(password, database)
     if database is None:

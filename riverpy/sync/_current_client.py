@@ -1,4 +1,4 @@
-"""The client for blocking jobs that insert jobs or call other methods of the client."""
+"""`riverpy.sync.current_client`: returns a client for the blocking job that runs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from riverpy.sync.client import Client
 
 
 def current_client() -> Client:
-    """Return a client for the blocking job that calls this function in a thread of a worker.
+    """Return the client for a blocking job. Call this function in the job, which runs in a thread
+    of a worker. Async jobs call `riverpy.current_client()` instead.
 
-    Without `tx`, its calls run on the connections of the worker's client, through its event loop,
-    and need no other driver. With your blocking session as `tx`, they run in the job's thread.
-    `run_once` needs `tx`, because its function gets it. `riverpy.current_client()` is the same for
-    async jobs.
+    Calls without `tx` run in the worker's event loop, on the connections of the worker's client.
+    They need no other driver. Calls with your blocking session as `tx` run in the job's thread.
+    `run_once` always needs `tx`, because it passes this session to its function.
 
     Raises:
-        ClientStateError: the calling code runs in an event loop, or no client runs it. A blocking
-            job in a process of its own has no client: make a `riverpy.sync.Client`.
+        ClientStateError: the calling code runs in an event loop, or is not a job of a client. A
+            job with `executor="process"` has no client: create a `riverpy.sync.Client` in it.
     """
     blocking_client = running_blocking_client.get()
     if isinstance(blocking_client, Client):

@@ -1,4 +1,4 @@
-"""BlockingDatabase: opens transactions for calls of a blocking client without `tx`."""
+"""BlockingDatabase: opens the transaction of a call of a blocking client that has no `tx`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ _LOGIN_REFUSED_TEXTS = (
     "no password supplied",
     "no pg_hba.conf entry",
 )
-"""Parts of libpq's error texts for refused logins, which have no error code. A server may send
-other languages: then a call tries again for a while."""
+"""Parts of libpq's error texts for refused logins, because these errors have no code. If the
+server's texts are in another language, a refused login counts as a lost connection."""
 Isolation: TypeAlias = Literal["read_committed", "repeatable_read"] | None
 """The isolation level of a transaction; None: the default of the connection."""
 
 
 class BlockingDatabase(ABC):
-    """The base of the databases of a blocking client."""
+    """Opens transactions for a blocking client. Subclasses do this on a URL, an engine, a pool or a
+    connection."""
 
     url: str | None = None
     """The URL of the database. None: the client was created without a URL."""
@@ -37,21 +38,21 @@ class BlockingDatabase(ABC):
     """Whether a transaction can be opened."""
 
     def open(self) -> None:
-        """Open connections, if the client makes its own. Otherwise do nothing."""
+        """Open a connection if the client has connections of its own. Otherwise do nothing."""
         return
 
     def close(self) -> None:
-        """Close the connections that the client has made."""
+        """Close the connections that the client has opened itself."""
         return
 
     @abstractmethod
     def transaction(self, isolation: Isolation) -> AbstractContextManager[CallerSession]:
-        """Open a transaction for a `with` block. The end of the block commits, and an exception
-        rolls back.
+        """Open a transaction for a `with` block. It is committed at the end of the block, or rolled
+        back if the block raises an error.
 
         Raises:
-            OSError: no connection could be made.
-            TimeoutError: no connection became free.
+            OSError: the database cannot be reached.
+            TimeoutError: no connection of the pool became free in time.
             PostgresError: the server refused the commit.
         """
 
@@ -63,9 +64,15 @@ def translate_block_errors(
     translate: Callable[[Any], Exception],
     translate_start: Callable[[Any], Exception] | None = None,
 ) -> Generator[T]:
-    """Enter and exit a context manager of another library, and translate its own errors. Errors of
-    the `with` block stay as they are. `translate_start` translates errors of the start; None:
-    `translate` does."""
+    """Enter and exit a context manager of another library, and translate the errors that it raises.
+    Errors of the code inside the `with` block are not translated.
+
+    Args:
+        block: the context manager of the other library.
+        error_type: the base class of the errors to translate.
+        translate: returns the new error for an error.
+        translate_start: the same for errors when the block is entered. None: use `translate`.
+    """
     try:
         value = block.__enter__()
     except error_type as error:
@@ -83,7 +90,8 @@ def translate_block_errors(
 
 
 def make_connect_error(error: BaseException, hosts: str | None = None) -> OSError:
-    """Return the error for a connection that could not be made. `hosts` names the server."""
+    """Return the error to raise when a connection cannot be opened. `hosts` is the address of the
+    server for the error text."""
     text = mask_passwords(" ".join(str(error).split())) or type(error).__name__
     place = f"to {hosts}" if hosts else "to the database"
     error_type = TimeoutError if "timeout" in type(error).__name__.lower() else ConnectionError

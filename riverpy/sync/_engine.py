@@ -1,4 +1,4 @@
-"""SqlAlchemyDatabase: opens transactions on an engine of SQLAlchemy."""
+"""SqlAlchemyDatabase: opens transactions of a blocking client on an engine of SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class SqlAlchemyDatabase(BlockingDatabase):
-    """The database of a blocking client that was created with an engine of SQLAlchemy. The client
-    does not close the engine."""
+    """Opens the transactions of a blocking client on the caller's engine of SQLAlchemy. It never
+    closes the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -46,7 +46,8 @@ class SqlAlchemyDatabase(BlockingDatabase):
 
 @contextmanager
 def _connect(engine: Engine) -> Generator[Connection]:
-    """Connect when the `with` block begins. `engine.connect()` alone would connect before it."""
+    """Return a context manager that connects when its block begins, so that errors are raised
+    there. `engine.connect()` connects before the block."""
     with engine.connect() as connection:
         yield connection
 

@@ -1,4 +1,4 @@
-"""BlockingJobClient: the client of a blocking job in a thread of a worker."""
+"""BlockingJobClient: the client that `riverpy.sync.current_client` returns to a blocking job."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ T = TypeVar("T")
 
 
 class BlockingJobClient(Client):
-    """The client of a blocking job. The job runs in a thread of a worker. A call without `tx` runs
-    in the worker's event loop, on the connections of the worker's client. A call with `tx` runs in
-    the job's thread."""
+    """The client for a blocking job, which runs in a thread of a worker.
+
+    A call without `tx` runs in the worker's event loop, on the connections of the worker's client.
+    A call with `tx` runs in the job's thread."""
 
     def __init__(self, client: AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
-        """`loop` is the event loop in which the client runs."""
+        """Create the client. `client` is the worker's client, and `loop` is the event loop in which
+        it runs."""
         super().__init__(workers=client.workers, config=client.config)
         self._calls, self._loop = client, loop
 
@@ -39,8 +41,8 @@ class BlockingJobClient(Client):
                 "riverpy.current_client() in an async job"
             )
         try:
-            # The call has its own timeouts. It gets a copy of the context variables, so that a
-            # trace continues.
+            # `result()` needs no timeout, because the call has its own. The call receives a copy of
+            # the job's context variables, so that the trace of the job continues.
             return asyncio.run_coroutine_threadsafe(call, self._loop).result()
         except (concurrent.futures.CancelledError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not self._loop.is_closed():

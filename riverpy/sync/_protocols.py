@@ -1,5 +1,5 @@
-"""Protocols for the engines and pools that a blocking client accepts. They describe classes of
-other libraries, which need not be imported."""
+"""Types of the engines and pools that a blocking client accepts. They are protocols, so that
+SQLAlchemy and psycopg need not be imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SqlAlchemyEngine(Protocol):
     """SQLAlchemy's `Engine`."""
 
     def begin(self) -> AbstractContextManager[BlockingSqlAlchemyConnection]:
-        """Open a transaction for a `with` block."""
+        """Open a transaction for a `with` block, on a connection of the engine."""
         ...
 
     def dispose(self) -> None:
@@ -30,7 +30,7 @@ class PsycopgPool(Protocol):
     """psycopg's `ConnectionPool`."""
 
     def connection(self) -> AbstractContextManager[BlockingPsycopgConnection]:
-        """Take a connection for a `with` block."""
+        """Borrow a connection of the pool for a `with` block."""
         ...
 
 

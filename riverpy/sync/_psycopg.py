@@ -1,4 +1,4 @@
-"""The databases of blocking clients that were created with a connection or pool of psycopg."""
+"""Opens transactions of a blocking client on a connection or a pool of psycopg."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ _ISOLATION_LEVELS = {
 def open_transaction(
     connection: psycopg.Connection[Any], isolation: Isolation
 ) -> Generator[PsycopgSession]:
-    """Open a transaction on a connection that is in no transaction."""
+    """Open a transaction with an isolation level. The connection must not be in a transaction. Its
+    own isolation level is restored after the transaction."""
     before = connection.isolation_level
     level = before if isolation is None else _ISOLATION_LEVELS[isolation]
-    if level != before:  # this sends nothing: the next transaction begins with this isolation level
+    if level != before:  # psycopg sends the isolation level with the next BEGIN, not now
         connection.isolation_level = level
 
     def translate(error: psycopg.Error) -> Exception:
@@ -50,11 +51,12 @@ def open_transaction(
 
 
 class PsycopgConnectionDatabase(BlockingDatabase):
-    """A database that uses one connection of psycopg. Threads use it one after the other."""
+    """Opens the transactions of a blocking client on the caller's connection of psycopg. Only one
+    thread at a time has a transaction."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
-        self._lock = threading.RLock()  # the function of `run_once` may make another call
+        self._lock = threading.RLock()  # reentrant: the function of `run_once` may call the client
 
     @contextmanager
     def transaction(self, isolation: Isolation) -> Generator[PsycopgSession]:
@@ -72,15 +74,16 @@ class PsycopgConnectionDatabase(BlockingDatabase):
 
 
 class PsycopgConnectionPool(Protocol):
-    """A pool of psycopg's, such as `psycopg_pool.ConnectionPool`."""
+    """The type of a pool of psycopg connections, such as `psycopg_pool.ConnectionPool`."""
 
     def connection(self) -> AbstractContextManager[psycopg.Connection[Any]]:
-        """Take a connection for a `with` block."""
+        """Borrow a connection of the pool for a `with` block."""
         ...
 
 
 class PsycopgPoolDatabase(BlockingDatabase):
-    """A database that uses the caller's pool of psycopg, and does not close it."""
+    """Opens the transactions of a blocking client on the caller's pool of psycopg. It never closes
+    the pool."""
 
     def __init__(self, pool: PsycopgConnectionPool) -> None:
         self._pool = pool

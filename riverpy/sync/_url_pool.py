@@ -1,8 +1,9 @@
-"""UrlDatabase: a small pool of psycopg's connections to a URL.
+"""UrlDatabase: a small pool of psycopg connections, for a blocking client that was created with a
+URL.
 
-We do not use psycopg_pool. Its threads do not exist in a forked child, so a server that loads the
-program before it forks would wait for a connection for ever. The pool of SQLAlchemy would make
-SQLAlchemy a requirement.
+We do not use psycopg_pool, because its threads do not exist in a forked child process. A web server
+that loads the program before it forks would wait for a connection forever. We do not use the pool
+of SQLAlchemy, because riverpy does not require SQLAlchemy.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
     from riverpy.sync._database import Isolation
 
 STATEMENT_TIMEOUT = 30.0
-"""The timeout of one statement, which the server applies, in seconds."""
+"""The server's timeout for one statement, in seconds."""
 NETWORK_TIMEOUT = 30.0
 """Seconds without an answer on the network after which a connection counts as lost."""
 FREE_CONNECTION_TIMEOUT = 10.0
-"""The longest wait for a connection while all of them are in use, in seconds."""
+"""How long a call waits for a free connection if all connections are in use, in seconds."""
 IDLE_CONNECTION_LIFETIME = 300.0
-"""Seconds after which an idle connection is closed and not used again."""
+"""Seconds after which an idle connection is not used any more, but closed."""
 _KEEPALIVE_COUNT = 3
 
 
@@ -52,7 +53,7 @@ class _IdleConnection(NamedTuple):
 
 
 class _ProcessConnections:
-    """The connections that one process has opened."""
+    """The connections that one process has opened to the URL."""
 
     def __init__(self, size: int) -> None:
         self.pid = os.getpid()
@@ -61,8 +62,8 @@ class _ProcessConnections:
 
 
 class UrlDatabase(BlockingDatabase):
-    """A pool of connections to a URL. The connection that was used last is used next. After a fork,
-    the child process opens connections of its own."""
+    """A pool of connections to a URL. It takes the idle connection that was used last. After a
+    fork, the child process opens its own connections."""
 
     def __init__(
         self, url: str, *, size: int, through_pooler: bool, password: PasswordSource | None
@@ -74,19 +75,19 @@ class UrlDatabase(BlockingDatabase):
         self._through_pooler = through_pooler
         self._connections = _ProcessConnections(size)
         self._inherited: list[_ProcessConnections] = []
-        """The connections of parent processes. The references stay: to close these connections
-        would end the parent's sessions."""
+        """The connections of parent processes. The references prevent that these connections are
+        closed here, which would end the parent's sessions."""
         self._opener_pid: int | None = None
-        """The id of the process that has called `open`. None: the first call of the client
-        connects."""
+        """The id of the process that called `open`. None: `open` was not called. Then the first
+        call of the client opens a connection."""
 
     def open(self) -> None:
-        """Open one connection, so that errors appear now.
+        """Open one connection, so that a wrong URL raises an error now and not in the first call.
 
         Raises:
-            ClientStateError: the pool was opened already.
-            ConfigError: the URL leads to a pooler, but the settings do not say so.
-            OSError: no connection could be made.
+            ClientStateError: this process has already opened the pool.
+            ConfigError: the URL leads to a connection pooler, but `Config.pooler` is False.
+            OSError: the database cannot be reached.
         """
         if self._opener_pid == os.getpid():
             raise ClientStateError("the client is open already")
@@ -134,7 +135,7 @@ class UrlDatabase(BlockingDatabase):
     def _take_idle_connection(
         self, connections: _ProcessConnections
     ) -> psycopg.Connection[Any] | None:
-        """Return an idle connection that is still open. None: there is none."""
+        """Return an idle connection that is still open, or None if there is none."""
         while True:
             try:
                 connection, idle_since = connections.idle.pop()
@@ -175,7 +176,7 @@ class UrlDatabase(BlockingDatabase):
 
 def _is_usable(connection: psycopg.Connection[Any]) -> bool:
     """Return whether an idle connection can be used. If its socket has data to read, the server has
-    probably closed the connection."""
+    probably closed the connection, so it cannot be used."""
     if connection.closed:
         return False
     poll = select.poll()
@@ -184,8 +185,8 @@ def _is_usable(connection: psycopg.Connection[Any]) -> bool:
 
 
 def _make_connect_options(url: str, *, through_pooler: bool) -> dict[str, Any]:
-    """Return psycopg's options for connections to a valid URL. As in the async client, other
-    parameters of the URL become settings of the session."""
+    """Return psycopg's connection options for a URL. Parameters of the URL that libpq does not know
+    become settings of the session, as in the async client."""
     known = {option.keyword.decode() for option in Conninfo.get_defaults()}
     ignored = adapt_url_for_asyncpg(url).ignored_parameters
     base, _, query = url.partition("?")
@@ -219,6 +220,5 @@ def _make_connect_options(url: str, *, through_pooler: bool) -> dict[str, Any]:
 
 
 def _escape_option(value: str) -> str:
-    """Return a setting's value with escapes for libpq's `options`, in which spaces separate
-    settings."""
+    """Escape spaces and backslashes in the value of a setting, for libpq's `options`."""
     return "".join(rf"\{character}" if character in " \\\t" else character for character in value)

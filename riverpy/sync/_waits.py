@@ -1,4 +1,5 @@
-"""Waits for the end of jobs, in code that is not async. They poll: no connection listens."""
+"""The methods of `riverpy.sync.Client` that wait for the end of jobs. They poll the jobs' states,
+because a blocking client has no connection that listens for notifications."""
 
 from __future__ import annotations
 
@@ -34,16 +35,16 @@ if TYPE_CHECKING:
 
 POLL_DELAY_MIN = 0.02
 POLL_DELAY_MAX = 1.0
-"""The first and the longest delay between two reads, in seconds. Each delay is twice the last
-one."""
+"""The first delay between two polls is `POLL_DELAY_MIN` seconds. Each delay is twice the one
+before, up to this number of seconds."""
 JOBS_PER_STATEMENT_MAX = 10_000
 
 ResultT = TypeVar("ResultT")
 
 
 class PollingWaitMethods(ClientMethods):
-    """The methods of a blocking client that wait for jobs, as coroutines. While they sleep, they
-    use no connection."""
+    """The methods of a blocking client that wait for jobs, as coroutines. They use no connection
+    while they sleep between two polls."""
 
     @abstractmethod
     async def insert(
@@ -52,12 +53,13 @@ class PollingWaitMethods(ClientMethods):
         """Insert a job."""
 
     def expect_no_open_transaction(self) -> None:
-        """Raise TransactionError if calls without `tx` would run in an open transaction of the
-        caller, because a wait would keep it open. Raise it also if the caller must not block its
-        thread."""
+        """Raise TransactionError if calls without `tx` run in an open transaction of the caller,
+        because the wait would keep this transaction open. Subclasses also raise it if the caller
+        must not block its thread. By default, do nothing."""
 
     def handle_lost_connection(self) -> None:
-        """After a failed read, let the next call open a new connection."""
+        """Called after a poll failed. Subclasses let the next poll open a new connection. By
+        default, do nothing."""
 
     async def wait(self, job_id: int, *, timeout: timedelta | None) -> JobRow:
         """Wait for a job, as `riverpy.Client.wait`."""
@@ -104,7 +106,7 @@ class PollingWaitMethods(ClientMethods):
         return [row_by_id[job_id] for job_id in ids]
 
     async def _poll_jobs(self, wait: JobWait, states: dict[int, JobState]) -> None:
-        """Read the states of the jobs, and the rows of jobs that have ended."""
+        """Read the states of the waiting jobs, and the rows of those that have ended."""
         schema, ids = self._config.schema, list(wait.waiting_ids)
         with translate_insert_errors(None, in_savepoint=True):
             async with self._transaction(None) as connection:
@@ -138,14 +140,14 @@ class BlockingWaitMethods:
 
     @abstractmethod
     def _run(self, call: Coroutine[Any, Any, ResultT], tx: BlockingTransaction | None) -> ResultT:
-        """Run the coroutine of a call to its end, and return its result."""
+        """Run a coroutine of `_calls` to its end, and return its result."""
 
     def wait(self, job_id: int, *, timeout: timedelta | None = WAIT_TIMEOUT_DEFAULT) -> JobRow:
         """Wait until a job has ended: completed, cancelled or discarded. Returns its row, as
-        `riverpy.Client.wait`.
+        `riverpy.Client.wait` does.
 
-        The call polls: after 20 ms, and then after delays that double up to 1 second. It has no
-        connection between two reads. Waits in several threads poll separately.
+        This call polls the job: after 20 ms, and then after delays that double up to 1 second. It
+        uses no connection between two polls. Each waiting thread polls separately.
 
         Args:
             job_id: the id of the job. Its insert must be committed.
@@ -155,8 +157,8 @@ class BlockingWaitMethods:
             WaitTimeoutError: the job did not end in time. It is not changed.
             NotFoundError: there is no job with this id, or it was deleted.
             ConfigError: the id is no whole number of 64 bits, or the timeout is not above zero.
-            TransactionError: the calls of the client are part of a transaction of yours, as in
-                Django's `atomic()`, or on a connection of psycopg that is in a transaction.
+            TransactionError: the client uses a transaction of yours that is open, as in Django's
+                `atomic()`, or a connection of psycopg that is in a transaction.
             ClientStateError: the client has no database, or is closed.
             JobDamagedError: the server cannot read the job.
         """
@@ -165,11 +167,12 @@ class BlockingWaitMethods:
     def wait_many(
         self, job_ids: Iterable[int], *, timeout: timedelta | None = WAIT_TIMEOUT_DEFAULT
     ) -> list[JobRow]:
-        """Wait until all of these jobs have ended. Returns their rows in the order of the ids, as
-        `riverpy.Client.wait_many`.
+        """Wait until several jobs have ended. Returns their rows in the order of `job_ids`, as
+        `riverpy.Client.wait_many` does.
 
         Raises:
-            WaitTimeoutError: a job did not end in time. The error has the rows of those that did.
+            WaitTimeoutError: a job did not end in time. `error.ended_jobs` has the rows of the jobs
+                that ended.
             NotFoundError: one of the jobs does not exist, or was deleted. This is raised at once.
             RiverError: as `wait`.
         """
@@ -183,10 +186,12 @@ class BlockingWaitMethods:
         timeout: timedelta | None = WAIT_TIMEOUT_DEFAULT,
     ) -> JobRow:
         """Insert a job, and wait until it has ended. Returns its row, as
-        `riverpy.Client.insert_and_wait`. There is no `tx`.
+        `riverpy.Client.insert_and_wait` does. It takes no `tx`, because the insert must be
+        committed before the wait.
 
         Raises:
-            WaitTimeoutError: the job did not end in time. It stays: `error.job_ids` has its id.
+            WaitTimeoutError: the job did not end in time. It is not removed, and `error.job_ids`
+                has its id.
             InsertError, SchemaMissingError: as `insert`; nothing was inserted.
             RiverError: as `wait`.
         """

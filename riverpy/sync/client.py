@@ -1,4 +1,4 @@
-"""Client: the calls of `riverpy.Client` for code that is not async."""
+"""Client: a client for code that is not async, with the methods of `riverpy.Client`."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ TransactionT = TypeVar("TransactionT", bound="BlockingTransaction")
 
 
 def _cast_tx(tx: BlockingTransaction | None) -> CallerTransaction | None:
-    """Return `tx` unchanged, with another type. The called methods check its real type."""
+    """Return `tx` unchanged, but with another type for the type checker. The called methods check
+    the real type."""
     return cast("CallerTransaction | None", tx)
 
 
 class Client(BlockingWaitMethods):
-    """A River client for code that is not async: it inserts jobs, and changes jobs and queues.
-    `riverpy worker` works the jobs.
+    """A River client for code that is not async. It inserts jobs, and changes jobs and queues, but
+    does not work jobs: `riverpy worker` does.
 
-    Each call blocks the thread until the server has answered. Threads may share a client. The
-    names, arguments and results of the methods are those of `riverpy.Client`, whose documentation
-    applies too.
+    The methods have the same names, arguments and results as those of `riverpy.Client`. Each call
+    blocks the thread until the server has answered. Threads may share a client.
 
-    Every call takes `tx=`: your connection or session, in a transaction. The effect of the call
-    exists when the transaction commits. Without `tx`, a call has a transaction of its own on the
+    Most calls take `tx=`: your connection or session, in a transaction. Their effect is visible to
+    others when you commit the transaction. A call without `tx` runs in its own transaction on the
     client's database.
     """
 
@@ -74,16 +74,16 @@ class Client(BlockingWaitMethods):
 
         Args:
             database: an `Engine` of SQLAlchemy, a `ConnectionPool` or `Connection` of psycopg, or a
-                `postgres://` URL. The client closes none of the caller's objects. With a URL, the
-                client has up to `Config.pool_size` connections of its own, which need psycopg. The
-                first call opens one, and `close` or the end of `with client:` closes them. None:
-                only calls with `tx=` work.
-            workers: the workers by kind. A client with workers refuses to insert other kinds unless
-                it is configured to accept them.
-            config: the settings. Only those for inserts apply, and `schema`, `id`, `name`, and for
-                a URL `pool_size` and `pooler`.
-            password: a function, `async` or not, that returns the password. It is called for each
-                new connection to the URL, which has no password then. It runs in a thread.
+                `postgres://` URL. With a URL, the client opens up to `Config.pool_size` connections
+                with psycopg, the first one in the first call. `close`, or the end of `with
+                client:`, closes them. The client never closes an engine, pool or connection of the
+                caller. None: only calls with `tx=` work.
+            workers: the workers by kind. A client with workers refuses to insert jobs of other
+                kinds, except if `Config.skip_unknown_job_check` is True.
+            config: the settings. A blocking client uses only the settings for inserts, `schema`,
+                `id` and `name`, and with a URL also `pool_size` and `pooler`.
+            password: a function, async or not, that returns the password. The client calls it in a
+                thread for each new connection. The URL must not have a password then.
 
         Raises:
             ConfigError: an argument is not allowed, or psycopg is not installed.
@@ -97,15 +97,14 @@ class Client(BlockingWaitMethods):
 
     @property
     def config(self) -> Config:
-        """The settings."""
+        """The settings of the client."""
         return self._config
 
     # -- opening and closing
 
     def open(self) -> None:
-        """Open a connection of a client with a URL, so that errors appear now. Otherwise the first
-        call opens it. A closed client can be opened again. For other clients, this method does
-        nothing.
+        """Open a connection if the client was created with a URL, so that errors appear now and not
+        in the first call. Otherwise do nothing. A closed client can be opened again.
 
         Raises:
             ConfigError: no database was given, or its URL leads to a pooler and `Config.pooler` is
@@ -118,13 +117,15 @@ class Client(BlockingWaitMethods):
         self._database.open()
 
     def close(self) -> None:
-        """Close the connections of a client with a URL. Connections in use are closed when their
-        calls end. Later calls without `tx` raise ClientStateError."""
+        """Close the connections if the client was created with a URL. Otherwise do nothing.
+
+        Connections in use are closed when their calls end. After that, calls without `tx` raise
+        ClientStateError."""
         if self._database is not None:
             self._database.close()
 
     def __enter__(self) -> Self:
-        """Open the client, as `open`."""
+        """Open the client, as `open` does."""
         self.open()
         return self
 
@@ -134,15 +135,15 @@ class Client(BlockingWaitMethods):
         exc: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """Close the client, as `close`."""
+        """Close the client, as `close` does."""
         self.close()
 
     def _run(self, call: Coroutine[Any, Any, ResultT], tx: BlockingTransaction | None) -> ResultT:
-        """Run the coroutine of a call to its end, and return its result."""
+        """Run a coroutine of `_calls` to its end, and return its result."""
         return run_without_loop(call)
 
     def _expect_blocking_connection(self, tx: BlockingTransaction | None) -> None:
-        """Raise ClientStateError if the function of `run_once` would get an async connection."""
+        """Raise ClientStateError if `run_once` would pass an async connection to its function."""
 
     def _iterate_results(
         self, found: AsyncGenerator[ResultT], tx: BlockingTransaction | None
@@ -164,12 +165,13 @@ class Client(BlockingWaitMethods):
         Args:
             args: the args of the job.
             opts: the options of this insert. They override the options of the args class.
-            tx: your connection or session, in a transaction. The job exists when the transaction
-                commits. Default: a transaction on the client's database.
+            tx: your connection or session, in a transaction. The job is visible to workers when you
+                commit. Default: a transaction on the client's database.
 
         Raises:
             InsertError: the job is not allowed; nothing was sent.
-            ConfigError: a hook or middleware waits. Nothing was stored.
+            ConfigError: a hook or middleware awaits something that needs an event loop. Nothing was
+                stored.
             TransactionError: `tx` is closed, aborted or not in a transaction.
             TypeError: `tx` has a type that riverpy does not know, or is async.
             SchemaMissingError: the database has no River tables.
@@ -180,7 +182,8 @@ class Client(BlockingWaitMethods):
     def insert_many(
         self, params: Sequence[InsertManyParams], *, tx: BlockingTransaction | None = None
     ) -> list[InsertResult]:
-        """Insert jobs in one statement, all or none. The results are in the order of the jobs.
+        """Insert jobs in one statement. After an error no job is inserted. Returns the results in
+        the order of `params`.
 
         Raises:
             InsertError: there is no job, or a job is not allowed; nothing was sent.
@@ -191,12 +194,13 @@ class Client(BlockingWaitMethods):
     def insert_many_fast(
         self, params: Sequence[InsertManyParams], *, tx: BlockingTransaction | None = None
     ) -> int:
-        """Insert jobs by COPY, all or none. This is the fastest way. Returns the number of jobs.
+        """Insert jobs with COPY, which is the fastest way. After an error no job is inserted.
+        Returns the number of inserted jobs.
 
         Raises:
             UniqueConflictError: a job with the same unique key exists. No job was inserted, and
                 `tx` stays usable.
-            InsertError: as `insert_many`; or riverpy has no COPY on this kind of connection.
+            InsertError: as `insert_many`; or riverpy cannot use COPY on this kind of connection.
             RiverError, TypeError: as `insert`.
         """
         return self._run(self._calls.insert_many_fast(params, tx=_cast_tx(tx)), tx)
@@ -242,7 +246,7 @@ class Client(BlockingWaitMethods):
         return self._run(self._calls.job_update(job_id, output=output, tx=_cast_tx(tx)), tx)
 
     def job_delete(self, job_id: int, *, tx: BlockingTransaction | None = None) -> JobRow:
-        """Delete a job. Returns the job as it was.
+        """Delete a job. Returns the deleted job.
 
         Raises:
             JobRunningError: the job is running. Nothing was changed.
@@ -262,11 +266,12 @@ class Client(BlockingWaitMethods):
         tx: BlockingTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobPage:
-        """Return one page of the jobs that pass all filters, as `riverpy.Client.job_list`.
+        """Return one page of the jobs that match all filters, as `riverpy.Client.job_list`.
 
         Raises:
             ConfigError: a filter, the order, the limit or the cursor is not allowed.
-            JobDamagedError: a filter on metadata or errors meets a job that the server cannot read.
+            JobDamagedError: there is a filter on metadata or errors, and the server cannot read one
+                of the jobs to compare.
         """
         call = self._calls.job_list(
             order_by=order_by,
@@ -288,12 +293,12 @@ class Client(BlockingWaitMethods):
         tx: BlockingTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> Iterator[JobRow]:
-        """Iterate over all jobs that pass all filters, as `riverpy.Client.jobs`.
+        """Iterate over all jobs that match all filters, as `riverpy.Client.jobs`.
 
         Raises:
-            ConfigError: as `job_list`. It is raised by this call, before the first job.
-            JobDamagedError: the server cannot read some of the jobs. It is raised after the last
-                readable job.
+            ConfigError: as `job_list`. This call raises it, before the iteration.
+            JobDamagedError: the server cannot read some of the jobs. The iteration raises it after
+                the last job that can be read.
         """
         found = self._calls.jobs(
             order_by=order_by,
@@ -308,7 +313,8 @@ class Client(BlockingWaitMethods):
     def job_count(
         self, *, tx: BlockingTransaction | None = None, **filters: Unpack[JobFilters]
     ) -> int:
-        """Return the number of jobs that pass all filters. The server reads all of them.
+        """Return the number of jobs that match all filters. The server reads all these jobs, so
+        this can be slow.
 
         Raises:
             ConfigError: a filter is not allowed.
@@ -323,8 +329,8 @@ class Client(BlockingWaitMethods):
         tx: BlockingTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> list[JobRow]:
-        """Delete the first jobs that pass all filters, as `riverpy.Client.job_delete_many`. Returns
-        the jobs as they were.
+        """Delete up to `limit` jobs that match all filters, the lowest ids first, as
+        `riverpy.Client.job_delete_many`. Returns the deleted jobs.
 
         Raises:
             ConfigError: a filter or the limit is not allowed; or no filter is given, and
@@ -344,7 +350,7 @@ class Client(BlockingWaitMethods):
         tx: BlockingTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobChanges:
-        """Make all jobs that pass all filters available now, as `riverpy.Client.job_retry_many`.
+        """Make all jobs that match all filters available now, as `riverpy.Client.job_retry_many`.
 
         Raises:
             ConfigError: no filter is given, or a filter, the limit or `on_progress` is not allowed.
@@ -362,7 +368,7 @@ class Client(BlockingWaitMethods):
         tx: BlockingTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobChanges:
-        """Cancel all jobs that pass all filters, as `riverpy.Client.job_cancel_many`.
+        """Cancel all jobs that match all filters, as `riverpy.Client.job_cancel_many`.
 
         Raises:
             ConfigError: as `job_retry_many`.
@@ -380,7 +386,7 @@ class Client(BlockingWaitMethods):
         tx: BlockingTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobChanges:
-        """Delete all jobs that pass all filters, as `riverpy.Client.job_delete_in_batches`.
+        """Delete all jobs that match all filters, as `riverpy.Client.job_delete_in_batches`.
 
         Raises:
             ConfigError: as `job_retry_many`.
@@ -413,7 +419,8 @@ class Client(BlockingWaitMethods):
     def queue_lags(
         self, names: Sequence[str], *, tx: BlockingTransaction | None = None
     ) -> dict[str, timedelta]:
-        """Return how long the oldest due job of each queue has been waiting. Zero: no job waits.
+        """Return, for each queue in `names`, how long its oldest due job has been waiting. Zero: no
+        job waits.
 
         Raises:
             ConfigError: a queue name is not allowed.
@@ -458,7 +465,8 @@ class Client(BlockingWaitMethods):
         self._run(self._calls.periodic_pause(job_id, tx=_cast_tx(tx)), tx)
 
     def periodic_resume(self, job_id: str, *, tx: BlockingTransaction | None = None) -> None:
-        """Resume a paused periodic job. Runs that were due during the pause are skipped.
+        """Resume a paused periodic job. No jobs are inserted for runs that were due during the
+        pause.
 
         Raises:
             NotFoundError, SchemaMissingError: as `periodic_pause`.
@@ -466,7 +474,8 @@ class Client(BlockingWaitMethods):
         self._run(self._calls.periodic_resume(job_id, tx=_cast_tx(tx)), tx)
 
     def periodic_run(self, job_id: str, *, tx: BlockingTransaction | None = None) -> None:
-        """Let the leader insert one job of a periodic job now, in addition to the schedule.
+        """Request that the leader inserts one job of a periodic job now, in addition to the
+        schedule.
 
         Raises:
             NotFoundError, SchemaMissingError: as `periodic_pause`.
@@ -474,8 +483,8 @@ class Client(BlockingWaitMethods):
         self._run(self._calls.periodic_run(job_id, tx=_cast_tx(tx)), tx)
 
     def request_resign(self, *, tx: BlockingTransaction | None = None) -> None:
-        """Request that the leader of this client's leader domain resigns, as
-        `riverpy.Client.request_resign`."""
+        """Request that the leader of this client's leader domain resigns, so that another client
+        can become leader, as `riverpy.Client.request_resign`."""
         self._run(self._calls.request_resign(tx=_cast_tx(tx)), tx)
 
     # -- effects that happen once
@@ -511,14 +520,16 @@ class Client(BlockingWaitMethods):
         wait: timedelta = KEY_WAIT_TIMEOUT_DEFAULT,
         tx: BlockingTransaction | None = None,
     ) -> Execution[ResultT]:
-        """Run an effect on the database once for this key, as `riverpy.Client.run_once`.
+        """Call a function that writes to the database, but only once for each key, as
+        `riverpy.Client.run_once`.
 
         Args:
-            key: identifies the effect: 1 to 255 characters.
-            fn: a plain function. It receives your `tx`, or else the connection of the transaction:
-                a `Connection` of SQLAlchemy or psycopg. It must write only over this connection.
+            key: identifies what the function does: 1 to 255 characters.
+            fn: a plain function. It receives `tx` or, without `tx`, the connection of a new
+                transaction: a `Connection` of SQLAlchemy or psycopg. It must write only with this
+                connection.
             kept: how long the key is stored. Default 30 days. None: forever.
-            wait: how long to wait for another call with this key. Default 10 seconds.
+            wait: how long to wait while another call with this key runs. Default 10 seconds.
             tx: as for `insert`.
 
         Raises:
@@ -526,9 +537,9 @@ class Client(BlockingWaitMethods):
                 or is async.
             SchemaMissingError: the migration line `riverpy` is not applied.
             TransactionError: `fn` has ended the transaction, or `tx` is not usable.
-            ClientStateError: there is no `tx`, and the client has no database or is closed, or
-                comes from `current_client`.
-            Exception: what `fn` raised, or a database error.
+            ClientStateError: there is no `tx`, and the client has no database, is closed, or comes
+                from `current_client`.
+            Exception: the error that `fn` raised, or a database error.
         """
         self._expect_blocking_connection(tx)
         if iscoroutinefunction(fn):
