@@ -1,4 +1,5 @@
-"""BlockingTestClient: the client of a blocking job that a test works in a blocking transaction."""
+"""BlockingTestClient: the client that `riverpy.sync.current_client` returns to a blocking job while
+a test works this job in its transaction."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class BlockingTestClient(Client):
-    """A client whose calls without `tx` run in the transaction of a test."""
+    """A blocking client whose calls without `tx` run in the transaction of a test."""
 
     def __init__(self, tx: BlockingTransaction, workers: Workers | None, config: Config) -> None:
         super().__init__(workers=workers, config=config)
@@ -28,7 +29,7 @@ class BlockingTestClient(Client):
 
 
 class _BlockingTestCalls(BlockingCalls):
-    """The calls of a BlockingTestClient."""
+    """The methods of a `BlockingTestClient`, as coroutines."""
 
     def __init__(self, tx: BlockingTransaction, config: Config, workers: Workers | None) -> None:
         super().__init__(None, config, workers)

@@ -1,8 +1,8 @@
-"""CallingThreadExecutor: runs an async function for a caller that is not async.
+"""CallingThreadExecutor: runs an async function for a test that is not async.
 
-The function runs in an event loop in a thread of its own. Statements on the caller's session and
-blocking jobs run in the caller's thread. Django's connections can be used in their own thread only,
-and not while an event loop runs in it.
+The function runs in an event loop in another thread. SQL statements on the test's session, and
+blocking jobs, run in the test's thread. This is necessary because Django's connections can be used
+only in their own thread, and only if no event loop runs in this thread.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ T = TypeVar("T")
 
 
 class _Call(NamedTuple):
-    """A function that runs in the calling thread, and the future of its result."""
+    """A function to run in the calling thread, and the future that receives its result."""
 
     future: Future[Any]
     function: Callable[[], object]
 
     def run(self) -> None:
-        """Call the function and set the result."""
+        """Call the function, and store its result or error in the future."""
         if not self.future.set_running_or_notify_cancel():
             return
         try:
@@ -53,7 +53,8 @@ class _Call(NamedTuple):
 
 
 class CallingThreadExecutor(Executor):
-    """Runs functions in the thread that calls `run`, while `run` waits."""
+    """Runs an async function in an event loop of another thread. While it runs, the thread that
+    called `run` executes the functions that are passed to `submit` and `call`."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
@@ -61,17 +62,18 @@ class CallingThreadExecutor(Executor):
         self._task: asyncio.Task[Any] | None = None
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Call a function in the calling thread. Return the future of its result."""
+        """Request that the thread in `run` calls a function. Return the future of its result."""
         future: Future[T] = Future()
         self._calls.put(_Call(future, lambda: fn(*args, **kwargs)))
         return future
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Call a function in the calling thread, and return its result."""
+        """Let the thread in `run` call a function, and return its result."""
         return await asyncio.wrap_future(self.submit(function))
 
     def run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run an async function to its end in another thread, and return its result."""
+        """Run an async function to its end in another thread, and return its result. Until then,
+        execute the functions of `submit` and `call` in this thread."""
         result: Future[T] = Future()
         context = contextvars.copy_context()
         thread = threading.Thread(
@@ -113,9 +115,10 @@ class CallingThreadExecutor(Executor):
 
 
 def _set_sync_to_async_executor(executor: Executor) -> None:
-    """Let `sync_to_async` of asgiref, which Django's async ORM uses, run its functions in this
-    executor if it is called in this thread. In another thread, Django would use another connection
-    than the test, and commit."""
+    """Let asgiref's `sync_to_async`, which Django's async ORM uses, run its functions in this
+    executor if it is called in the current thread.
+
+    In any other thread, Django would use another connection than the test, and commit."""
     if (module := sys.modules.get("asgiref.sync")) is not None:
         module.AsyncToSync.executors.current = executor
 
@@ -125,15 +128,21 @@ async def _adapt_blocking_session(tx: object) -> CallerSession:
 
 
 class CallingThreadSession(CallerSession):
-    """A blocking session of the calling thread, for code in the event loop of another thread."""
+    """An async adapter of a blocking session. Code in the event loop uses it, and it runs the
+    statements in the thread of the session."""
 
     is_blocking = False
 
     def __init__(self, tx: object, thread: CallingThreadExecutor) -> None:
-        """Call this in the calling thread.
+        """Create the adapter. Call this in the thread of the session.
+
+        Args:
+            tx: the blocking session, in a transaction.
+            thread: runs functions in the thread of the session.
 
         Raises:
-            TypeError, TransactionError: `tx` is not usable.
+            TypeError: riverpy does not know the type of `tx`.
+            TransactionError: `tx` is closed, aborted or not in a transaction.
         """
         self._session = run_without_loop(_adapt_blocking_session(tx))
         if not self._session.is_in_transaction():
@@ -167,7 +176,7 @@ class CallingThreadSession(CallerSession):
         return self._open_in_calling_thread(self._session.transaction)
 
     async def copy_to_table(self, *args: Any, **settings: Any) -> object:
-        """Insert rows with COPY, as the caller's session does."""
+        """Insert rows with COPY. The arguments are those of the session's own method."""
         copy: Any = getattr(self._session, "copy_to_table")  # noqa: B009 (only some have it)
         return await self._run_in_calling_thread(lambda: copy(*args, **settings))
 
@@ -181,7 +190,7 @@ class CallingThreadSession(CallerSession):
     async def _open_in_calling_thread(
         self, open_context: Callable[[], AbstractAsyncContextManager[Any]]
     ) -> AsyncGenerator[Any]:
-        """Open and close a context manager in the calling thread."""
+        """Enter and exit a context manager in the thread of the session."""
         context = open_context()
         value = await self._run_in_calling_thread(lambda: _enter_context(context))
         try:
@@ -207,7 +216,7 @@ async def _exit_context(
 
 
 class _CallingThreadSavepoint(NestedTransaction):
-    """A savepoint in the session of the calling thread."""
+    """A savepoint of a blocking session. It is ended in the thread of the session."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""InlineClient: the client that a job uses while a test works the job in the test's transaction."""
+"""InlineClient: works jobs in the transaction of a test, and is the client that these jobs use."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class _UniqueKeyRemovalMiddleware:
 
 
 class InlineClient(Client):
-    """A client whose calls without `tx` run in the transaction of a test. It opens no
-    connection."""
+    """A client whose calls without `tx` run in the transaction of a test. It opens no connection,
+    and works single jobs with `work_job`."""
 
     def __init__(
         self,
@@ -91,8 +91,10 @@ class InlineClient(Client):
     async def _open_test_transaction(
         self, *, isolation: TransactionIsolation | None = "read_committed"
     ) -> AsyncGenerator[Transaction]:
-        """Open a savepoint for statements of the test kit itself. Its single statements need no
-        savepoint (`autocommit`), because they do not fail."""
+        """Open a savepoint for statements of riverpy's testing tools.
+
+        With the isolation `autocommit` there is no savepoint. It is for single statements that do
+        not fail."""
         if isolation != "autocommit":
             async with self._transaction(None) as connection:
                 yield connection
@@ -104,11 +106,11 @@ class InlineClient(Client):
         _refuse_connection()
 
     async def work_job(self, job_id: int) -> WorkResult:
-        """Work one waiting job, as `InlineRun.work_job`."""
+        """Work one waiting job in the transaction of the test, as `InlineRun.work_job` does."""
         return await _work_job(self.make_inline_run(), job_id)
 
     def make_inline_run(self) -> InlineRun:
-        """Return a run that works jobs in the transaction of the test."""
+        """Return an object that works a job in the transaction of the test."""
         parts = self._make_client_parts(None, self._workers or Workers())
         guard, transaction = TransactionGuard(self._tx), self._test_transaction
         blocking_client: BlockingTestClient | None = None
@@ -117,26 +119,26 @@ class InlineClient(Client):
                 transaction.blocking_tx, self._workers, self._config
             )
         token = running_blocking_client.set(blocking_client)
-        try:  # the new run copies the context variables for its jobs
+        try:  # InlineRun copies the context variables now. Its jobs run with this copy
             return InlineRun(self, parts, self._open_test_transaction, guard, transaction.thread)
         finally:
             running_blocking_client.reset(token)
 
     @staticmethod
     def make_inline_run_on_pool(client: Client) -> InlineRun:
-        """Return a run that works jobs on the pool of an open client."""
+        """Return an object that works a job with connections of an open client's pool."""
         parts = client._make_client_parts(None, client.workers or Workers())  # noqa: SLF001 (own class)
         return InlineRun(client, parts, InlineClient.get_transaction_opener(client), None)
 
     @staticmethod
     def get_inserter(client: Client) -> Inserter:
-        """Return the inserter of a client."""
+        """Return the object that checks and inserts jobs for a client."""
         return client._inserter  # noqa: SLF001 (own class)
 
     @staticmethod
     def get_transaction_opener(client: Client) -> TransactionOpener:
-        """Return the function that opens transactions on the pool of a client, or savepoints in the
-        transaction of an `InlineClient`."""
+        """Return a function that opens transactions on the client's pool. If the client is an
+        `InlineClient`, the function opens savepoints in the test's transaction instead."""
         if isinstance(client, InlineClient):
             return client._open_test_transaction  # noqa: SLF001 (own class)
         return partial(client._transaction, None)  # noqa: SLF001 (own class)
@@ -144,10 +146,15 @@ class InlineClient(Client):
     async def insert_test_job(
         self, args: JobArgs | RawArgs, opts: InsertOpts | None, *, is_unique: bool
     ) -> JobRow:
-        """Insert the job of a test, without its unique key unless `is_unique` is true."""
+        """Insert a job that a test is going to work. If `is_unique` is False, the job is inserted
+        without its unique key.
+
+        Raises:
+            UniqueConflictError: another job has the same unique key.
+        """
         inserter = self._inserter if is_unique else self._inserter_without_unique_keys
         async with self._transaction(None) as connection:
-            with without_recorder():  # a recording must get only the jobs that this job inserts
+            with without_recorder():  # a recording must contain only jobs that this job inserts
                 inserted = await inserter.insert(args, opts, tx=connection)
         if inserted.unique_skipped_as_duplicate:
             raise UniqueConflictError(
@@ -175,27 +182,29 @@ class InlineClient(Client):
         *,
         tx: CallerTransaction | None = None,
     ) -> InsertResult:
-        """Insert a job, as `Client.insert`."""
+        """Insert a job, as `Client.insert` does. Without `tx`, insert in the test's transaction."""
         async with self._transaction(tx) as connection:
             return await super().insert(args, opts, tx=connection)
 
     async def insert_many(
         self, params: Sequence[InsertManyParams], *, tx: CallerTransaction | None = None
     ) -> list[InsertResult]:
-        """Insert jobs, as `Client.insert_many`."""
+        """Insert jobs, as `Client.insert_many` does. Without `tx`, insert in the test's
+        transaction."""
         async with self._transaction(tx) as connection:
             return await super().insert_many(params, tx=connection)
 
     async def insert_many_fast(
         self, params: Sequence[InsertManyParams], *, tx: CallerTransaction | None = None
     ) -> int:
-        """Insert jobs, as `Client.insert_many_fast`."""
+        """Insert jobs, as `Client.insert_many_fast` does. Without `tx`, insert in the test's
+        transaction."""
         async with self._transaction(tx) as connection:
             return await super().insert_many_fast(params, tx=connection)
 
 
 async def work_job_on_pool(client: Client, job_id: int) -> WorkResult:
-    """Work one waiting job, on the pool of an open client."""
+    """Work one waiting job with connections of an open client's pool."""
     return await _work_job(InlineClient.make_inline_run_on_pool(client), job_id)
 
 
@@ -214,7 +223,7 @@ def _refuse_connection() -> NoReturn:
 
 
 class _ReentrantTaskLock:
-    """A lock for tasks. The task that holds it may acquire it again."""
+    """A lock that the task which holds it can acquire again."""
 
     def __init__(self) -> None:
         self._lock = anyio.Lock(fast_acquire=True)

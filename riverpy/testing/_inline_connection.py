@@ -1,4 +1,4 @@
-"""InlineConnection: gives a test's connection to code that expects a DedicatedConnection."""
+"""InlineConnection: lets code that expects a `DedicatedConnection` use the connection of a test."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class TransactionOpener(Protocol):
     def __call__(
         self, *, isolation: TransactionIsolation | None = "read_committed"
     ) -> AbstractAsyncContextManager[Transaction]:
-        """Open it. With the isolation `autocommit`, give the connection itself, for one
-        statement."""
+        """Return a context manager that opens the savepoint or transaction. With the isolation
+        `autocommit` it opens neither, so that the connection can be used for one statement."""
         ...
 
 
@@ -31,7 +31,7 @@ async def _refuse_connection() -> NoReturn:
 
 
 class InlineConnection(DedicatedConnection):
-    """A connection of a test."""
+    """A `DedicatedConnection` that uses the connection of a test and never opens another one."""
 
     def __init__(self, name: str, open_transaction: TransactionOpener) -> None:
         super().__init__(name, _refuse_connection, ConnectionOutageTracker(client_id="test"))
@@ -39,7 +39,8 @@ class InlineConnection(DedicatedConnection):
 
     @asynccontextmanager
     async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Connection]:
-        """Use the connection in the `async with` block, in a savepoint or a transaction."""
+        """Return a context manager that opens a savepoint or transaction on the test's
+        connection."""
         async with self._open_transaction() as connection:
-            # The statements use only methods that a caller's connection has too.
+            # The callers use only methods that the connection of a test has too.
             yield cast("Connection", connection)

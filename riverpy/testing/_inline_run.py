@@ -1,7 +1,7 @@
-"""InlineRun: works single jobs in the calling task, with the parts of a running client.
+"""InlineRun: works one job for a test, without a running client.
 
-A job is claimed by its id. Then an executor works it, and a completer stores its result, over the
-connection of a test.
+It claims the job by its id, runs it with the executor of a client, and stores the result with the
+completer of a client, on the connection of the test.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from riverpy.testing._transaction_guard import TransactionGuard
 
 CANCELLED_JOB_TIMEOUT = 5.0
-"""Seconds that the code of a job may take to end after its test was cancelled."""
+"""How long the code of a job may take to end after its test was cancelled, in seconds."""
 RESULT_TIMEOUT = 15.0
-"""Seconds within which the result of a job must be stored."""
+"""How long to wait until the result of a job is stored, in seconds."""
 _TIMESTAMP_COLUMNS = (
     JobColumn.ATTEMPTED_AT,
     JobColumn.CREATED_AT,
@@ -58,17 +58,20 @@ _JOB_EVENT_KINDS = tuple(kind for kind in EventKind if kind.value.startswith("jo
 
 
 class _ResultConnection(InlineConnection):
-    """The connection over which the completer stores results."""
+    """The connection on which the completer stores results. It keeps the error of a failed
+    statement, because the completer only repeats the statement."""
 
     def __init__(self, open_transaction: TransactionOpener) -> None:
         super().__init__("results", open_transaction)
         self.error: Exception | None = None
-        """The error for which a running client would send the results again."""
+        """The error for which a running client would send the results again. None: no error."""
         self.on_error: Callable[[], object] | None = None
+        """A callback that is called when `error` is set."""
 
     @asynccontextmanager
     async def acquire(self, purpose: str, timeout: float) -> AsyncGenerator[Connection]:
-        """Use the connection of the test in the `async with` block, with integer timestamps."""
+        """Return a context manager for the connection of the test, whose timestamps are
+        integers."""
         try:
             async with super().acquire(purpose, timeout) as connection:
                 yield RawTimestampConnection.wrap(connection)
@@ -82,7 +85,8 @@ class _ResultConnection(InlineConnection):
 
 
 class _StuckHandler:
-    """Handles a cancelled job that does not end: calls a function, then the user's handler."""
+    """Records that a cancelled job does not end. It calls `on_stuck`, and then the handler of the
+    user's config."""
 
     def __init__(self, handler: JobStuckHandler | None) -> None:
         self._handler = handler
@@ -90,7 +94,7 @@ class _StuckHandler:
         self.on_stuck: Callable[[], object] | None = None
 
     def handle_stuck(self, job: StuckJob, /) -> bool:
-        """Handle a job that has not ended."""
+        """Handle a cancelled job that has not ended in time."""
         self.is_stuck = True
         if self.on_stuck is not None:
             self.on_stuck()
@@ -98,7 +102,8 @@ class _StuckHandler:
 
 
 class InlineRun:
-    """Works jobs, one at a time. Create it in the task that calls `work_job`."""
+    """Works one job. Create it in the task that calls `work_job`, because the job receives a copy
+    of this task's context variables."""
 
     def __init__(
         self,
@@ -108,9 +113,17 @@ class InlineRun:
         guard: TransactionGuard | None,
         job_threads: Executor | None = None,
     ) -> None:
-        """`client` is the client that jobs use, and `parts` are its parts. `open_transaction` opens
-        a savepoint in the test's transaction, or a transaction. `guard` keeps the test's
-        transaction usable; None: the jobs run on a pool. `job_threads` runs blocking jobs."""
+        """Prepare the executor and the completer.
+
+        Args:
+            client: the client that `current_client` returns to the job.
+            parts: the settings, workers and other parts of this client.
+            open_transaction: opens a savepoint in the test's transaction, or a transaction on a
+                pool.
+            guard: keeps the test's transaction usable if the job aborts it. None: there is no such
+                transaction, because the job uses a pool.
+            job_threads: runs blocking jobs. None: the threads of the executor do.
+        """
         self._parts, self._open_transaction, self._guard = parts, open_transaction, guard
         connections = RunConnections(parts, lambda: None)
         self._connection = connections.results = _ResultConnection(open_transaction)
@@ -147,14 +160,14 @@ class InlineRun:
             )
 
     def close(self) -> None:
-        """Stop the threads and processes that work no job."""
+        """Stop the idle threads and child processes that run jobs."""
         self._executor.close()
 
     async def work_job(self, job_id: int) -> WorkResult:
         """Work one waiting job, and return how the attempt ended. Call this only once.
 
         Raises:
-            ClientStateError: the job is pending, runs, or has ended; or its code does not end.
+            ClientStateError: the job is pending, running or ended; or its code does not end.
             NotFoundError: there is no job with this id.
             TransactionError: the code of the job has ended or aborted the test's transaction.
             JobDamagedError: the server cannot read the job.
@@ -162,7 +175,7 @@ class InlineRun:
         row = await self._claim_job(job_id)
         error: Exception | None = None
         async with self._parts.subscriptions.subscribe(_JOB_EVENT_KINDS, 2) as events:
-            # Return an error as a value: raised in this block, it would become an exception group.
+            # Catch the error and raise it after this block, which would raise an exception group.
             async with self._completer.storing_results(self._wait_until_stored):
                 try:
                     await self._run_attempt(row)
@@ -181,7 +194,7 @@ class InlineRun:
         """Run the code of a claimed job. If this task is cancelled, cancel the job too.
 
         Raises:
-            ClientStateError: the code does not end.
+            ClientStateError: the code does not end after it was cancelled.
             TransactionError: the code has ended or aborted the test's transaction.
         """
         context = nullcontext() if self._guard is None else await self._guard.begin()
@@ -234,14 +247,14 @@ class InlineRun:
         return row
 
     async def _wait_until_stored(self, ended: asyncio.Event) -> None:
-        """Wait until the result is stored, or its statement has failed."""
+        """Wait until the completer has stored the result, or until its statement has failed."""
         self._connection.on_error = ended.set
         if self._connection.error is None:
             with anyio.move_on_after(RESULT_TIMEOUT, shield=True):
                 await ended.wait()
 
     def _expect_stored(self, attempt: Attempt) -> None:
-        if attempt.stored_at:  # if the result is stored, a failed notification does not matter
+        if attempt.stored_at:  # ignore a later error: only a notification can have failed
             return
         if (error := self._connection.error) is not None:
             raise error

@@ -1,9 +1,10 @@
-"""PeriodicServiceRunner: inserts the due jobs of periodic jobs as a leader does, while a test moves
-the times of the rows.
+"""PeriodicServiceRunner: inserts the due jobs of periodic jobs for `riverpy.testing.advance`, as a
+leader does.
 
-The server's clock cannot be changed, so a test moves the rows into the past. A moved time is at
-another time of day than its schedule says. Therefore schedules and unique periods are computed with
-the time that the test has reached: the server's time plus all moves so far.
+A test cannot change the server's clock, so `advance` moves the times in the rows into the past
+instead. Then these times no longer match the schedules, for example a time of day. Therefore
+schedules and unique periods are computed with the time of the test: the server's time plus all
+moves so far.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ if TYPE_CHECKING:
     from riverpy.worker import Workers
 
 PASSES_MAX = 1_000
-"""The maximum number of passes of a service. One pass inserts or moves the due jobs."""
+"""The maximum number of passes for one time of the test. One pass inserts the jobs that are due."""
 
 
 class TestTime:
-    """The clock of a test: how far it is ahead of the server's clock."""
+    """The time of a test. `offset` is how far it is ahead of the server's clock."""
 
     def __init__(self, offset: timedelta) -> None:
         self.offset = offset
@@ -58,56 +59,59 @@ class _NoWaitTimer(Timer):
     """A timer that does not wait, because a test decides when time passes."""
 
     async def sleep(self, seconds: float) -> None:
-        """Let other tasks run."""
+        """Let other tasks run, and return at once."""
         await anyio.lowlevel.checkpoint()
 
 
 class _AlwaysHeldFence:
-    """A leader's fence that lets all transactions commit, because a test has no leader."""
+    """A replacement for the leader's `TermFence`, which lets transactions commit only during the
+    leader's term. This one lets all commit, because a test has no leader."""
 
     transaction_timeout = timedelta(seconds=30)
 
     def expect_held(self) -> None:
-        """Do nothing: in a test, leadership is never lost."""
+        """Do nothing, because leadership is never lost in a test."""
 
     def transaction(
         self, connection: InlineConnection, purpose: str
     ) -> AbstractAsyncContextManager[Connection]:
-        """Return a transaction on the connection, without a check of leadership."""
+        """Open a transaction on the connection, without a check that the client is leader."""
         return connection.acquire(purpose, self.transaction_timeout.total_seconds())
 
 
 class _TestTimeSchedule:
-    """A schedule that runs on the time of the test."""
+    """A schedule whose times are computed with the time of the test, and returned in server
+    time."""
 
     def __init__(self, schedule: PeriodicSchedule, time: TestTime) -> None:
         self._schedule, self._time = schedule, time
 
     def next(self, after: datetime, /) -> datetime | None:
-        """Return the first time of the schedule after `after`."""
+        """Return the first due time after `after`. Both are in server time."""
         slot = next_time(self._schedule, after + self._time.offset)
         return None if slot is None else slot - self._time.offset
 
 
 class _TestTimeInserter:
-    """Inserts periodic jobs. Their unique periods are computed with the time of the test."""
+    """Inserts the jobs of periodic jobs. It computes their unique periods with the time of the
+    test."""
 
     def __init__(self, inserter: Inserter, time: TestTime) -> None:
         self._inserter, self._time = inserter, time
         self.offset_by_job_id: dict[int, timedelta] = {}
-        """By job id: how far the time of the test was ahead of the server's time at the insert."""
+        """The offset of the test's time when each job was inserted, by job id."""
 
     def prepare_periodic_job(
         self, args: Args, opts: InsertOpts, *, due_at: datetime
     ) -> PreparedJob:
-        """Check and encode a periodic job, as `Inserter.prepare_periodic_job`."""
+        """Check and encode a job, as `Inserter.prepare_periodic_job` does."""
         job = self._inserter.prepare_periodic_job(args, opts, due_at=due_at + self._time.offset)
         if opts.scheduled_at is None and job.row.state == JobState.AVAILABLE:
             job = job._replace(row=job.row._replace(scheduled_at=due_at.isoformat()))
         return job
 
     async def insert_prepared_jobs(self, jobs: list[PreparedJob], *, tx: Any) -> list[InsertResult]:
-        """Insert the jobs, as `Inserter.insert_prepared_jobs`."""
+        """Insert the jobs, as `Inserter.insert_prepared_jobs` does, and record the offset."""
         results = await self._inserter.insert_prepared_jobs(jobs, tx=tx)
         for result in results:
             if not result.unique_skipped_as_duplicate:
@@ -116,7 +120,8 @@ class _TestTimeInserter:
 
 
 class PeriodicServiceRunner:
-    """Runs single passes of the services that insert periodic jobs and make due jobs available."""
+    """Runs the leader's services for periodic jobs and scheduled jobs, each time for one pass, when
+    a test requests it."""
 
     def __init__(
         self,
@@ -127,7 +132,7 @@ class PeriodicServiceRunner:
         periodic_jobs: Iterable[PeriodicJob],
         time: TestTime,
     ) -> None:
-        """`time` is the time of the test. The caller changes it."""
+        """Create the services. `time` is the time of the test, which the caller changes."""
         connection = InlineConnection("maintenance", open_transaction)
 
         async def read_queue_scope() -> QueueScope:
@@ -152,18 +157,18 @@ class PeriodicServiceRunner:
         self._scope = StopScope()
         suffix = "" if config.domain == DEFAULT_DOMAIN else f"@{config.domain}"
         self.row_ids = [f"{job.id}{suffix}" for job in jobs]
-        """The ids of the periodic jobs in the database."""
+        """The ids under which the database stores the periodic jobs."""
 
     @property
     def offset_by_job_id(self) -> dict[int, timedelta]:
-        """By job id: how far the time of the test was ahead of the server's time at the insert."""
+        """The offset of the test's time when each job was inserted, by job id."""
         return self._inserter.offset_by_job_id
 
     async def insert_due_jobs(self) -> None:
         """Register the periodic jobs, and insert the jobs that are due.
 
         Raises:
-            ConfigError: a periodic job has failed, or has too many due times.
+            ConfigError: a periodic job cannot insert its job, or has too many due times.
         """
         for _ in range(PASSES_MAX):
             seconds = await self._enqueuer.run_once(self._scope)
@@ -180,8 +185,10 @@ class PeriodicServiceRunner:
 
 
 def _make_test_time_job(job: PeriodicJob, time: TestTime) -> PeriodicJob:
-    """Return the periodic job with a schedule in the time of the test. `run_on_start` is changed so
-    that it inserts one job in the whole test, although each move of the time begins a new term."""
+    """Return a copy of the periodic job whose schedule uses the time of the test.
+
+    The copy inserts the job of `run_on_start` only once in the test. Otherwise it would insert one
+    in each call of `advance`, because each call begins a new term of the leader."""
     moved = copy.copy(job)
     moved.schedule = _TestTimeSchedule(job.schedule, time)
     if moved.run_on_start == "each_term":

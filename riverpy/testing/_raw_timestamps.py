@@ -1,7 +1,8 @@
-"""RawTimestampConnection: runs riverpy's own statements on a caller's connection.
+"""RawTimestampConnection: an adapter that runs statements of a running client on a test's
+connection.
 
-A run's own connections read and write timestamps as integers. A caller's connection uses
-`datetime`. This adapter converts between the two.
+These statements read and write timestamps as integers, but a test's connection uses `datetime`. The
+adapter converts between the two.
 """
 
 from __future__ import annotations
@@ -27,22 +28,23 @@ _TIMESTAMP_PARAMETER_PATTERN = re.compile(r"\$(\d+)::timestamptz\b")
 
 @lru_cache(maxsize=CACHED_STATEMENTS_MAX)
 def find_timestamp_parameters(statement: str) -> frozenset[int]:
-    """Return the positions of a statement's parameters that are timestamps or arrays of timestamps.
-    The first position is 0."""
+    """Return which parameters of a statement are timestamps or arrays of timestamps. 0 is the
+    parameter `$1`."""
     return frozenset(int(number) - 1 for number in _TIMESTAMP_PARAMETER_PATTERN.findall(statement))
 
 
 class RawTimestampConnection:
-    """A connection whose timestamps are integers: microseconds since 2000."""
+    """An adapter of a connection. Its timestamps are integers: microseconds since 2000."""
 
     def __init__(self, connection: Transaction) -> None:
-        """`connection` is a connection of asyncpg, or an adapter of another library's session."""
+        """Create the adapter of an asyncpg connection, or of riverpy's adapter of another library's
+        session."""
         self._connection = connection
 
     @classmethod
     def wrap(cls, connection: Transaction) -> Connection:
-        """Return a connection with integer timestamps, with only the methods that statements
-        use."""
+        """Return an adapter with the type `Connection` for the type checker. It has only the
+        methods that riverpy's statements use."""
         return cast("Connection", cls(connection))
 
     async def fetch(self, statement: str, *values: object) -> list[Any]:
@@ -55,7 +57,7 @@ class RawTimestampConnection:
         return [tuple(map(_to_raw_timestamp, row)) for row in rows]
 
     async def execute(self, statement: str, *values: object) -> None:
-        """Run a statement."""
+        """Run a statement and ignore its rows."""
         await self.fetch(statement, *values)
 
     def transaction(self) -> AbstractAsyncContextManager[None]:

@@ -1,9 +1,11 @@
-"""SessionTurns: lets tasks use the one connection of a test in turn.
+"""SessionTurns: lets the tasks of a test use the test's only connection one after the other.
 
-In a test all sessions of the application share a connection, and the transaction of a session is a
-savepoint. The savepoint that begins last must end first. So the transactions of two tasks must not
-overlap: one task waits until the other task has ended its transaction, as with a pool of one
-connection. A task need not wait for itself, or for the task that has started it.
+In a test all SQLAlchemy sessions of the application share one connection, and the transaction of a
+session is a savepoint. The savepoint that begins last must end first, so the transactions of two
+tasks must not overlap. A task waits until the other task has ended its transaction, as with a pool
+of one connection. A task does not wait for itself, or for the task that started it.
+
+A turn is the time in which one session has an open savepoint.
 """
 
 from __future__ import annotations
@@ -36,28 +38,29 @@ _OVERLAP_TEXT = (
 
 
 class MixedSessionsError(TransactionError):
-    """Sessions of one test have overlapped so that the result is not that of production."""
+    """The sessions of a test overlapped in a way that gives another result than in production."""
 
 
 TURN_TIMEOUT = 2.0
-"""The maximum wait for the transaction of another task, in seconds. After it, the transactions
-overlap, because the other task may be waiting for this one."""
+"""How long a task waits for the transaction of another task, in seconds. Then it begins its own
+transaction, because the other task may be waiting for this task."""
 
 _READ_ONLY_KEYWORDS = frozenset({"select", "savepoint", "release", "rollback", "set", "show"})
 
 
 class _Turn:
-    """The time in which one session, or one call of a client, has an open savepoint."""
+    """A turn: the time in which one session, or one call of a client, has an open savepoint."""
 
     def __init__(self, session: object | None) -> None:
-        """`session` has the turn, and is kept by a weak reference. None: a client's call has it."""
+        """Begin a turn of `session`, which is stored as a weak reference. None: it is the turn of a
+        call of a client."""
         self._task = get_current_task()
         self._session = None if session is None else weakref.ref(session)
         self.has_ended = False
         self.is_committed = False
         self.has_written = False
         self.has_committed_inside = False
-        """Whether another session has written and committed while this turn was open."""
+        """Whether another session wrote and committed during this turn."""
 
     @property
     def is_of_session(self) -> bool:
@@ -65,7 +68,7 @@ class _Turn:
         return self._session is not None
 
     def is_open(self) -> bool:
-        """Whether a task may still use this turn."""
+        """Return whether the turn has not ended, and its session and task still exist."""
         is_forgotten = self._session is not None and self._session() is None
         has_task = self._task is None or not self._task.done()
         return not (self.has_ended or is_forgotten) and has_task
@@ -75,7 +78,8 @@ _turns_of_task: ContextVar[tuple[_Turn, ...]] = ContextVar("riverpy_turns_of_tas
 
 
 class SessionTurns:
-    """The turns of tasks on one connection. Call all methods in the event loop of the test."""
+    """The turns of the sessions and client calls that share the connection of a test. Call all
+    methods in the event loop of the test."""
 
     def __init__(self) -> None:
         self._turns: list[_Turn] = []
@@ -83,13 +87,13 @@ class SessionTurns:
         self._ended = asyncio.Event()
         self._loop = get_running_loop()
         self.error: MixedSessionsError | None = None
-        """Why the test has other results than production, if sessions have been mixed."""
+        """The error to raise at the end of the test, if sessions overlapped in a wrong way."""
 
     def expect_loop(self) -> None:
         """Check that the caller runs in the event loop of the test.
 
         Raises:
-            ConfigError: it runs in another one, where it cannot use the connection.
+            ConfigError: the caller runs in another event loop, where it cannot use the connection.
         """
         if get_running_loop() is not self._loop:
             raise ConfigError(
@@ -100,25 +104,25 @@ class SessionTurns:
             )
 
     def has_open_turns(self) -> bool:
-        """Whether a session has an open turn."""
+        """Return whether a session of the application has an open turn."""
         return any(turn.is_of_session and turn.is_open() for turn in self._turns)
 
     def record_statement(self, statement: str) -> None:
-        """Record in the last turn whether a statement may write."""
+        """Record in the newest turn that it may have written, if the statement can write."""
         first_word = statement.lstrip("( \n").partition(" ")[0].lower()
         if self._turns and first_word not in _READ_ONLY_KEYWORDS:
             self._turns[-1].has_written = True
 
     def record_commit(self, session: object) -> None:
-        """Record that a session has committed."""
+        """Record in the session's turn that it committed."""
         if (turn := self._turn_by_session.get(session)) is not None:
             turn.is_committed = True
 
     def expect_commit_allowed(self, session: object) -> None:
-        """Check that no session that began after this one is open.
+        """Check that no session is open that began its turn after this one.
 
         Raises:
-            MixedSessionsError: one is open, and would lose its savepoint.
+            MixedSessionsError: such a session is open. The commit would remove its savepoint.
         """
         turn = self._turn_by_session.get(session)
         if turn is not None and self._has_later_session(turn):
@@ -126,7 +130,7 @@ class SessionTurns:
             raise self.error
 
     def _has_later_session(self, turn: _Turn) -> bool:
-        """Whether a session that began its turn after this one has an open turn."""
+        """Return whether a session has an open turn that began after this turn."""
         later = self._turns[self._turns.index(turn) + 1 :] if turn in self._turns else []
         return any(one.is_of_session and one.is_open() for one in later)
 
@@ -136,7 +140,7 @@ class SessionTurns:
         return turn is not None and not turn.has_ended
 
     def is_free(self) -> bool:
-        """Whether the calling task may begin a turn now."""
+        """Return whether the calling task may begin a turn now."""
         self._turns = [turn for turn in self._turns if turn.is_open()]
         return not self._turns or self._turns[-1] in _turns_of_task.get()
 
@@ -148,7 +152,8 @@ class SessionTurns:
                 await self._ended.wait()
 
     def begin_turn(self, session: object | None) -> _Turn:
-        """Begin a turn of the calling task for a session. None: for a call of a client."""
+        """Begin a turn of the calling task. It belongs to `session` or, if that is None, to a call
+        of a client."""
         turn = _Turn(session)
         self._turns.append(turn)
         if session is not None:
@@ -164,7 +169,9 @@ class SessionTurns:
             self._end_turn(turn)
 
     def _record_undone_commits(self, turn: _Turn) -> None:
-        """Record an error if the rollback of a turn has undone the commit of another session."""
+        """If the turn was committed, record the commit in the turns around it. Otherwise set
+        `error` if the rollback has undone a commit of another session, or if a later session is
+        still open."""
         if turn.is_committed:
             index = self._turns.index(turn) if turn in self._turns else 0
             for outer in self._turns[:index]:
@@ -181,7 +188,7 @@ class SessionTurns:
 
     @asynccontextmanager
     async def hold_turn(self) -> AsyncGenerator[None]:
-        """Hold a turn for a call of a client in the `async with` block."""
+        """Return a context manager that holds a turn for a call of a client."""
         if not self.is_free():
             await self.wait_until_free()
         turn = self.begin_turn(None)
@@ -196,12 +203,12 @@ class SessionTurns:
 
 
 _shared_turns: list[SessionTurns] = []
-"""The turns of the running test, if its sessions share a connection. Otherwise empty."""
+"""The `SessionTurns` of the running test, if its sessions share a connection. Otherwise empty."""
 
 
 @contextmanager
 def sharing_turns(turns: SessionTurns) -> Generator[None]:
-    """During the block, calls of clients in jobs take turns too."""
+    """Let the calls of clients in jobs take turns too, during the block."""
     _shared_turns.append(turns)
     try:
         yield
@@ -210,5 +217,5 @@ def sharing_turns(turns: SessionTurns) -> Generator[None]:
 
 
 def hold_shared_turn() -> AbstractAsyncContextManager[None]:
-    """Hold a turn in an `async with` block, if the running test has turns."""
+    """Return a context manager that holds a turn if the sessions of the running test take turns."""
     return _shared_turns[-1].hold_turn() if _shared_turns else nullcontext()

@@ -1,4 +1,4 @@
-"""TestTransaction: the transaction of a test, in a session for async code or a blocking one."""
+"""TestTransaction: the transaction of a test, in an async or a blocking session."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ T = TypeVar("T")
 
 
 class TestTransaction(NamedTuple):
-    """The transaction of a test."""
+    """The transaction of a test, for code in the event loop and for blocking jobs."""
 
     tx: CallerTransaction
-    """The session, or an async adapter of a blocking session, for code in the event loop."""
+    """The session of the test. If that is blocking, an async adapter of it."""
     blocking_tx: BlockingTransaction | None = None
-    """The session of the test, if it is blocking."""
+    """The session of the test if it is blocking; otherwise None."""
     thread: CallingThreadExecutor | None = None
-    """The thread of a blocking session, in which blocking jobs run."""
+    """Runs blocking jobs in the thread of a blocking session; None: the session is async."""
 
 
 def run_in_transaction(
     tx: BlockingTransaction | CallerTransaction,
     function: Callable[[TestTransaction], Coroutine[object, None, T]],
 ) -> T | Coroutine[object, None, T]:
-    """Run an async function with a test's transaction. With a blocking session as `tx`, return the
-    function's result. Otherwise return a coroutine, which the caller awaits."""
+    """Run an async function with a test's transaction.
+
+    With a blocking session as `tx`, return the function's result. With an async session, return a
+    coroutine, which the caller awaits."""
     if not is_blocking_transaction(tx):
         return function(TestTransaction(cast("CallerTransaction", tx)))
     thread = CallingThreadExecutor()

@@ -1,8 +1,8 @@
-"""TransactionGuard: keeps the transaction of a test usable after the code of a job.
+"""TransactionGuard: keeps the transaction of a test usable after a job has failed in it.
 
-If the code of a job fails in a statement, PostgreSQL aborts the transaction. Outside of tests, the
-job's own transaction is then rolled back, and its result is stored in another one. In a test there
-is only one transaction, so it is rolled back to a savepoint from before the code.
+If a statement of a job fails, PostgreSQL aborts the transaction. In production the job's own
+transaction is rolled back, and the result is stored in another transaction. In a test there is only
+one transaction, so it is rolled back to a savepoint that was set before the job's code.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _ABORTED_ERROR_TEXT = (
 
 
 class TransactionGuard:
-    """Keeps a transaction usable while the code of one job uses it."""
+    """Sets a savepoint before the code of a job, and rolls back to it if the code has aborted the
+    transaction."""
 
     def __init__(self, tx: CallerTransaction) -> None:
         self._tx = tx
@@ -46,7 +47,8 @@ class TransactionGuard:
         self._nested: NestedTransaction | None = None
 
     async def begin(self) -> AbstractContextManager[None]:
-        """Set a savepoint before the code of the job. Run the code in the returned context."""
+        """Set a savepoint. Return a context manager in which the caller runs the code of the
+        job."""
         connection = self._connection = validate_tx(self._tx)
         if isinstance(connection, CallerSession):
             self._nested = await connection.begin_nested()
@@ -57,11 +59,17 @@ class TransactionGuard:
         return nullcontext()
 
     async def end(self, *, has_failed: bool, error: BaseException | None) -> None:
-        """If the code of the job has failed and has aborted the transaction, undo what it did.
-        `error` is what the code has raised.
+        """Release the savepoint or, if the code of the job has aborted the transaction, roll back
+        to it.
+
+        Args:
+            has_failed: whether the attempt failed. Otherwise the code must not have aborted the
+                transaction.
+            error: the error that the code raised, if any.
 
         Raises:
-            TransactionError: the code has ended the transaction, or has aborted it and returned.
+            TransactionError: the code has ended the transaction; or it has aborted the transaction,
+                but returned without an error.
         """
         cause = await self._find_transaction_error()
         try:
@@ -80,7 +88,7 @@ class TransactionGuard:
             raise TransactionError(_ABORTED_ERROR_TEXT) from cause
 
     async def _find_transaction_error(self) -> Exception | None:
-        """Return why the transaction cannot be used; None: it can."""
+        """Return the error that shows why the transaction cannot be used; None: it can be used."""
         try:
             await read_server_time(validate_tx(self._tx))
         except (TransactionError, *DATABASE_ERRORS) as error:
@@ -89,7 +97,8 @@ class TransactionGuard:
 
 
 def _make_ended_error(error: BaseException | None) -> TransactionError:
-    """Return the error for a transaction that has ended. `error` is what the code has raised."""
+    """Return the error for a transaction that the job's code has ended. `error` is the error that
+    the code raised, if any."""
     if not isinstance(error, TimeoutError):
         return TransactionError(_ENDED_ERROR_TEXT)
     return TransactionError(

@@ -1,4 +1,4 @@
-"""advance: lets time pass for the jobs and periodic jobs of a test."""
+"""advance: lets a test act as if time has passed for its jobs and periodic jobs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 SLOTS_MAX = 1_000
 """The maximum number of due times of periodic jobs in one call of `advance`."""
 CLOCK_DRIFT_MAX = timedelta(minutes=1)
-"""A FixedClock that differs by less than this from the time of the test counts as not moved by the
-test itself."""
+"""If a FixedClock differs by more than this from the time of the test, the test itself has moved
+the clock. Then the clock decides."""
 _offset_by_client: WeakKeyDictionary[Client, timedelta] = WeakKeyDictionary()
-"""How far `advance` has moved the time of each client so far."""
+"""By how much `advance` has moved the time of each client so far."""
 
 
 @overload
@@ -46,28 +46,29 @@ def advance(
     client: Client | None = None,
     tx: BlockingTransaction | CallerTransaction | None = None,
 ) -> Coroutine[object, None, None] | None:
-    """Let time pass: move all times of all jobs and periodic jobs into the past, and insert the
-    jobs of periodic jobs that become due.
+    """Act as if time has passed: jobs become due or expire, and periodic jobs insert their jobs.
 
-    The server's clock cannot be changed, so the rows are moved: `scheduled_at`, `created_at`,
-    `attempted_at`, `finalized_at`, the time at which a job expires, and the next runs of periodic
-    jobs. After that, jobs that are due now are available. They are not worked: `drain` does that. A
-    `FixedClock` in the client's `Config.clock` is moved too, so that unique periods end. Use this
-    only in a database for tests. With a blocking session as `tx` the call needs no `await`.
+    A test cannot change the server's clock. So this function moves the times in all rows into the
+    past: `scheduled_at`, `created_at`, `attempted_at`, `finalized_at`, the time at which a job
+    expires, and the next runs of periodic jobs. Use it only in a database for tests.
+
+    Then it makes due jobs available, but does not work them: `drain` does. If the client's
+    `Config.clock` is a `FixedClock`, it is moved too, so that unique periods end. With a blocking
+    session as `tx` the call needs no `await`.
 
     Args:
         by: the time that passes, zero or more. At most 1,000 runs of periodic jobs may be due in
             it.
-        client: the client whose periodic jobs insert jobs, and whose schema has the tables. Without
-            `tx` it is open. Give the same client to each call of a test, so that its schedules
-            continue. Default None: there are no periodic jobs.
-        tx: your connection or session, in a transaction. Nothing is committed. Default None: the
-            client's pool.
+        client: the client with the periodic jobs and the schema of the tables. Without `tx` it must
+            be open. Pass the same client to each call in a test, so that its schedules continue.
+            Default None: there are no periodic jobs.
+        tx: your connection or session, in a transaction. Nothing is committed. Default None: use
+            the client's pool.
 
     Raises:
         ConfigError: `by` is negative, there is neither `client` nor `tx`, or a periodic job fails.
         ClientStateError: the client is not open, and there is no `tx`.
-        TransactionError: `tx` is not usable.
+        TransactionError: `tx` is closed, aborted or not in a transaction.
         SchemaMissingError: the database has no River tables.
     """
 
@@ -97,7 +98,7 @@ def _check_duration(by: object) -> None:
 
 
 def _get_clock_offset(client: Client) -> timedelta:
-    """Return the distance of the client's time from the server's time."""
+    """Return how far the time of the client is ahead of the server's time."""
     offset = _offset_by_client.get(client, timedelta(0))
     clock = client.config.clock
     if isinstance(clock, FixedClock):
@@ -111,7 +112,7 @@ class _TimeAdvancer:
     """Moves the times of jobs and periodic jobs for one call of `advance`."""
 
     def __init__(self, client: Client, source: Client, time: TestTime) -> None:
-        """`client` has the periodic jobs. `source` gives the connection."""
+        """`client` has the periodic jobs. `source` is the client whose connections are used."""
         self._open_transaction, self._time = InlineClient.get_transaction_opener(source), time
         self._schema, self._clock = client.config.schema, client.config.clock
         self._periodic_run = PeriodicServiceRunner(
@@ -125,9 +126,10 @@ class _TimeAdvancer:
         self._has_periodic_table = False
 
     async def pass_time(self, duration: timedelta) -> None:
-        """Let time pass from one due time of a periodic job to the next, and then to the end.
+        """Move the time to each due time of a periodic job and insert its job, then move it to the
+        end of `duration`.
 
-        The rows of jobs are moved once, at the end: a move at each due time would rewrite all rows.
+        The rows of jobs are moved only once, at the end, because each move rewrites all rows.
         """
         async with self._open_transaction(isolation="autocommit") as connection:
             self._has_periodic_table = await periodic_table_exists(connection, self._schema)

@@ -1,4 +1,4 @@
-"""Assertions on inserted jobs: `require_inserted` and similar functions."""
+"""Functions with which a test checks the jobs that were inserted: `require_inserted` and others."""
 
 from __future__ import annotations
 
@@ -46,10 +46,13 @@ def _read_and_find(
     *,
     must_exist: bool = True,
 ) -> T | Coroutine[object, None, T]:
-    """Read the jobs of the expected kinds, pass them to `find`, and return its result. With an
-    async source, return a coroutine that does this. If there are no such jobs and `must_exist` is
-    True, `find` gets the newest jobs of other kinds for its error text. `name` is the name of the
-    called function."""
+    """Read the jobs of the expected kinds, call `find` with them, and return its result. With an
+    async source, return a coroutine that does this.
+
+    If there are no jobs of these kinds and `must_exist` is True, `find` receives the newest jobs of
+    other kinds, which its error text shows. `name` is the name of the assertion for Python's
+    warnings.
+    """
     kinds = [kind for one in expected for kind in one.kinds]
 
     async def read() -> T:
@@ -98,21 +101,23 @@ def require_inserted(
 def require_inserted(
     expected: Any, *, tx: Any, schema: str | None = None, **expectations: Any
 ) -> MadeJob[Any] | Coroutine[object, None, MadeJob[Any]]:
-    """Check that exactly one inserted job is as expected, and return it.
+    """Check that exactly one inserted job matches `expected`, and return it.
 
         job = await require_inserted(Welcome, user_id=1, queue="mail", tx=connection)
 
-    With a connection, session or client for async code, the call is awaited. A blocking session or
-    client needs no `await`. All jobs that `tx` sees are compared, in any state.
+    All jobs that `tx` can read are compared, in any state. With a blocking session or client as
+    `tx`, the call needs no `await`.
 
     Args:
-        expected: an args class, args, or what `expect_job` returned.
+        expected: an args class, args, or an `ExpectedJob` that `expect_job` returned.
         tx: a connection or session as for an insert, an asyncpg pool, or an open client.
-        schema: the schema of River's tables. Default None: the search path's, or the client's.
-        expectations: the options and fields of `expect_job`.
+        schema: the schema of River's tables. Default None: the schema of the client or, without a
+            client, of the search path.
+        expectations: the other keyword arguments are those of `expect_job`: options such as
+            `queue`, and fields of the args.
 
     Raises:
-        AssertionError: no job is as expected, or several are. The text shows the nearest jobs.
+        AssertionError: no job matches, or several jobs do. The text shows the most similar jobs.
         TypeError, ValueError: as `expect_job`; or riverpy does not know the type of `tx`.
         TransactionError: `tx` is closed or aborted.
     """
@@ -155,14 +160,14 @@ def require_not_inserted(
 def require_not_inserted(
     expected: Any, *, tx: Any, schema: str | None = None, **expectations: Any
 ) -> Coroutine[object, None, None] | None:
-    """Check that no inserted job is as expected. A job that differs in one of the named fields or
-    options is allowed.
+    """Check that no inserted job matches `expected`. A job that differs in at least one of the
+    given fields or options does not match.
 
     Args:
         expected, tx, schema, expectations: as for `require_inserted`.
 
     Raises:
-        AssertionError: a job is as expected. The text shows it.
+        AssertionError: a job matches. The text shows it.
         TypeError, ValueError, TransactionError: as `require_inserted`.
     """
     wanted = _make_expected_job(expected, expectations)
@@ -187,17 +192,18 @@ def require_many_inserted(
 def require_many_inserted(
     expected: Sequence[object], *, tx: Any, schema: str | None = None
 ) -> list[MadeJob[Any]] | Coroutine[object, None, list[MadeJob[Any]]]:
-    """Check that the inserted jobs of these kinds are exactly the expected ones, in the order of
-    their ids, and return them. Jobs of other kinds do not matter.
+    """Check that exactly the expected jobs were inserted, in the order of the list, and return
+    them. Jobs of kinds that are not in the list are ignored.
 
         await require_many_inserted([Welcome, expect_job(Invoice, order_id=7)], tx=connection)
 
     Args:
-        expected: args classes, args, or what `expect_job` returned.
+        expected: a list of args classes, args, or results of `expect_job`.
         tx, schema: as for `require_inserted`.
 
     Raises:
-        AssertionError: there are other jobs of these kinds, fewer, or in another order.
+        AssertionError: a job of these kinds is missing, is not expected, or is in another place of
+            the order.
         TypeError, ValueError, TransactionError: as `require_inserted`.
     """
     check_expected_is_list(expected)
@@ -240,13 +246,13 @@ def inserted(
 def inserted(
     expected: Any, *, tx: Any, schema: str | None = None, **expectations: Any
 ) -> list[MadeJob[Any]] | Coroutine[object, None, list[MadeJob[Any]]]:
-    """Return the inserted jobs that are as expected, in the order of their ids.
+    """Return the inserted jobs that match `expected`, in the order of their ids.
 
     Args:
         expected, tx, schema, expectations: as for `require_inserted`.
 
     Raises:
-        AssertionError: the args of one of them cannot be decoded.
+        AssertionError: the args of a matching job cannot be decoded.
         TypeError, ValueError, TransactionError: as `require_inserted`.
     """
     wanted = _make_expected_job(expected, expectations)

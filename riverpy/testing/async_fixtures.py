@@ -1,4 +1,5 @@
-"""The async context managers behind the async fixtures of the pytest plugin."""
+"""Context managers for the fixtures of the pytest plugin that give a test a connection or session
+in a transaction."""
 
 from __future__ import annotations
 
@@ -59,8 +60,10 @@ _UNKNOWN_STATE = TransactionState(is_marked=True, has_changed_tables=True)
 
 
 async def _fetch_state(connection: Transaction) -> TransactionState:
-    """Return the state of the transaction that the fixture has opened. `connection` is that of the
-    driver: after a COMMIT that SQLAlchemy has not sent, it raises errors of its own."""
+    """Return the state of the transaction that a fixture has opened.
+
+    `connection` must be the driver's connection, not that of SQLAlchemy. SQLAlchemy's connection
+    raises its own errors after the tested code has sent a COMMIT as text."""
     try:
         return await fetch_transaction_state(connection)
     except DATABASE_ERRORS:  # the transaction is aborted, or the connection is lost
@@ -68,8 +71,8 @@ async def _fetch_state(connection: Transaction) -> TransactionState:
 
 
 def _is_savepoint_missing(error: SQLAlchemyError) -> bool:
-    """Whether the transaction with the savepoints of sessions has ended, and a later one is
-    aborted."""
+    """Return whether PostgreSQL reports that a savepoint does not exist. Then the tested code has
+    ended the transaction that had this savepoint."""
     cause = getattr(error, "orig", None)
     return _MISSING_SAVEPOINT_SQLSTATE in (
         getattr(cause, "sqlstate", None),
@@ -78,8 +81,8 @@ def _is_savepoint_missing(error: SQLAlchemyError) -> bool:
 
 
 def _adapt_driver_connection(connection: Any, of_sqlalchemy: object) -> Transaction:
-    """Return an adapter of the driver's connection. Return that of SQLAlchemy's connection for a
-    driver that riverpy only knows under SQLAlchemy."""
+    """Return riverpy's adapter of the driver's connection. If riverpy does not support this driver
+    without SQLAlchemy, return the adapter of SQLAlchemy's connection, `of_sqlalchemy`."""
     if is_asyncpg_connection(connection):
         return connection
     adapter = adapt_session(connection) or adapt_session(of_sqlalchemy)
@@ -88,7 +91,7 @@ def _adapt_driver_connection(connection: Any, of_sqlalchemy: object) -> Transact
 
 @asynccontextmanager
 async def open_connection(url: str) -> AsyncGenerator[Connection]:
-    """Open an asyncpg connection in a transaction. Roll it back at the end.
+    """Open an asyncpg connection in a transaction, and roll the transaction back at the end.
 
     Raises:
         TransactionEndedError: raised at the end, if the tested code has ended the transaction.
@@ -117,12 +120,15 @@ async def open_connection(url: str) -> AsyncGenerator[Connection]:
 async def open_session(
     engine: AsyncEngine, session_makers: Sequence[SessionMaker]
 ) -> AsyncGenerator[AsyncSession]:
-    """Open a session in a transaction, where a commit only releases a savepoint. During the block,
-    the sessions of `session_makers` join the transaction. Roll it back at the end.
+    """Open an async SQLAlchemy session in a transaction, and roll the transaction back at the end.
+
+    A commit of the session only releases a savepoint. During the block, the sessions that
+    `session_makers` create use the same transaction.
 
     Raises:
         TransactionEndedError: raised at the end, if the tested code has ended the transaction.
-        MixedSessionsError: raised at the end, if sessions have overlapped with a wrong result.
+        MixedSessionsError: raised at the end, if sessions overlapped in a way that gives another
+            result than in production.
     """
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -166,10 +172,10 @@ async def open_session(
 
 @contextmanager
 def open_sync_session(engine: Engine, session_makers: Sequence[SessionMaker]) -> Generator[Session]:
-    """The same as `open_session`, for code that is not async.
+    """Open a blocking SQLAlchemy session in a transaction, as `open_session` does for async code.
 
     Raises:
-        TransactionEndedError: raised at the end, if the tested code has ended the transaction.
+        TransactionEndedError, MixedSessionsError: as `open_session`.
     """
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -206,7 +212,8 @@ def open_sync_session(engine: Engine, session_makers: Sequence[SessionMaker]) ->
 def select_session_makers(
     session_makers: Sequence[SessionMaker], *, is_async: bool
 ) -> list[SessionMaker]:
-    """Return the makers of async sessions, or of blocking sessions if `is_async` is False."""
+    """Return the session makers that create async sessions. If `is_async` is False, return those
+    that create blocking sessions."""
     from sqlalchemy.ext.asyncio import async_sessionmaker
 
     return [one for one in session_makers if isinstance(one, async_sessionmaker) == is_async]
@@ -214,10 +221,11 @@ def select_session_makers(
 
 @contextmanager
 def bind_session_makers(session_makers: Sequence[SessionMaker], bind: Bind) -> Generator[None]:
-    """During the block, let the sessions of the makers use `bind`: a connection or an engine."""
+    """Let all sessions that the makers create use the connection or engine `bind`, during the
+    block."""
     settings = [dict(maker.kw) for maker in session_makers]
     for maker in session_makers:
-        # `binds` of single models would take precedence over `bind`
+        # remove `binds`, the engines of single models, because they take precedence over `bind`
         maker.configure(bind=bind, binds=None, join_transaction_mode="create_savepoint")
     try:
         yield
@@ -228,15 +236,18 @@ def bind_session_makers(session_makers: Sequence[SessionMaker], bind: Bind) -> G
 
 @contextmanager
 def refusing_sessions(session_makers: Sequence[SessionMaker]) -> Generator[None]:
-    """During the block, let the first statement of each session of the makers raise ConfigError.
-    Otherwise the sessions would commit in the database that the application is configured for."""
+    """Let the first statement of all sessions that the makers create raise ConfigError, during the
+    block.
+
+    Without this, these sessions would commit in the database for which the application is
+    configured."""
     from sqlalchemy import NullPool, create_engine
     from sqlalchemy.ext.asyncio import create_async_engine
 
     with ExitStack() as stack:
         for is_async in (True, False):
             if makers := select_session_makers(session_makers, is_async=is_async):
-                # The drivers are always installed. They are not called.
+                # Any installed driver will do, because `creator` raises before it is called.
                 create, driver = (
                     (create_async_engine, "postgresql+asyncpg")
                     if is_async
@@ -266,8 +277,8 @@ def _refuse_blocking_session() -> NoReturn:
 
 @contextmanager
 def _taking_turns(session_makers: Sequence[SessionMaker], turns: SessionTurns) -> Generator[None]:
-    """During the block, let the sessions of the makers take turns: they share one connection, to
-    which the makers are bound."""
+    """Let the sessions that the makers create take turns, during the block, because they share one
+    connection. See `SessionTurns`."""
     settings = [dict(maker.kw) for maker in session_makers]
     classes = [maker.class_ for maker in session_makers]
     for maker in session_makers:
@@ -286,7 +297,7 @@ def _taking_turns(session_makers: Sequence[SessionMaker], turns: SessionTurns) -
 
 @contextmanager
 def _recording_statements(connection: Any, turns: SessionTurns) -> Generator[None]:
-    """During the block, let `turns` record the statements on the blocking connection."""
+    """Record each statement of the connection in `turns`, during the block."""
     from sqlalchemy import event
 
     def record(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -300,16 +311,18 @@ def _recording_statements(connection: Any, turns: SessionTurns) -> Generator[Non
 
 
 def _make_test_session_class(turns: SessionTurns) -> type[Session]:
-    """Return the class of the test's session. While a session of the application has an open
-    savepoint, the test's session reads inside it. A savepoint of its own would have to end
-    first."""
+    """Return the class of the test's own session.
+
+    While a session of the application has an open savepoint, the test's session runs its statements
+    in this savepoint. If it set a savepoint of its own, that would have to end first."""
     from sqlalchemy.orm import Session
 
     class TestSession(Session):
-        """The session of the test."""
+        """The session that the fixture gives to the test."""
 
         def get_bind(self, *args: Any, **options: Any) -> Any:
-            """Return the connection. SQLAlchemy calls this method before each statement."""
+            """Choose whether to set a savepoint, and return the connection. SQLAlchemy calls this
+            method before each statement."""
             is_inside = turns.has_open_turns()
             self.join_transaction_mode = "rollback_only" if is_inside else "create_savepoint"
             return super().get_bind(*args, **options)
@@ -320,22 +333,25 @@ def _make_test_session_class(turns: SessionTurns) -> type[Session]:
 def _make_turn_taking_class(
     session_class: type[Session], turns: SessionTurns, *, can_wait: bool
 ) -> type[Session]:
-    """Return a subclass whose sessions wait for their turn before their first statement, if they
-    can: those of blocking code have no other task to wait for."""
+    """Return a subclass of a session class whose sessions begin a turn before their first
+    statement.
+
+    `can_wait`: whether they first wait until other tasks have ended their turns. Blocking sessions
+    do not, because there is no other task."""
     from sqlalchemy import event
 
     class TurnTakingSession(session_class):
-        """A session that waits for its turn before its first statement."""
+        """A session that begins a turn before its first statement."""
 
         def get_bind(self, *args: Any, **options: Any) -> Any:
-            """Return the connection of the test, after the wait for a turn. SQLAlchemy calls this
-            method before each statement."""
+            """Begin a turn if the session has none, and return the connection of the test.
+            SQLAlchemy calls this method before each statement."""
             bind: Any = super().get_bind(*args, **options)
             if can_wait:
                 turns.expect_loop()
             if not turns.has_turn(self):
                 if not turns.is_free() and can_wait:
-                    # the wait runs in the event loop, as statements do
+                    # `run_async` lets this synchronous method wait in the event loop
                     bind.connection.run_async(wait_until_free)
                 turns.begin_turn(self)
             return bind

@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 
 class FixedClock:
-    """A clock that stands still until a test moves it: `Config(clock=FixedClock())`. It may be used
-    in any thread."""
+    """A clock whose time changes only when a test moves it: `Config(clock=FixedClock())`. Any
+    thread may use it."""
 
     def __init__(self, now: datetime | None = None) -> None:
-        """Create a clock that shows this time. Default None: the time of the system.
+        """Create a clock with the time `now`. Default None: the current time of the system.
 
         Raises:
             ValueError: the time has no time zone.
@@ -27,14 +27,13 @@ class FixedClock:
         return f"{type(self).__name__}({self._now!r})"
 
     def advance(self, duration: timedelta) -> datetime:
-        """Move the clock forward by this duration, or back if it is negative. Return the new
-        time."""
+        """Move the clock forward by `duration`, or back if it is negative. Return the new time."""
         with self._lock:
             self._now += duration
             return self._now
 
     def set(self, now: datetime) -> None:
-        """Set the clock to this time.
+        """Set the clock to the time `now`.
 
         Raises:
             ValueError: the time has no time zone.

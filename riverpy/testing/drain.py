@@ -48,21 +48,21 @@ def drain(
     max_jobs: int = ATTEMPTS_MAX_DEFAULT,
     tx: BlockingTransaction | CallerTransaction | None = None,
 ) -> list[WorkResult] | Coroutine[object, None, list[WorkResult]]:
-    """Work all due jobs, one after the other, in the calling task. Returns how the attempts ended,
-    in their order.
+    """Work all due jobs, one after the other, in the calling task. Returns one result for each
+    attempt, in the order of the attempts.
 
-    With a blocking session as `tx` the call needs no `await`, as for `TestWorker.work`.
-
-    Jobs that the jobs insert are worked too. The jobs are worked in the order of claims: by
-    priority, due time and id. Whether a queue is paused does not matter.
+    Jobs that these jobs insert are worked too. The order is that of a client: by priority, due time
+    and id. Jobs of paused queues are worked too. With a blocking session as `tx` the call needs no
+    `await`.
 
     Args:
-        client: its workers and settings work the jobs. It does not run. Without `tx` it is open.
+        client: the client whose workers and settings are used. It must not run. Without `tx` it
+            must be open.
         queues: the queues. Default None: the queues of the client, or all queues if it has none.
         with_scheduled: also work jobs that are due later, in the order of their due times, and
             retry failed jobs up to their `max_attempts`. Default False: a failed or snoozed job is
             worked again only if it is due at once.
-        max_jobs: the largest number of attempts. Default 1,000.
+        max_jobs: the maximum number of attempts. Default 1,000.
         tx: your connection or session, in a transaction. Nothing is committed. Default None: each
             job is worked on the client's pool, and its result is committed.
 
@@ -70,7 +70,8 @@ def drain(
         ClientStateError: more than `max_jobs` attempts are needed; or the client runs, or is not
             open and there is no `tx`.
         ConfigError: a queue name or `max_jobs` is not allowed, or the client has no workers.
-        TransactionError: `tx` is not usable, or the code of a job has ended or aborted it.
+        TransactionError: `tx` is closed, aborted or not in a transaction, or the code of a job has
+            ended or aborted it.
         SchemaMissingError: the database has no River tables.
     """
 

@@ -1,4 +1,4 @@
-"""ExpectedJob: what an assertion expects of a job, and how a job differs from it."""
+"""ExpectedJob: the values that an assertion expects of a job, and their comparison with a job."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ _VALUE_LENGTH_MAX = 200
 
 
 _SHOWN_START_LENGTH = 40
-"""How many characters before the first difference of two long values an error text shows."""
+"""If two values are long, an error text starts this number of characters before their first
+difference."""
 
 
 class Difference(NamedTuple):
-    """One field or column in which a job differs from what is expected."""
+    """A field or column of a job that does not have the expected value."""
 
     name: str
     expected: str
@@ -44,14 +45,14 @@ class Difference(NamedTuple):
 
 
 class ExpectedJob(msgspec.Struct, Generic[ArgsT], frozen=True, kw_only=True):
-    """What an assertion expects of a job. `expect_job` makes it."""
+    """The kind, args and columns that an assertion expects of a job. `expect_job` creates it."""
 
     kinds: tuple[str, ...]
-    """The kind of the args class, and its older names."""
+    """The kind of the args class, and older names of the kind. A job must have one of them."""
     args_type: Any
     """The class of the args. `RawArgs`: the args are not decoded."""
     exact_args: str | None
-    """All args, as JSON text; None: only `fields` are compared."""
+    """All expected args, as JSON text; None: only `fields` are compared."""
     fields: Mapping[str, object]
     """The expected values of single fields of the args, by field name."""
     columns: Mapping[str, object]
@@ -69,7 +70,7 @@ class ExpectedJob(msgspec.Struct, Generic[ArgsT], frozen=True, kw_only=True):
         return f"{text} with {', '.join(columns)}" if columns else text
 
     def decode_job(self, row: JobRow) -> MadeJob[ArgsT]:
-        """Return a job with its decoded args.
+        """Return the job of a row, with its decoded args.
 
         Raises:
             ArgsError: the args cannot be decoded.
@@ -88,7 +89,8 @@ class ExpectedJob(msgspec.Struct, Generic[ArgsT], frozen=True, kw_only=True):
             ) from error
 
     def list_differences(self, row: JobRow) -> list[Difference]:
-        """Return the differences between a job and what is expected. The job has one of `kinds`."""
+        """Return each field and column of a job that does not have the expected value. The job must
+        have one of `kinds`."""
         return [*self._compare_args(row), *self._compare_columns(row)]
 
     def _compare_args(self, row: JobRow) -> Iterable[Difference]:
@@ -123,7 +125,8 @@ class ExpectedJob(msgspec.Struct, Generic[ArgsT], frozen=True, kw_only=True):
 
 
 class _MissingField:
-    """Stands in an error text for the value of a field that the job does not have."""
+    """The value that stands for a field that a job does not have, in comparisons and error
+    texts."""
 
     def __repr__(self) -> str:
         return "no such field"
@@ -170,23 +173,25 @@ def expect_job(
     args: Mapping[str, object] | None = None,
     **fields: object,
 ) -> ExpectedJob[Any]:
-    """Return what an assertion expects of a job. `require_many_inserted` takes a list of them.
+    """Describe the job that an assertion expects. `require_many_inserted` takes a list of such
+    descriptions.
 
     Args:
-        expected: an args class: any job of this kind. Or args: all their values are compared. Or
-            the name of a kind that has no args class in Python: the args stay `RawArgs`.
+        expected: an args class, to accept any job of its kind; or args, to compare all their
+            values; or the name of a kind without an args class in Python, whose args stay
+            `RawArgs`.
         queue: the queue. Default None: any.
         priority: the priority, 1 to 4. Default None: any.
         max_attempts: the maximum number of attempts. Default None: any.
-        scheduled_at: when the job is due, to the microsecond. Default None: any time.
+        scheduled_at: the exact time at which the job is due. Default None: any time.
         state: the state. Default None: any.
         tags: all tags, in any order. Default None: any.
-        args: values of single fields of the args by name, for a field whose name is also an option
-            here.
-        fields: values of single fields of the args. Objects such as `unittest.mock.ANY` work.
+        args: the values of single fields of the args, by name. Use it for fields that have the name
+            of one of these parameters, such as `queue`.
+        fields: the values of single fields of the args. Objects such as `unittest.mock.ANY` work.
 
     Raises:
-        TypeError: `expected` is no args, or has no such field.
+        TypeError: `expected` has no kind, or the args have no such field.
         ValueError: a state or a time is not allowed.
     """
     if isinstance(expected, ExpectedJob):
@@ -212,7 +217,7 @@ def expect_job(
 
 
 def check_expected_is_list(expected: object) -> None:
-    """Raise TypeError if `expected` is a class or args where a list is needed."""
+    """Raise TypeError if `expected` is a single class, args or ExpectedJob instead of a list."""
     if isinstance(expected, (type, str, ExpectedJob)) or hasattr(expected, "kind"):
         name = expected.__name__ if isinstance(expected, type) else str(cast("object", expected))
         raise TypeError(f"require_many_inserted takes a list, as in [{name}]")
@@ -253,7 +258,7 @@ def _check_field_names(args_type: Any, fields: Mapping[str, object]) -> None:
 
 
 def _list_field_names(args_type: Any) -> list[str] | None:
-    """Return the field names of an args class. None: it may have fields with any name."""
+    """Return the field names of an args class, or None if it can have fields with any name."""
     if args_type is RawArgs:
         return None
     if issubclass(args_type, msgspec.Struct):
@@ -297,7 +302,7 @@ def _is_equal(expected: object, found: object) -> bool:
 
 
 def _compare_json(expected_text: str, found_text: str) -> Iterable[Difference]:
-    """Yield the differences between the members of two JSON objects, which are given as texts."""
+    """Yield the members of two JSON objects that are different. The arguments are JSON texts."""
     expected, found = json.loads(expected_text), json.loads(found_text)
     if not isinstance(expected, dict) or not isinstance(found, dict):
         if expected != found:
@@ -311,7 +316,8 @@ def _compare_json(expected_text: str, found_text: str) -> Iterable[Difference]:
 
 
 def _make_difference(name: str, expected: object, found: object) -> Difference:
-    """Return a Difference. If two long values begin with the same text, leave most of it out."""
+    """Return a Difference with both values as text. If long values begin with the same text, omit
+    most of this text."""
     texts = [_to_text(value) for value in (expected, found)]
     pairs = enumerate(zip(*texts, strict=False))
     same = next((index for index, (a, b) in pairs if a != b), min(map(len, texts)))
@@ -321,7 +327,7 @@ def _make_difference(name: str, expected: object, found: object) -> Difference:
 
 
 def format_value(value: object) -> str:
-    """Return a value as text for an error text. Cut it if it is long."""
+    """Return a value as text for error texts. A long text is cut."""
     return shorten_text(_to_text(value))
 
 
@@ -332,5 +338,5 @@ def _to_text(value: object) -> str:
 
 
 def shorten_text(text: str) -> str:
-    """Return a text. Cut it if it is long."""
+    """Return a text with at most 200 characters. A longer text is cut."""
     return text if len(text) <= _VALUE_LENGTH_MAX else f"{text[: _VALUE_LENGTH_MAX - 1]}…"

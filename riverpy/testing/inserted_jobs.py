@@ -1,4 +1,4 @@
-"""InsertedJobs: the assertions on inserted jobs, for one session of async code."""
+"""InsertedJobs: the functions of `riverpy.testing.assertions` as methods, for one async session."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ ArgsT = TypeVar("ArgsT", bound="JobArgs | RawArgs")
 
 
 class InsertedJobs:
-    """Assertions on inserted jobs over a connection, session, pool or client. Await each call."""
+    """Checks the jobs that a connection, session, pool or client can read. All methods are
+    async."""
 
     def __init__(self, tx: AsyncSource, *, schema: str | None = None) -> None:
-        """`tx` and `schema`: as for `riverpy.testing.require_inserted`."""
+        """Create the object. Its methods pass `tx` and `schema` to the functions of
+        `riverpy.testing`, such as `require_inserted`."""
         self._tx, self._schema = tx, schema
 
     async def require_inserted(
@@ -43,7 +45,7 @@ class InsertedJobs:
         args: Mapping[str, object] | None = None,
         **fields: object,
     ) -> MadeJob[ArgsT]:
-        """Check that exactly one inserted job is as expected, and return it; see
+        """Check that exactly one inserted job matches `expected`, and return it; see
         `riverpy.testing.require_inserted`."""
         return await require_inserted(
             expected,
@@ -72,7 +74,8 @@ class InsertedJobs:
         args: Mapping[str, object] | None = None,
         **fields: object,
     ) -> None:
-        """Check that no inserted job is as expected; see `riverpy.testing.require_not_inserted`."""
+        """Check that no inserted job matches `expected`; see
+        `riverpy.testing.require_not_inserted`."""
         await require_not_inserted(
             expected,
             tx=self._tx,
@@ -88,7 +91,7 @@ class InsertedJobs:
         )
 
     async def require_many_inserted(self, expected: Sequence[object]) -> list[MadeJob[Any]]:
-        """Check that the inserted jobs of these kinds are the expected ones, in this order; see
+        """Check that exactly the expected jobs were inserted, in the order of the list; see
         `riverpy.testing.require_many_inserted`."""
         return await require_many_inserted(expected, tx=self._tx, schema=self._schema)
 
@@ -105,7 +108,7 @@ class InsertedJobs:
         args: Mapping[str, object] | None = None,
         **fields: object,
     ) -> list[MadeJob[ArgsT]]:
-        """Return the inserted jobs that are as expected; see `riverpy.testing.inserted`."""
+        """Return the inserted jobs that match `expected`; see `riverpy.testing.inserted`."""
         return await inserted(
             expected,
             tx=self._tx,

@@ -1,4 +1,4 @@
-"""Reads the jobs that a test has inserted: over a connection, a session, a pool or a client."""
+"""Reads the jobs that a test has inserted, with a connection, a session, a pool or a client."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ async def read_jobs(
     *,
     limit: int = JOB_LIMIT_MAX,
 ) -> list[JobRow]:
-    """Return the newest jobs of these kinds, or of all kinds, in the order of the ids.
+    """Return the newest jobs of these kinds, in the order of their ids. With `kinds` None, return
+    jobs of all kinds.
 
     Raises:
-        ConfigError: there are more than 10,000 jobs.
+        ConfigError: 10,000 jobs or more match.
         TypeError: riverpy does not know the type of the source.
         TransactionError: the transaction is aborted or closed.
     """
@@ -69,7 +70,8 @@ async def read_jobs(
 
 @asynccontextmanager
 async def _open_transaction(source: object) -> AsyncGenerator[object]:
-    """Return a connection in a transaction. If the source is in none, open a read-only one."""
+    """Return a connection or session in a transaction. If the source is not in a transaction, open
+    one for the block."""
     if is_pool(source):
         async with source.acquire() as connection, connection.transaction():
             yield connection
@@ -82,8 +84,8 @@ async def _open_transaction(source: object) -> AsyncGenerator[object]:
 
 
 def _begin_if_needed(session: CallerSession | None) -> AbstractAsyncContextManager[object]:
-    """Return a transaction if the session is of psycopg and is in none. Sessions of other libraries
-    begin one by themselves."""
+    """Return a context manager that opens a transaction if the session is a psycopg connection and
+    not in a transaction. Sessions of other libraries begin a transaction by themselves."""
     if (
         not isinstance(session, CallerSession)
         or session.library != "psycopg"

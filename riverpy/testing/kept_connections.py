@@ -1,9 +1,9 @@
-"""Connections that the tests of one event loop use one after the other.
+"""Keeps the connections of tests open, so that later tests in the same event loop use them again.
 
-For a new connection the server starts a process, which reads the catalogs again, and each statement
-costs one more round trip. So a connection that a test has released waits for the next test of its
-event loop. The settings, locks and temporary tables of its session are reset. The pytest plugin
-says when a loop begins and ends.
+A new connection is slow: the server starts a process, which reads the catalogs, and the first use
+of each statement costs one more round trip. Before a connection is used again, the settings, locks
+and temporary tables of its session are reset. The pytest plugin registers each event loop that runs
+tests.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
 
 class LoopResource(Protocol):
-    """A resource with connections in event loops, such as a pool."""
+    """An object that keeps connections for each event loop, such as a pool."""
 
     async def close_in_loop(self) -> None:
         """Close the connections of the running event loop."""
 
 
 class KeptConnections:
-    """The idle connections of asyncpg, by event loop and URL."""
+    """Keeps one idle asyncpg connection for each event loop and URL."""
 
     def __init__(self) -> None:
         self._idle: WeakKeyDictionary[Any, dict[str, Connection]] = WeakKeyDictionary()
 
     async def acquire(self, url: str, application_name: str) -> Connection:
-        """Return the idle connection of the running event loop, or a new one."""
+        """Return the idle connection to this URL of the running event loop, or a new one."""
         idle = self._idle.get(asyncio.get_running_loop(), {}).pop(url, None)
         if idle is not None and not idle.is_closed():
             return idle
         return await connect(url, application_name=application_name)
 
     async def release(self, url: str, connection: Connection) -> None:
-        """Reset the session of a connection for a later test of the running event loop, or close
-        it if no test can use it."""
+        """Reset the session of a connection and keep it for later tests of the running event loop.
+        Close the connection instead if no later test can use it."""
         loop = asyncio.get_running_loop()
         idle = self._idle.setdefault(loop, {})
         if not connection.is_closed() and url not in idle and open_loops.is_open(loop):
@@ -59,18 +59,19 @@ class KeptConnections:
 
 
 class OpenLoops:
-    """The event loops that run tests, and the resources with connections in them."""
+    """The event loops that run tests. When such a loop ends, the connections in it are closed."""
 
     def __init__(self) -> None:
         self._loops: set[asyncio.AbstractEventLoop] = set()
         self._resources: list[LoopResource] = []
 
     def is_open(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Return whether the loop runs tests, so that its connections are closed at its end."""
+        """Return whether the loop runs tests. Only such a loop may keep connections, because they
+        are closed when it ends."""
         return loop in self._loops
 
     def add_resource(self, resource: LoopResource) -> None:
-        """Add something whose connections are closed at the end of each loop."""
+        """Register an object whose connections are closed at the end of each loop."""
         self._resources.append(resource)
 
     async def register_running_loop(self) -> None:

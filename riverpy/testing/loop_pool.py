@@ -1,4 +1,5 @@
-"""LoopPool: a pool of SQLAlchemy whose connections stay in the event loop that has made them."""
+"""LoopPool: a pool for SQLAlchemy that reuses a connection only in the event loop that opened
+it."""
 
 from __future__ import annotations
 
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
 
 
 class LoopPool(NullPool):
-    """A pool without a limit for an engine with asyncpg. It keeps connections for the later
-    sessions of an open event loop, also in later tests. In another loop it keeps none."""
+    """A pool for an async engine with asyncpg, without a limit of its size.
+
+    In an event loop that runs tests, it keeps idle connections for later sessions, also of later
+    tests. In any other loop it closes each connection after its use."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -43,8 +46,8 @@ class LoopPool(NullPool):
 
 
 def _reset_for_reuse(entry: ConnectionPoolEntry) -> bool:
-    """Reset the session of a released connection, for its next user. Return False
-    if it must be closed: it is lost, or its event loop is not one of tests."""
+    """Reset the session of a released connection, so that it can be used again. Return False if it
+    must be closed instead, because it is lost or its event loop does not run tests."""
     adapter: Any = entry.dbapi_connection
     if adapter is None or not open_loops.is_open(asyncio.get_running_loop()):
         return False

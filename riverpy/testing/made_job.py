@@ -1,4 +1,4 @@
-"""MadeJob: a job that a test passes to a handler, without a database."""
+"""MadeJob: a job for a test that calls a handler directly, without a database."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ ArgsT = TypeVar("ArgsT")
 ArgsT_co = TypeVar("ArgsT_co", covariant=True)
 
 CLIENT_ID = "test"
-"""The client id in the column `attempted_by` of a made job."""
+"""The client id in the column `attempted_by` of jobs that `make_job` creates."""
 _STEP_METADATA_KEYS = (STEP_METADATA_KEY, CURSORS_METADATA_KEY, KEPT_RESULTS_METADATA_KEY)
 _OPTION_COLUMNS = ("max_attempts", "metadata", "priority", "queue", "scheduled_at", "tags")
-"""The columns that InsertOpts sets."""
+"""The columns that are set by options of `InsertOpts`."""
 _WAITING_STATES = (JobState.AVAILABLE, JobState.PENDING, JobState.SCHEDULED)
 _FINAL_STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
 _JOB_ID_MAX = 2**63 - 1
@@ -62,13 +62,13 @@ _next_job_id = itertools.count(1)
 
 
 class JobColumns(TypedDict, total=False):
-    """The columns of a job that `make_job` takes. Times have a time zone."""
+    """The columns of a job that a test can pass to `make_job`. Times must have a time zone."""
 
     id: int
-    """The id, 1 or more. Default: the next number of a counter."""
+    """The id, 1 or more. Default: 1 for the first job, then 2, 3, …"""
     attempt: int
     """The number of this attempt, 1 to `max_attempts`. 0: the job waits for its first attempt.
-    Default: one more than there are errors."""
+    Default: the number of `errors`, plus 1 if the state is not available, pending or scheduled."""
     attempted_at: datetime
     attempted_by: Sequence[str]
     created_at: datetime
@@ -88,10 +88,12 @@ class JobColumns(TypedDict, total=False):
 
 
 class MadeJob(Job[ArgsT_co]):
-    """A job that `make_job` has made for a handler. It keeps in memory what the handler records."""
+    """A job that `make_job` creates for a handler. It keeps the output, progress, metadata and log
+    of the handler in memory, where a test can read them."""
 
     def __init__(self, row: Sequence[Any], args: ArgsT_co) -> None:
-        """`row` has the columns in the order of `JobColumn`. `args` are the decoded args."""
+        """Create the job. `row` has the columns in the order of `JobColumn`. `args` are the decoded
+        args."""
         super().__init__(row)
         self._args = args
         self._metadata_updates = None
@@ -100,7 +102,7 @@ class MadeJob(Job[ArgsT_co]):
         """The metadata that steps and checkpoints have stored during the attempt, as JSON texts."""
         self._step_runner: AttemptStepRunner | None = None
         self.saved_outputs: list[Any] = []
-        """The values that the handler has stored with `save_output`, in their order."""
+        """The values that the handler has passed to `save_output`, in the order of the calls."""
 
     # -- what the handler has recorded
 
@@ -142,8 +144,8 @@ class MadeJob(Job[ArgsT_co]):
         self._get_cancelled_event().set()
 
     def make_next_attempt(self, error: str = "failed") -> MadeJob[ArgsT_co]:
-        """Return the job of the next attempt, as if this attempt had failed. The new job has the
-        recorded metadata, and the steps and cursors that this attempt has stored.
+        """Return the job for the next attempt, as if this attempt failed. The new job has the
+        metadata that this attempt recorded, with its steps and cursors.
 
         Args:
             error: the text of the error that is added to `errors`.
@@ -180,7 +182,7 @@ class MadeJob(Job[ArgsT_co]):
         self._record_metadata(PROGRESS_METADATA_KEY, msgspec.json.encode(progress).decode())
 
     def save_output(self, value: object) -> Coroutine[object, None, None]:
-        """Keep an output in memory. For a real job, the client stores it at once."""
+        """Keep an output in memory. In production, the client stores it at once."""
         if not is_in_event_loop():
             raise make_event_loop_required_error("job.save_output")
         text = encode_metadata_value(value)
@@ -196,7 +198,7 @@ class MadeJob(Job[ArgsT_co]):
         return self._row[JobColumn.METADATA]
 
     def merge_metadata(self, key: str, json_text: str) -> None:
-        """Record the value of a metadata key. The value is a JSON text."""
+        """Set a metadata key in the recorded metadata. The value is a JSON text."""
         self._record_metadata(key, json_text)
 
     def remove_metadata_update(self, key: str) -> None:
@@ -211,7 +213,7 @@ class MadeJob(Job[ArgsT_co]):
         tx: CallerTransaction | None = None,
         timeout: float = 0.0,
     ) -> None:
-        """Keep metadata in memory. For a real job, the client stores it at once."""
+        """Keep metadata in memory. In production, the client stores it at once."""
         self._stored_metadata.update(updates)
 
     def _get_step_runner(self, method: str, *, needs_event_loop: bool = True) -> AttemptStepRunner:
@@ -256,16 +258,16 @@ def make_job(
 def make_job(
     args: Any, opts: InsertOpts | None = None, **columns: Unpack[JobColumns]
 ) -> MadeJob[Any]:
-    """Return a job as a handler gets it, without a database: `await welcome(make_job(Welcome(1)))`.
+    """Create a job to pass to a handler, without a database: `await welcome(make_job(Welcome(1)))`.
 
-    The args are encoded and decoded as for a real job, so the handler gets what it would get from
-    the database. What the handler records can be read afterwards: see `MadeJob`. Hooks, middleware,
-    timeouts and retries do not run; `TestWorker` runs a job with all of them.
+    The args are encoded and decoded, so that the handler receives the same values as in production.
+    After the call, the test can read what the handler recorded: see `MadeJob`. Hooks, middleware,
+    timeouts and retries do not run. `TestWorker` runs a job with all of them.
 
     Args:
-        args: the args of the job. The args of `RawArgs` are decoded as plain JSON.
-        opts: options as for an insert. Default: those of the args class.
-        columns: columns of the job, see `JobColumns`. They override `opts`.
+        args: the args of the job. With `RawArgs`, the handler receives the decoded JSON.
+        opts: options as for an insert. Default: the options of the args class.
+        columns: the values of columns, see `JobColumns`. They override `opts`.
 
     Raises:
         InsertError: an insert would refuse the job.
@@ -303,8 +305,8 @@ def _describe_unknown_column(name: str, args: object) -> str:
 
 
 def _check_column_type(name: str, value: object) -> None:
-    """Raise TypeError if a column has a value of the wrong type. Inserts do not set these
-    columns."""
+    """Raise TypeError if the value of a column has the wrong type. This is only for columns that an
+    insert cannot set: the insert checks the others."""
     expected, is_expected = _COLUMN_CHECK_BY_NAME[name]
     if not is_expected(value):
         raise TypeError(f"make_job: {name} takes {expected}, got {value!r}")
@@ -358,7 +360,8 @@ def _check_id_and_attempt(values: Sequence[Any]) -> None:
 
 
 def _set_given_columns(values: list[Any], given: Mapping[str, Any], now: datetime) -> None:
-    """Set the columns of a row that InsertOpts cannot set, from `given`."""
+    """Set the columns of a row that an insert cannot set, such as the state and the errors. `given`
+    has the values of the test; the others get defaults."""
     state = parse_state(given.get("state", JobState.RUNNING))
     errors = [
         _encode_error(error, index, now) for index, error in enumerate(given.get("errors", ()), 1)

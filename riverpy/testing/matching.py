@@ -1,4 +1,5 @@
-"""Finds the jobs that an assertion expects, or raises AssertionError with the nearest jobs."""
+"""Finds the jobs that an assertion expects. If there are none, raises an AssertionError whose text
+shows the most similar jobs."""
 
 from __future__ import annotations
 
@@ -16,16 +17,16 @@ if TYPE_CHECKING:
 
 ArgsT = TypeVar("ArgsT", bound="JobArgs | RawArgs")
 _SHOWN_JOBS_MAX = 3
-"""The maximum number of jobs that an error text shows with their differences."""
+"""The maximum number of jobs that an error text shows together with their differences."""
 _SHOWN_LISTED_JOBS_MAX = 20
-"""The maximum number of jobs that an error text lists, one in a line."""
+"""The maximum number of jobs that an error text lists, one per line."""
 
 
 def find_single_job(jobs: Sequence[JobRow], expected: ExpectedJob[ArgsT]) -> MadeJob[ArgsT]:
-    """Return the only job that is as expected. `jobs` are all jobs, in the order of their ids.
+    """Return the only job that matches `expected`. `jobs` are all jobs, in the order of their ids.
 
     Raises:
-        AssertionError: no job is as expected, or several jobs are.
+        AssertionError: no job matches, or several jobs do.
     """
     candidates = [job for job in jobs if job.kind in expected.kinds]
     found = [job for job in candidates if not expected.list_differences(job)]
@@ -43,10 +44,10 @@ def find_single_job(jobs: Sequence[JobRow], expected: ExpectedJob[ArgsT]) -> Mad
 
 
 def expect_no_job(jobs: Sequence[JobRow], expected: ExpectedJob[Any]) -> None:
-    """Check that no job is as expected.
+    """Check that no job matches `expected`.
 
     Raises:
-        AssertionError: a job is as expected.
+        AssertionError: a job matches.
     """
     found = [
         job for job in jobs if job.kind in expected.kinds and not expected.list_differences(job)
@@ -61,7 +62,7 @@ def expect_no_job(jobs: Sequence[JobRow], expected: ExpectedJob[Any]) -> None:
 def find_matching_jobs(
     jobs: Sequence[JobRow], expected: ExpectedJob[ArgsT]
 ) -> list[MadeJob[ArgsT]]:
-    """Return all jobs that are as expected.
+    """Return all jobs that match `expected`.
 
     Raises:
         AssertionError: the args of one of these jobs cannot be decoded.
@@ -76,10 +77,11 @@ def find_matching_jobs(
 def find_job_sequence(
     jobs: Sequence[JobRow], sequence: Sequence[ExpectedJob[Any]]
 ) -> list[MadeJob[Any]]:
-    """Return the jobs of the expected kinds. They must match `sequence`, in the order of inserts.
+    """Check that the jobs of the expected kinds match `sequence` one by one, and return them.
+    `jobs` are all jobs, in the order of their ids.
 
     Raises:
-        AssertionError: the jobs do not match.
+        AssertionError: a job does not match, or there are more or fewer jobs.
     """
     kinds = {kind for expected in sequence for kind in expected.kinds}
     found = [job for job in jobs if job.kind in kinds]
@@ -150,7 +152,7 @@ def _format_found_jobs(found: Sequence[JobRow]) -> str:
 
 
 def format_job_list(jobs: Sequence[JobRow]) -> str:
-    """Return one line for each job."""
+    """Return a text with one line for each job. Of more than 20 jobs, only the newest are shown."""
     lines = [_describe_job(job) for job in jobs[-_SHOWN_LISTED_JOBS_MAX:]]
     if len(jobs) > _SHOWN_LISTED_JOBS_MAX:
         lines.insert(0, f"  … {len(jobs) - _SHOWN_LISTED_JOBS_MAX} older ones, and")

@@ -1,4 +1,5 @@
-"""recording: keeps inserted jobs in a list in memory, for tests without a database."""
+"""recording: keeps inserted jobs in memory instead of the database, for tests without a
+database."""
 
 from __future__ import annotations
 
@@ -38,14 +39,15 @@ ArgsT = TypeVar("ArgsT", bound="JobArgs | RawArgs")
 
 
 class _RecordedJob(NamedTuple):
-    """A recorded job."""
+    """A recorded job: the values of its insert, and its row."""
 
     insert_row: InsertRow
     job: JobRow
 
 
 class RecordedJobs:
-    """The jobs that were inserted during a recording. It may be used in any thread."""
+    """The jobs that were inserted during a recording, and assertions on them. Any thread may use
+    it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,11 +62,12 @@ class RecordedJobs:
 
     @property
     def jobs(self) -> list[JobRow]:
-        """All jobs, in the order of the inserts. `inserted` decodes their args."""
+        """All recorded jobs, in the order of the inserts. Their args are not decoded: `inserted`
+        returns jobs with decoded args."""
         return [entry.job for entry in self._entries]
 
     def clear(self) -> None:
-        """Remove all jobs. The ids of later jobs continue from the last id."""
+        """Remove all recorded jobs. Later jobs do not get the same ids again."""
         with self._lock:
             self._entries.clear()
 
@@ -83,7 +86,7 @@ class RecordedJobs:
         args: Mapping[str, object] | None = None,
         **fields: object,
     ) -> MadeJob[ArgsT]:
-        """Check that exactly one recorded job is as expected, and return it; see
+        """Check that exactly one recorded job matches `expected`, and return it; see
         `riverpy.testing.require_inserted`."""
         wanted = expect_job(
             expected,
@@ -111,7 +114,8 @@ class RecordedJobs:
         args: Mapping[str, object] | None = None,
         **fields: object,
     ) -> None:
-        """Check that no recorded job is as expected; see `riverpy.testing.require_not_inserted`."""
+        """Check that no recorded job matches `expected`; see
+        `riverpy.testing.require_not_inserted`."""
         wanted = expect_job(
             expected,
             queue=queue,
@@ -126,7 +130,7 @@ class RecordedJobs:
         expect_no_job(self.jobs, wanted)
 
     def require_many_inserted(self, expected: Sequence[object]) -> list[MadeJob[Any]]:
-        """Check that the recorded jobs of these kinds are the expected ones, in this order; see
+        """Check that exactly the expected jobs were recorded, in the order of the list; see
         `riverpy.testing.require_many_inserted`."""
         check_expected_is_list(expected)
         return find_job_sequence(self.jobs, [expect_job(one) for one in expected])
@@ -144,7 +148,7 @@ class RecordedJobs:
         args: Mapping[str, object] | None = None,
         **fields: object,
     ) -> list[MadeJob[ArgsT]]:
-        """Return the recorded jobs that are as expected; see `riverpy.testing.inserted`."""
+        """Return the recorded jobs that match `expected`; see `riverpy.testing.inserted`."""
         wanted = expect_job(
             expected,
             queue=queue,
@@ -163,11 +167,12 @@ class RecordedJobs:
     def record_rows(
         self, rows: Sequence[InsertRow], *, now: datetime, refuses_duplicates: bool
     ) -> list[InsertResult]:
-        """Keep jobs, all or none, and return the results of their insert. A job with the unique key
-        of a recorded job is a duplicate. `now` is the time of the insert.
+        """Record the jobs of an insert, and return the results of the insert. A job is a duplicate
+        if a recorded job has the same unique key. `now` is the time of the insert.
 
         Raises:
-            UniqueConflictError: `refuses_duplicates` is True, and a job is a duplicate.
+            UniqueConflictError: `refuses_duplicates` is True, and a job is a duplicate. No job was
+                recorded.
         """
         with self._lock:
             if refuses_duplicates:
@@ -189,8 +194,10 @@ class RecordedJobs:
             keys.add(row.unique_key)
 
     def _record_row(self, row: InsertRow, now: datetime) -> tuple[int, bool, bool]:
-        """Keep one job. Return its index in the list, whether it is a duplicate, and whether it has
-        replaced values of the job with the same unique key."""
+        """Record one job, except if it is a duplicate.
+
+        Return the index of the job (or, for a duplicate, of the existing job) in the list, whether
+        the job is a duplicate, and whether it has replaced values of the existing job."""
         if row.unique_key is not None:
             for index, entry in enumerate(self._entries):
                 if entry.insert_row.unique_key == row.unique_key:
@@ -211,7 +218,7 @@ def _make_recorded_job(row: InsertRow, job_id: int, now: datetime) -> _RecordedJ
 
 
 def _replace_values(entry: _RecordedJob, row: InsertRow, now: datetime) -> _RecordedJob:
-    """Return a recorded job with the values that a later insert replaces."""
+    """Return a recorded job with the new values of an insert that has `replace` set."""
     merged = merge_replacing_row(entry.insert_row, row)
     options = msgspec.json.decode(row.replace or "{}", type=dict[str, Any])
     if "scheduled_at" in options:
@@ -229,21 +236,20 @@ def _replace_values(entry: _RecordedJob, row: InsertRow, now: datetime) -> _Reco
 
 @contextmanager
 def recording() -> Generator[RecordedJobs]:
-    """Keep the jobs that are inserted in the `with` block in a list. None is stored. No database is
-    used, and clients need not be open.
+    """Record the jobs that are inserted in the `with` block, instead of storing them. No database
+    is used, and clients need not be open.
 
         with recording() as recorded:
             await sign_up("ada@example.com")
 
         recorded.require_inserted(Welcome, email="ada@example.com")
 
-    Args, options, kinds and unique keys are checked as for every insert, and hooks and middleware
-    run. A job with the unique key of a recorded one is a duplicate of it. What is passed as `tx` is
-    not used.
+    The inserts check args, options, kinds and unique keys as usual, and call hooks and middleware.
+    They ignore `tx`. A job is a duplicate if a recorded job has the same unique key.
 
-    The recording applies to inserts of all clients of the process: in this task or thread and in
-    tasks that it starts, and in tasks and threads that have no recording of their own. Of nested
-    recordings, the inner one gets the jobs.
+    All clients of the process are recorded: in this task or thread, in tasks that it starts, and in
+    other tasks and threads that have no recording of their own. If recordings are nested, the inner
+    one receives the jobs.
     """
     recorded = RecordedJobs()
     with recording_with(recorded):

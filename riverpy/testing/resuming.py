@@ -1,4 +1,4 @@
-"""Options to insert a job as if an earlier attempt had already completed some of its steps."""
+"""Options that make a test's job start as if an earlier attempt had completed some of its steps."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from riverpy.insert_opts import InsertOpts
 
 
 def resumable_after(opts: InsertOpts | None, step: str) -> InsertOpts:
-    """Return options for a job whose earlier attempt has completed this step. The job skips it and
-    all steps before it.
+    """Return options for a job that continues after the step `step`. The job skips this step and
+    all steps before it, as if an earlier attempt had completed them.
 
         job = make_job(Import(file="a.csv"), resumable_after(None, "fetch"))
 
     Args:
-        opts: other options. They are not changed. None: no other options.
+        opts: other options, which the result contains too. None: no other options.
         step: the name of the step.
     """
     return _add_metadata(opts, {STEP_METADATA_KEY: step})
 
 
 def resumable_at(opts: InsertOpts | None, step: str, cursor: object) -> InsertOpts:
-    """Return options for a job whose earlier attempt failed in this step, after it set a cursor.
-    The job skips the steps before, and runs this step with the cursor.
+    """Return options for a job that continues in the step `step` with a cursor. The job skips all
+    earlier steps and runs this step with the cursor, as if an earlier attempt had failed in it.
 
     Args:
-        opts: other options. They are not changed. None: no other options.
+        opts: other options, which the result contains too. None: no other options.
         step: the name of the step.
-        cursor: the cursor, as for `job.set_cursor`.
+        cursor: the cursor that the earlier attempt set with `job.set_cursor`.
 
     Raises:
-        ArgsError: the cursor has no JSON form.
+        ArgsError: the cursor cannot be stored as JSON.
     """
     value = json.loads(_json.encode(cursor))
     return _add_metadata(opts, {STEP_METADATA_KEY: step, CURSORS_METADATA_KEY: {step: value}})

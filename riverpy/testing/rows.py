@@ -1,4 +1,4 @@
-"""Makes rows of jobs without a database."""
+"""Creates rows of jobs without a database, for jobs of `make_job` and of recordings."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ COLUMN_COUNT = JobColumn.UNIQUE_STATES + 1
 
 
 def make_inserted_row(row: InsertRow, *, job_id: int, now: datetime) -> list[Any]:
-    """Return the row of a job right after its insert, in the order of `JobColumn`. `now` is the
-    time of the insert."""
+    """Return the row that a job has after its insert. The values are in the order of `JobColumn`.
+    `now` is the time of the insert."""
     values: list[Any] = [None] * COLUMN_COUNT
     scheduled_at = now if row.scheduled_at is None else datetime.fromisoformat(row.scheduled_at)
     for column, value in (

@@ -1,10 +1,12 @@
-"""RunDatabases: the databases of one run of pytest on one server.
+"""RunDatabases: creates and drops the databases of one run of pytest on one server.
 
-The processes of a run (the workers of pytest-xdist) share a template database, which the first
-process makes, with River's and riverpy's tables. A function of the user may prepare it. Each
-process has a copy of the template. A process holds a shared advisory lock of its run. So a run
-whose lock is free has ended, also if it was killed, and any later run drops its databases. The
-process that finds the lock of its own run free at its end drops the template.
+A run has one or more processes (the workers of pytest-xdist). The first process creates a template
+database with River's and riverpy's tables, and a function of the user may prepare it. Each process
+uses its own copy of the template.
+
+Each process holds a shared advisory lock of its run until it ends. If no process holds this lock,
+all processes of the run have ended or were killed. Then any later run drops the databases of that run.
+Normally the last process of a run drops the template itself.
 """
 
 from __future__ import annotations
@@ -37,22 +39,24 @@ if TYPE_CHECKING:
 
 DATABASE_NAME_PREFIX: Final = "riverpy_pytest_"
 RUN_NUMBER_MAX: Final = 0x7FFFFFFF
-"""The largest number of a run: it is the second part of advisory locks, a PostgreSQL `integer`."""
+"""The maximum number of a run. The number is a PostgreSQL `integer`, because it is the second key
+of advisory locks."""
 LOCK_TIMEOUT: Final = 2.0
-"""Seconds to wait for tables that a test's open session has locked. Then the session is ended."""
+"""How long to wait if an open session of a test has locked a table, in seconds. After that, the
+session is ended."""
 
 CLOSE_CHECKS_MAX: Final = 100
-"""How often the transactions that a test leaves are read, with pauses of 10 ms, before their
-sessions are ended."""
+"""How many times to check, every 10 ms, whether the open transactions of a test have ended. After
+that, their sessions are ended."""
 
 
 class UnusableServerError(DatabaseError):
-    """The server for the tests does not answer, or does not allow what the tests need."""
+    """The server for the tests does not answer, or the role does not have the necessary rights."""
 
 
 @contextmanager
 def _explaining_errors(url_setting_name: str) -> Generator[None]:
-    """Turn errors of the server in the `with` block into an UnusableServerError."""
+    """Replace errors of the database in the `with` block by an UnusableServerError."""
     try:
         yield
     except (RiverError, *DATABASE_ERRORS) as error:
@@ -69,18 +73,18 @@ def _explaining_errors(url_setting_name: str) -> Generator[None]:
 def open_run_databases(
     server_url: str, run: int, worker: str, url_setting_name: str = "the URL"
 ) -> Generator[RunDatabases]:
-    """Connect to the server for one process of a run. At the end drop the databases that no other
-    process of the run needs.
+    """Connect to the server for one process of a run of pytest. At the end, drop the databases that
+    no other process of the run needs.
 
     Args:
         server_url: the URL of a database on the server. Its role must be allowed to create
-            databases. The database itself is not changed.
+            databases. This database itself is not changed.
         run: the number of the run, the same for all its processes, at most `RUN_NUMBER_MAX`.
-        worker: a name for this process, which no other process of the run has.
-        url_setting_name: where the URL comes from, for error texts.
+        worker: the name of this process. Each process of the run needs another name.
+        url_setting_name: the name of the setting that has the URL, for error texts.
 
     Raises:
-        UnusableServerError: the server does not answer, or refuses something.
+        UnusableServerError: the server does not answer, or refuses a statement.
     """
     with start_blocking_portal() as portal:
         with _explaining_errors(url_setting_name):
@@ -99,8 +103,10 @@ def open_run_databases(
 
 
 class RunDatabases:
-    """The databases of a run, as one of its processes uses them. The methods that are not async
-    block, and may be called in any thread but the portal's."""
+    """The databases of a run of pytest, for one process of the run.
+
+    The methods that are not async block the calling thread. Any thread may call them, except the
+    thread of the portal's event loop."""
 
     def __init__(
         self,
@@ -122,7 +128,7 @@ class RunDatabases:
         """A connection to the database of this process. It empties the tables between tests."""
 
     async def begin(self) -> None:
-        """Hold the lock of the run, and drop the databases of runs that have ended."""
+        """Acquire the lock of this run, and drop the databases of runs that have ended."""
         await statements.disable_idle_session_timeout(self._connection)
         await statements.lock_run(self._connection, self._run)
         oid = await statements.fetch_database_oid(self._connection)
@@ -133,8 +139,8 @@ class RunDatabases:
                 await self._drop_run_if_ended(run)
 
     async def end(self) -> None:
-        """Drop the database of this process and, if no other process of the run needs it, the
-        template."""
+        """Drop the database of this process. If this is the last process of the run, drop the
+        template too."""
         if self._database is not None:
             await close_connection(self._database)
         await statements.drop_database(self._connection, self._make_database_name(self._worker))
@@ -146,7 +152,7 @@ class RunDatabases:
             return
         prefix = f"{self._prefix}{run:08x}_"
         for name in await statements.fetch_database_names(self._connection, prefix):
-            with suppress(InsufficientPrivilegeError):  # they may belong to another role
+            with suppress(InsufficientPrivilegeError):  # the database may belong to another role
                 await statements.drop_database(self._connection, name)
         await statements.unlock_ended_run(self._connection, run)
 
@@ -157,11 +163,11 @@ class RunDatabases:
         """Create the database of this process as a copy of the template, and return its URL.
 
         Args:
-            prepare: the user's function that prepares the template, async or not. It is called
-                with the URL of the template, after the migrations, by one process of the run.
+            prepare: the user's function that prepares the template, async or not. One process of
+                the run calls it with the URL of the template, after the migrations.
 
         Raises:
-            UnusableServerError: the server does not answer, or refuses something.
+            UnusableServerError: the server does not answer, or refuses a statement.
         """
         return self._portal.call(self._create, prepare)
 
@@ -200,10 +206,11 @@ class RunDatabases:
 
     def empty_tables(self) -> None:
         """Empty the tables of this process's database, except tables that have rows in the
-        template. End sessions that hold a lock on a table for longer than 2 seconds.
+        template. If a session has locked such a table for longer than 2 seconds, end the session.
 
         Raises:
-            TransactionError: a session had to be ended, or cannot be ended. The text describes it.
+            TransactionError: a session had to be ended, or cannot be ended. The error text
+                describes the session.
         """
         self._portal.call(self._empty_tables)
 
@@ -219,7 +226,7 @@ class RunDatabases:
             tasks.start_soon(self._end_blocking_sessions, self._database, blocking)
             try:
                 await statements.empty_tables(self._database)
-            except DATABASE_ERRORS as raised:  # the task group would wrap it
+            except DATABASE_ERRORS as raised:  # the task group would raise an exception group
                 error = raised
             tasks.cancel_scope.cancel()
         if blocking:
@@ -232,10 +239,10 @@ class RunDatabases:
             raise error
 
     def expect_empty_tables(self) -> None:
-        """Empty the tables if a test that should not commit has left rows in them.
+        """Check that a test which must not commit has left no rows. If it has, empty the tables.
 
         Raises:
-            TransactionError: there were such rows. The text names the tables.
+            TransactionError: the test has left rows. The error text names the tables.
         """
         tables = self._portal.call(self._fetch_filled_tables)
         if not tables:
@@ -253,8 +260,8 @@ class RunDatabases:
         )
 
     async def _end_blocking_sessions(self, database: Connection, blocking: list[str]) -> None:
-        """Until this task is cancelled, end the sessions that block `database`. Append their
-        descriptions to `blocking`."""
+        """End the sessions that block statements of the connection `database`, every 2 seconds
+        until this task is cancelled. Append the descriptions of these sessions to `blocking`."""
         while True:
             await anyio.sleep(LOCK_TIMEOUT)
             rows = await statements.fetch_blocking_sessions(
@@ -269,8 +276,8 @@ class RunDatabases:
                 await statements.end_session(self._connection, row["pid"])
 
     def list_open_transactions(self) -> set[tuple[int, str]]:
-        """Return the open transactions that have written or hold locks in this process's database,
-        as pairs of pid and start."""
+        """Return the open transactions in this process's database that have written or hold locks.
+        Each is a pair of the server process id and the start time of the transaction."""
         return {_get_transaction_key(row) for row in self._portal.call(self._fetch_transactions)}
 
     async def _fetch_transactions(self) -> list[Any]:
@@ -279,11 +286,14 @@ class RunDatabases:
         return await statements.fetch_locking_transactions(self._database)
 
     def end_transactions(self, kept: set[tuple[int, str]]) -> None:
-        """End the sessions whose transactions `list_open_transactions` would return, except `kept`.
-        Sessions that end by themselves within a second are not reported.
+        """Wait up to a second until the open transactions of the test have ended, then end the
+        sessions of the others.
+
+        `kept` has the transactions that may stay open, as `list_open_transactions` returned them
+        before the test.
 
         Raises:
-            TransactionError: a session had to be ended. The text describes it.
+            TransactionError: a session had to be ended. The error text describes the session.
         """
         self._portal.call(self._end_transactions, kept)
 
@@ -297,7 +307,7 @@ class RunDatabases:
             ]
             if not rows:
                 return
-            # The server ends the transaction of a closed connection soon after the close.
+            # If a connection was just closed, the server ends its transaction a little later.
             await anyio.sleep(0.01)
         await self._end_sessions(rows)
         raise TransactionError(
@@ -319,7 +329,8 @@ def _describe_session(row: Any) -> str:
 
 
 def _call_in_new_loop(function: Callable[[str], Awaitable[object] | object], url: str) -> None:
-    """Call a function. If it is async, run it to its end in a new event loop."""
+    """Call the user's function with a URL. If it is async, run it to its end in a new event
+    loop."""
     result = function(url)
     if isawaitable(result):
 
@@ -334,7 +345,7 @@ async def _connect(url: str) -> Connection:
 
 
 def _parse_run_number(database_name: str, prefix: str) -> int | None:
-    """Return the number of the run to which a database belongs. None: it belongs to no run."""
+    """Return the number of the run to which a database belongs, or None if it belongs to no run."""
     try:
         return int(database_name.removeprefix(prefix).partition("_")[0], 16)
     except ValueError:

@@ -1,4 +1,4 @@
-"""SessionJobs: the jobs that the session of a test sees. It is the fixture `riverpy_jobs`."""
+"""SessionJobs: checks and works the jobs of a test. The fixture `riverpy_jobs` returns it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,17 @@ if TYPE_CHECKING:
 
 
 class SessionJobs(InsertedJobs):
-    """The jobs that one session sees: the assertions on them, and work in its transaction. If `tx`
-    is a client, it sees committed jobs."""
+    """Checks and works the jobs that a test's session can read, in the session's transaction. In a
+    test with a client instead of a session, these are the committed jobs."""
 
     def __init__(self, tx: CallerTransaction | Client, client: Client) -> None:
-        """`client` gives the workers and settings. It is open only if `tx` is this client."""
+        """Create the object.
+
+        Args:
+            tx: the test's session, or an open client.
+            client: the client with the workers and settings. It need not be open if `tx` is a
+                session.
+        """
         super().__init__(tx, schema=client.config.schema)
         self._session = None if isinstance(tx, Client) else tx
         self._client = client
@@ -33,7 +39,7 @@ class SessionJobs(InsertedJobs):
     async def work(
         self, args: JobArgs | RawArgs, opts: InsertOpts | None = None, *, unique: bool = False
     ) -> WorkResult:
-        """Insert a job and work it now, in the transaction of the session; see
+        """Insert a job and work it at once, in the transaction of the test's session; see
         `riverpy.testing.TestWorker.work`.
 
         Raises:
@@ -43,7 +49,7 @@ class SessionJobs(InsertedJobs):
         return await worker.work(args, opts, unique=unique, tx=tx)
 
     async def work_job(self, job: JobRow | int) -> WorkResult:
-        """Work an existing job now, in the transaction of the session; see
+        """Work an existing job at once, in the transaction of the test's session; see
         `riverpy.testing.TestWorker.work_job`.
 
         Raises:

@@ -1,4 +1,4 @@
-"""SessionTime: the time of the jobs of a test. It is the fixture `riverpy_time`."""
+"""SessionTime: moves the time for the jobs of a test. The fixture `riverpy_time` returns it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,24 @@ if TYPE_CHECKING:
 
 
 class SessionTime:
-    """Moves the time of the jobs that one session sees, and a clock for unique periods. If `tx` is
-    a client, it moves the time of committed jobs."""
+    """Lets a test act as if time has passed for the jobs of its session, and moves the clock that
+    unique periods use. In a test with a client instead of a session, it moves the time of committed
+    jobs."""
 
     def __init__(self, tx: CallerTransaction | Client, client: Client, clock: FixedClock) -> None:
-        """`client` has the periodic jobs. `clock` is the clock in its settings."""
+        """Create the object.
+
+        Args:
+            tx: the test's session, or an open client.
+            client: the client with the periodic jobs.
+            clock: the clock in the settings of this client.
+        """
         self._session = None if isinstance(tx, Client) else tx
         self._client = client
         self.clock: Final = clock
-        """The clock of the clients of the test."""
+        """The clock in the settings of the test's clients."""
 
     async def advance(self, by: timedelta) -> None:
-        """Let time pass: jobs become due, periodic jobs are inserted, and the clock moves; see
-        `riverpy.testing.advance`. No job is worked."""
+        """Act as if time has passed: jobs become due, periodic jobs insert their jobs, and the
+        clock moves; see `riverpy.testing.advance`. No job is worked."""
         await advance(by, client=self._client, tx=self._session)

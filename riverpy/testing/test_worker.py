@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 
 
 class TestWorker:
-    """Works single jobs in the transaction of a test, as a running client would work them."""
+    """Works single jobs in the transaction of a test, with the same hooks, middleware, timeouts and
+    retries as a running client."""
 
     __test__: ClassVar[bool] = False  # pytest must not collect this class
 
     def __init__(self, workers: Workers, config: Config | None = None) -> None:
-        """Create a worker. It opens no connection.
+        """Create a test worker. It opens no connection.
 
         Args:
             workers: the workers by kind.
-            config: the settings of the client: hooks, middleware, timeouts, retry policy, schema
+            config: the settings, as for a client: hooks, middleware, timeouts, retry policy, schema
                 and so on. Default: `Config()`.
 
         Raises:
@@ -64,23 +65,25 @@ class TestWorker:
         unique: bool = False,
         tx: BlockingTransaction | CallerTransaction,
     ) -> WorkResult | Coroutine[object, None, WorkResult]:
-        """Insert a job and work it now, in your transaction. Returns how the attempt ended.
+        """Insert a job and work it at once, in your transaction. Returns the result of the attempt.
 
-        A session for async code needs `await test_worker.work(…)`. With a blocking session, the
-        call has worked the job when it returns: blocking jobs run in the thread of the caller, and
-        async jobs in an event loop of another thread.
+        With an async session, use `await test_worker.work(…)`. With a blocking session, call it
+        without `await`. Then blocking jobs run in the thread of the caller, and async jobs in an
+        event loop of another thread.
 
         Args:
             args: the args of the job.
-            opts: the options of the insert. A job that is scheduled ahead is worked now too.
-            unique: keep the unique options of the job. Default False: the job has no unique key.
+            opts: the options of the insert. A job that is due later is worked at once too.
+            unique: whether to use the unique options of the job. Default False: the job is inserted
+                without a unique key.
             tx: your connection or session, in a transaction. Nothing is committed.
 
         Raises:
             InsertError, UnknownJobKindError: the job is not allowed.
             ClientStateError: the job is pending, or its code does not end after its timeout.
             UniqueConflictError: `unique` is True, and another job has the same unique key.
-            TransactionError: `tx` is not usable, or the code of the job has ended or aborted it.
+            TransactionError: `tx` is closed, aborted or not in a transaction, or the code of the
+                job has ended or aborted it.
             SchemaMissingError: the database has no River tables.
         """
 
@@ -100,14 +103,15 @@ class TestWorker:
     def work_job(
         self, job: JobRow | int, *, tx: BlockingTransaction | CallerTransaction
     ) -> WorkResult | Coroutine[object, None, WorkResult]:
-        """Work an existing job now, in your transaction. Returns how the attempt ended.
+        """Work an existing job at once, in your transaction. Returns the result of the attempt.
 
         Args:
-            job: the job, or its id. It is available, retryable or scheduled, due or not.
+            job: the job, or its id. It must be available, retryable or scheduled. It need not be
+                due.
             tx: as for `work`.
 
         Raises:
-            ClientStateError: the job is pending, runs, or has ended; or its code does not end.
+            ClientStateError: the job is pending, running or ended; or its code does not end.
             NotFoundError: there is no such job.
             TransactionError: as `work`.
         """

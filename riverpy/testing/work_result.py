@@ -1,4 +1,4 @@
-"""WorkResult: how one attempt in a test ended."""
+"""WorkResult: the result of one attempt of a job in a test."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from riverpy.job import JobRow, JobState
 
 
 class WorkResult(msgspec.Struct, frozen=True):
-    """How one attempt at a job ended."""
+    """The result of one attempt: the event, the job and the error."""
 
     event: Event
-    """The event that a running client would publish about the end of the attempt."""
+    """The event that a running client sends to subscribers when such an attempt ends."""
     job: JobRow
     """The job after its result was stored."""
     error: BaseException | None = None
-    """What the job's code has raised, with its traceback; also a `JobSnooze` or `JobCancel`. None:
-    it raised nothing."""
+    """The error that the job's code raised, with its traceback. It may be a `JobSnooze` or
+    `JobCancel`. None: the code raised no error."""
 
     @property
     def output(self) -> Any:
@@ -30,7 +30,8 @@ class WorkResult(msgspec.Struct, frozen=True):
         """Return this result if the job is completed.
 
         Raises:
-            AssertionError: the job is not completed. What the job's code raised is the cause.
+            AssertionError: the job is not completed. `__cause__` is the error that the job's code
+                raised.
         """
         if self.job.state is JobState.COMPLETED:
             return self
