@@ -1,4 +1,4 @@
-"""Workers: the registry of the code that works each kind of job."""
+"""Workers: the registry of the functions and worker classes that work each kind of job."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from riverpy.job_output import JobOutput
 
 ArgsT = TypeVar("ArgsT")
-# If a function has a wrong type, mypy shows the name of the type variable, but not its bound. So
-# the name describes the expected function.
+# These names describe the expected function, because mypy shows the name of the type variable, but
+# not its bound, if a function has a wrong type.
 AsyncFunctionFromJobToOutput = TypeVar(
     "AsyncFunctionFromJobToOutput", bound="Callable[[Job[Any]], Awaitable[JobOutput]]"
 )
@@ -56,9 +56,11 @@ FunctionT = TypeVar("FunctionT", bound="Callable[[Job[Any]], Any]")
 
 
 class Worker(ABC, Generic[ArgsT]):
-    """Works jobs of one kind, the kind of its args class: `class WelcomeWorker(Worker[Welcome])`.
+    """The base class of workers. A worker works the jobs of one kind, which is the kind of its args
+    class: `class WelcomeWorker(Worker[Welcome])`.
 
-    One object works all jobs of the kind, many at a time, so it must keep no state of a single job.
+    One object works all jobs of the kind, many at the same time. So do not store values of a single
+    job in attributes.
     """
 
     kind: ClassVar[str | None] = None
@@ -66,24 +68,26 @@ class Worker(ABC, Generic[ArgsT]):
 
     @abstractmethod
     async def work(self, job: Job[ArgsT]) -> JobOutput:
-        """Do the work of the job. If this method returns, the job is completed, and a value other
-        than None is its output, unless `job.record_output` was called. If this method raises
-        JobCancel or JobSnooze, the job is cancelled or snoozed. After any other exception the
+        """Do the work of the job.
+
+        If this method returns, the job is completed. The returned value is stored as the job's
+        output, except if it is None or `job.record_output` was called. If this method raises
+        JobCancel or JobSnooze, the job is cancelled or snoozed. If it raises another error, the
         attempt fails."""
 
     def timeout(self, job: Job[ArgsT]) -> timedelta | UnsetType | None:
-        """Return how long this job may run; None: no limit; UNSET: the client's timeout. Default
-        UNSET."""
+        """Return how long the job may run. None: no limit. UNSET (the default): the client's
+        timeout."""
         return UNSET
 
     def next_retry(self, job: Job[ArgsT]) -> timedelta | None:
-        """Return how long to wait after this failure; None: the client's retry policy decides.
-        Default None."""
+        """Return how long the job waits after a failed attempt. None (the default): the client's
+        retry policy decides."""
         return None
 
     def middleware(self, job: Job[Any]) -> Sequence[WorkerMiddleware]:
-        """Return the middleware around this attempt. This middleware runs around the client's
-        middleware, and before the args are decoded. Default: no middleware."""
+        """Return middleware for this attempt. It wraps the client's middleware, and runs before the
+        args are decoded. Default: no middleware."""
         return ()
 
 
@@ -91,7 +95,7 @@ Executor = Literal["thread", "process"]
 
 
 class RegisteredWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """The code and the settings for jobs of one kind."""
+    """A worker in the registry: the function and the settings for jobs of one kind."""
 
     kind: str
     aliases: tuple[str, ...]
@@ -101,8 +105,8 @@ class RegisteredWorker(msgspec.Struct, frozen=True, kw_only=True):
     timeout: timedelta | UnsetType | None = UNSET
     """The timeout of each job of the kind; UNSET: the client's timeout; None: no limit."""
     get_job_timeout: Callable[[Job[Any]], timedelta | UnsetType | None] | None = None
-    """The method `timeout` of the worker, which is called for each job; None: the worker has no
-    such method."""
+    """The method `timeout` of the worker, which is called for each job; None: the worker does not
+    define it."""
     next_retry: Callable[[Job[Any]], timedelta | None] | None = None
     middleware: Callable[[Job[Any]], Sequence[WorkerMiddleware]] | None = None
     """The function that returns the worker's middleware for an attempt; None: the worker has no
@@ -127,7 +131,7 @@ _REFUSED_RETURN_TYPES = (AsyncIterator, Awaitable, Iterator, AbstractSet)
 
 
 class Workers:
-    """A registry of workers. A client works the kinds of its registry."""
+    """A registry of workers. A client works the kinds of jobs that its registry contains."""
 
     def __init__(self) -> None:
         self._worker_by_kind: dict[str, RegisteredWorker] = {}
@@ -142,16 +146,17 @@ class Workers:
         return kind in self._worker_by_kind
 
     def get(self, kind: str) -> RegisteredWorker | None:
-        """Return the registered worker of this kind or alias. None: there is none."""
+        """Return the worker that is registered for this kind or alias, or None."""
         return self._worker_by_kind.get(kind)
 
     def units(self) -> list[RegisteredWorker]:
-        """Return each registered worker once, in the order of registration."""
+        """Return each registered worker once, even if it has aliases, in the order of
+        registration."""
         return [unit for kind, unit in self._worker_by_kind.items() if unit.kind == kind]
 
     def include(self, other: Workers, *, replace: bool = False) -> Self:
-        """Register all workers of another registry, or none after an error. Workers that `other`
-        gets later are not included.
+        """Register all workers of another registry. After an error none of them is registered.
+        Workers that are added to `other` later are not included.
 
         Args:
             other: the other registry. It is not changed.
@@ -245,13 +250,14 @@ class Workers:
 
         Args:
             function: the function, if the decorator is used without parentheses.
-            kind: needed only if the args class has no `kind`.
+            kind: the kind of the jobs. It is needed only if the args class has no `kind`.
             timeout: how long a job may run; None: no limit. Default: the client's timeout.
-            next_retry: as `Worker.next_retry`. Default: the client's retry policy.
-            middleware: runs around each attempt, outside of the client's middleware. Default none.
-            replace: replace the worker of the same kind, if there is one, for example when a cell
-                of a notebook runs again. A running client keeps the worker that it started with.
-                Default False: a kind that is already registered is refused.
+            next_retry: a function that returns how long a job waits after a failed attempt, as
+                `Worker.next_retry`. Default: the client's retry policy decides.
+            middleware: middleware for each attempt. It wraps the client's middleware. Default none.
+            replace: whether to replace a registered worker of the same kind, for example when a
+                cell of a notebook runs again. A running client keeps its old worker. Default False:
+                a kind that is already registered raises ConfigError.
 
         Raises:
             ConfigError: the function is not a coroutine function, or has no usable annotation, more
@@ -295,13 +301,13 @@ class Workers:
         PlainFunctionFromJobToOutput
         | Callable[[PlainFunctionFromJobToOutput], PlainFunctionFromJobToOutput]
     ):
-        """Register a plain function. It runs in a thread or in a process of its own, and uses a
+        """Register a plain function. Each job runs in a thread or in a child process, and uses one
         slot of its queue.
 
-        A thread cannot be stopped from outside: after a timeout or a cancel the function keeps
-        running, and keeps its slot, until it returns. A process is killed. A process finds the
-        function and its args class by their names, so both must be at the top level of a module,
-        and the args must be picklable.
+        A thread cannot be stopped: after a timeout or a cancel the function keeps running, and
+        keeps its slot, until it returns. A child process is killed. It imports the function and its
+        args class by name, so both must be at the top level of a module, and the args must be
+        picklable.
 
         Args:
             function: the function, if the decorator is used without parentheses.
@@ -309,9 +315,9 @@ class Workers:
             kind, timeout, next_retry, middleware, replace: as `job`.
 
         Raises:
-            ConfigError: as `job`, and for a coroutine function. With `process` also for a lambda,
-                for what is defined inside a function or in an interactive session, and for a second
-                function of the same name.
+            ConfigError: as `job`; or the function is a coroutine function. With `process` also if
+                the function is a lambda, if it or its args class is defined inside a function or in
+                an interactive session, or if another function has the same name.
         """
         if executor not in get_args(Executor):
             raise ConfigError(f"executor must be 'thread' or 'process', got {executor!r}")
@@ -332,8 +338,10 @@ class Workers:
         *,
         replace: bool,
     ) -> Callable[[FunctionT], FunctionT]:
-        """Return a decorator that registers a function. `decorator_name` is the name of the
-        decorator, for error messages. `executor` is None for an `async def`."""
+        """Return the decorator that registers a function as a worker.
+
+        `decorator_name` is its name for error texts. With `executor` None, the function must be an
+        `async def`."""
 
         def register(function: FunctionT) -> FunctionT:
             _check_is_function(function, decorator_name)
@@ -397,7 +405,7 @@ class Workers:
 
 
 def check_timeout(kind: str, timeout: object) -> None:
-    """Raise ConfigError unless the timeout is a timedelta above zero, None or UNSET."""
+    """Raise ConfigError if the timeout is not None, UNSET or a timedelta above zero."""
     if timeout is None or timeout is UNSET:
         return
     if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
@@ -408,8 +416,8 @@ def check_timeout(kind: str, timeout: object) -> None:
 
 
 def _check_is_function(function: object, decorator_name: str) -> None:
-    """Raise ConfigError if the decorated object is not a function. The caller may have given an
-    option without its name."""
+    """Raise ConfigError if the decorated object is not a function. This happens, for example, if an
+    option is passed to the decorator without its name."""
     if isinstance(function, type) or not callable(function):
         raise ConfigError(
             f"{decorator_name} takes a function, got {function!r}: give options by name, as in "
@@ -418,8 +426,8 @@ def _check_is_function(function: object, decorator_name: str) -> None:
 
 
 def _check_job_function_signature(function: Callable[[Job[Any]], Any], function_name: str) -> None:
-    """Raise ConfigError if the function cannot be called with only the job, or if its annotation
-    declares a return value that cannot be stored."""
+    """Raise ConfigError if the function cannot be called with the job as its only argument, or if
+    its return annotation is a type that cannot be stored as JSON."""
     signature = inspect.signature(function)
     try:
         signature.bind(None)
@@ -438,9 +446,10 @@ def _check_job_function_signature(function: Callable[[Job[Any]], Any], function_
 
 
 def _find_refused_return_type(function: Callable[..., Any]) -> str | None:
-    """Return the name of the annotated type of the return value if it has no JSON form. An
-    annotation that cannot be resolved is not checked, because its type may be imported for type
-    checkers only."""
+    """Return the name of the type in the return annotation if it has no JSON form, otherwise None.
+
+    An annotation that cannot be resolved is not checked, because its type may be imported only for
+    type checkers."""
     with suppress(Exception):
         hint = _resolve_annotation(function, "return")
         for one in (hint, *get_args(hint)) if get_origin(hint) in {Union, UnionType} else (hint,):
@@ -460,7 +469,7 @@ def _get_function_name(function: Callable[..., Any]) -> str:
 
 
 def _unwrap_partial(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function inside a `functools.partial`."""
+    """Return the function inside a `functools.partial`. Return any other function unchanged."""
     while isinstance(function, partial):
         function = function.func
     return function
@@ -501,8 +510,10 @@ def _find_args_class(worker_class: type[Worker[Any]]) -> Any:
 
 
 def _resolve_annotation(function: Callable[..., Any], name: str) -> Any:
-    """Return one resolved annotation of a function; None: there is none. The others may name types
-    that are imported for type checkers only."""
+    """Return one annotation of a function as a type, or None if there is no annotation.
+
+    Other annotations are not resolved, because their types may be imported only for type
+    checkers."""
     plain = _unwrap_partial(function)
     annotations = getattr(plain, "__annotations__", {})
     if name not in annotations:
@@ -535,11 +546,11 @@ def _find_annotated_args_type(function: Callable[..., Any]) -> Any:
 
 
 def make_args_decoder(args_type: Any, owner_name: str) -> Callable[[str], Any]:
-    """Return the function that decodes the JSON text of args for a worker. `owner_name` is the name
-    of the function or class of the worker, for error texts.
+    """Return a function that decodes JSON text into args of the type `args_type`. `owner_name` is
+    the name of the worker's function or class, for error texts.
 
     Raises:
-        ConfigError: the args cannot be decoded.
+        ConfigError: JSON cannot be decoded into this type.
     """
     described = f"{inspect.formatannotation(args_type)}, the args of {owner_name},"
     if isinstance(args_type, type) and issubclass(args_type, dict):

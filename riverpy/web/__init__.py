@@ -1,7 +1,8 @@
-"""A client in a web application: its lifespan, streams of events, dependencies for FastAPI and
-Litestar, and the dashboard.
+"""Tools for web applications: `lifespan` opens a client, `client` and `litestar_client` pass it to
+requests, `events` and `event_stream` send events to browsers, and `dashboard` shows jobs.
 
-`import riverpy.web` imports no framework. A function that needs a framework imports it when called.
+`import riverpy.web` imports no framework. A function that needs a framework imports it when the
+function is first used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The dashboard for applications of Starlette, FastAPI and Litestar."""
+"""`riverpy.web.dashboard`: the dashboard for web applications with Starlette, FastAPI or
+Litestar."""
 
 from __future__ import annotations
 
@@ -40,24 +41,24 @@ def dashboard(
     """Return the dashboard, an ASGI application with pages about jobs, queues and workers. Mount it
     with `app.mount("/jobs", riverpy.web.dashboard(client, authorize=authorize))`.
 
-    The client must be open, for example by `riverpy.web.lifespan`. The dashboard starts no workers.
-    Its reads use the client's pool, one connection for each request that reads.
+    The client must be open: `riverpy.web.lifespan` can open it. The dashboard does not work jobs.
+    To read, each request uses one connection of the client's pool.
 
     Args:
         client: the client whose database is shown.
-        authorize: a function, `async` or not, that gets the request and returns what its user may
-            do: `"read"`, `"write"`, `riverpy.web.Access("write", user="ann")`, or None for nothing.
-            It may raise Starlette's HTTPException, for example to send the user to a login page.
-            Default None: only a browser on the machine of the server may use the dashboard, at an
-            address such as http://localhost:8000.
-        read_only: whether all users may only read. Default False.
+        authorize: a function, async or not, that receives the request and returns the rights of its
+            user: `"read"`, `"write"`, `riverpy.web.Access("write", user="ann")`, or None for no
+            access. It may raise Starlette's HTTPException, for example to redirect the user to a
+            login page. Default None: only a browser on the same machine as the server has access,
+            at an address such as http://localhost:8000.
+        read_only: whether all users can only read. Default False.
         hide_args: whether the args of jobs are hidden. Default False.
-        mask: a function that gets the kind and the decoded args of a job, and returns what the page
-            shows in their place. If it raises, the args are hidden. Default None: all args are
-            shown.
+        mask: a function that receives the kind and the decoded args of a job, and returns the value
+            that the page shows instead of the args. If it raises an error, the args are hidden.
+            Default None: all args are shown.
 
     Raises:
-        ConfigError: `client` is not a client, or a value is not a function.
+        ConfigError: `client` is not a client, or `authorize` or `mask` is not a function.
     """
     if not isinstance(client, Client):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"the client is a riverpy.Client, got {type(client).__name__}")

@@ -1,4 +1,4 @@
-"""The endpoint of server-sent events for FastAPI and Starlette."""
+"""`riverpy.web.events`: an endpoint that sends server-sent events, for FastAPI and Starlette."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 STREAMS_MAX_DEFAULT = 200
 """The default maximum number of open streams of an endpoint in one process."""
 FIRST_READ_TIMEOUT = 5.0
-"""Seconds that the endpoint waits for the first row of the job. After them, the stream begins
-without the row: a browser does not connect again after an error response."""
+"""How long the endpoint waits until it has read the row of the job, in seconds. After that, the
+stream begins without the row. It does not answer with an error, because browsers do not connect
+again after one."""
 _NO_JOB_TEXT = "there is no such job"
 _RESPONSE_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-"""Response headers: browsers must cache nothing, and nginx must pass each event on at once."""
+"""Response headers: browsers must not cache the response, and nginx must not buffer it."""
 
 
 def events(
@@ -46,23 +47,24 @@ def events(
     max_streams: int = STREAMS_MAX_DEFAULT,
 ) -> Callable[[Request], Awaitable[Response]]:
     """Return an endpoint that sends server-sent events, for Starlette and FastAPI:
-    `app.add_api_route("/jobs/{id}/events", riverpy.web.events(client, job_id="id"))`. The client
-    must be open, for example by `riverpy.web.lifespan`.
+    `app.add_api_route("/jobs/{id}/events", riverpy.web.events(client, job_id="id"))`.
 
-    With `job_id`, the stream has the row of one job without its args, first as it is, then after
-    each change: state, attempt, progress and output. It ends with the job. Without `job_id`, it has
-    the events of all workers from now on. The endpoint shows them to everybody who can send
-    requests to it: add a dependency that checks the user.
+    With `job_id`, the endpoint sends the row of one job without its args: first the current row,
+    then the row after each change of its state, attempt, progress or output. The stream ends when
+    the job has ended. Without `job_id`, it sends the new events of all workers.
+
+    The client must be open: `riverpy.web.lifespan` can open it. The endpoint does not check its
+    users: add a dependency that does.
 
     Args:
-        client: the client.
-        event_kinds: the kinds of events. Default None: all kinds. Not with `job_id`.
-        kinds: only events of jobs of these kinds. Default None: all events. Not with `job_id`.
-        queues: only events of these queues. Default None: all events. Not with `job_id`.
+        client: the client that reads the events.
+        event_kinds: the kinds of events to send. Default None: all kinds. Not with `job_id`.
+        kinds: send only events of jobs of these kinds. Default None: all. Not with `job_id`.
+        queues: send only events of these queues. Default None: all. Not with `job_id`.
         job_id: the id of the job, or the name of the path parameter that has the id. Default None:
-            all workers.
-        max_streams: how many streams of this endpoint may be open in one process. Further requests
-            get the status 503. Default 200.
+            send the events of all workers.
+        max_streams: the maximum number of open streams of this endpoint in one process. Further
+            requests get the status 503. Default 200.
 
     Raises:
         ConfigError: a value is not allowed.
@@ -74,7 +76,7 @@ def events(
     if type(max_streams) is not int or max_streams < 1:
         raise ConfigError(f"max_streams is a whole number from 1, got {max_streams!r}")
     if job_id is None:
-        # This call checks the values now. The generator is never started, so it needs no close.
+        # Check the values now. The returned generator is never started, so it need not be closed.
         event_stream(client, event_kinds=event_kinds, kinds=kinds, queues=queues)
     elif event_kinds is not None or kinds is not None or queues is not None:
         raise ConfigError("job_id follows one job: leave out event_kinds, kinds and queues")
@@ -87,7 +89,7 @@ def events(
 
 
 class _EventEndpoint:
-    """An endpoint that sends events and counts its open streams."""
+    """An endpoint that sends server-sent events, and limits the number of its open streams."""
 
     def __init__(
         self,
@@ -99,10 +101,11 @@ class _EventEndpoint:
         self._client, self._job_id, self._streams_max = client, job_id, streams_max
         self._open_fleet_stream = open_fleet_stream
         self._stream_count = 0
-        """The number of open streams, and of those that are being opened."""
+        """The number of streams that are open or being opened."""
 
     async def send_events(self, request: Request) -> Response:
-        """Send events until the reader disconnects, the job ends or the server stops."""
+        """Handle a request: return a response that sends events until the browser disconnects, the
+        job ends or the server stops."""
         if self._stream_count >= self._streams_max:
             return PlainTextResponse("too many streams", 503, headers={"Retry-After": "5"})
         self._stream_count += 1
@@ -129,8 +132,8 @@ class _EventEndpoint:
         return await self._open_stream(stream_job_changes(rows, last_event_id, row))
 
     async def _open_stream(self, stream: AsyncGenerator[bytes, None]) -> Response:
-        """Return the response that sends a stream. The first part is read here, so that an error in
-        it gives a response with an error status."""
+        """Return a response that sends a stream. The first part is read before the response starts,
+        so that an error in it leads to an error status."""
         parts = self._count_while_open(await anext(stream), stream)
         return StreamingResponse(parts, media_type="text/event-stream", headers=_RESPONSE_HEADERS)
 
@@ -148,7 +151,7 @@ class _EventEndpoint:
 
 
 def _get_requested_job_id(request: Request, job_id: int | str) -> int | None:
-    """Return the id of the job; None: the value in the path is no id."""
+    """Return the id of the requested job, or None if the value in the path is not an id."""
     if isinstance(job_id, int):
         return job_id
     if job_id not in request.path_params:

@@ -1,4 +1,4 @@
-"""Streams of server-sent events: the events of all workers, or the changes of one job."""
+"""`riverpy.web.event_stream`: streams of server-sent events about all workers or about one job."""
 
 from __future__ import annotations
 
@@ -33,18 +33,20 @@ if TYPE_CHECKING:
 ItemT = TypeVar("ItemT")
 
 EVENTS_BUFFERED_MAX = 1_000
-"""The maximum number of events that wait for a slow reader of the fleet's events."""
+"""The maximum number of events that wait until a slow browser reads them. Further events are
+dropped."""
 EVENTS_PER_PART_MAX = 100
 """The maximum number of events that are sent together."""
 HEARTBEAT_INTERVAL = 15.0
-"""Seconds without an event after which a comment is sent, so that proxies keep the connection."""
+"""If there is no event for this number of seconds, a comment is sent, so that proxies keep the
+connection open."""
 SERVER_STOP_POLL_INTERVAL = 0.5
-"""Seconds between two checks whether the web server stops."""
+"""Seconds between two checks whether the web server is stopping."""
 SENT_OUTPUT_LENGTH_MAX = 1024 * 1024
-"""The maximum number of characters of an output, as JSON, that is sent."""
+"""The maximum number of bytes of an output as JSON. A larger output is not sent."""
 _HEARTBEAT = b": heartbeat\n\n"
 _STREAM_START = b": riverpy\n\n"
-"""The first bytes of a stream. They show the reader that the connection works."""
+"""The first bytes of a stream. They show the browser that the connection works."""
 
 
 def event_stream(
@@ -56,22 +58,23 @@ def event_stream(
     job_id: int | None = None,
     last_event_id: str | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Return the bytes of a stream of server-sent events, for a streaming response of any
-    framework with `Content-Type: text/event-stream`. `riverpy.web.events` is a whole endpoint for
-    FastAPI and Starlette.
+    """Return the bytes of a stream of server-sent events. Send them in a streaming response of any
+    web framework, with `Content-Type: text/event-stream`. For FastAPI and Starlette,
+    `riverpy.web.events` returns a complete endpoint.
 
-    With `job_id`, the stream has the changes of this job until its end: see `riverpy.web.events`.
-    Without `job_id`, it has the events of all workers, as `client.subscribe(…, fleet=True)`. The
-    stream also ends when the client closes, and when uvicorn stops.
+    With `job_id`, the stream contains the changes of this job until its end, as in
+    `riverpy.web.events`. Without `job_id`, it contains the events of all workers, as
+    `client.subscribe(…, fleet=True)` returns them. The stream also ends when the client is closed
+    or uvicorn stops.
 
     Args:
         client: the client. It must be open while the stream is read.
-        event_kinds: the kinds of events. Default None: all kinds. Not with `job_id`.
-        kinds: only events of jobs of these kinds. Default None: all events. Not with `job_id`.
-        queues: only events of these queues. Default None: all events. Not with `job_id`.
-        job_id: the job to follow. Default None: all workers.
-        last_event_id: the request's header `Last-Event-ID`. The stream of a job leaves out the
-            version of the row that the reader has.
+        event_kinds: the kinds of events to send. Default None: all kinds. Not with `job_id`.
+        kinds: send only events of jobs of these kinds. Default None: all. Not with `job_id`.
+        queues: send only events of these queues. Default None: all. Not with `job_id`.
+        job_id: the id of a job. Default None: send the events of all workers.
+        last_event_id: the header `Last-Event-ID` of the request. It names the last version of the
+            job's row that the browser has received, which is not sent again. Only with `job_id`.
 
     Raises:
         ConfigError: a value is not allowed.
@@ -123,8 +126,13 @@ async def _stream_fleet_events(subscription: FleetSubscription) -> AsyncGenerato
 async def stream_job_changes(
     rows: RowReader, last_event_id: str | None, first_row: JobRow | None = None
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the versions of the row of a job until its end. The caller has already read
-    `first_row`."""
+    """Yield server-sent events with each new version of a job's row, until the job has ended.
+
+    Args:
+        rows: reads the versions of the row.
+        last_event_id: the version that the browser already has, which is not sent.
+        first_row: the first version, if the caller has already read it.
+    """
     reader, encoder = _StreamReader(), _JobEventEncoder(last_event_id)
     with closing(rows):
         yield _STREAM_START
@@ -137,7 +145,7 @@ async def stream_job_changes(
             except NotFoundError:
                 yield encode_server_sent_event("deleted", msgspec.json.encode({"id": rows.job_id}))
                 return
-            except (_StreamEndedError, WatchClosedError):  # the job has ended, or the client closes
+            except (_StreamEndedError, WatchClosedError):  # the job has ended, or client is closed
                 return
             if row is None:
                 yield _HEARTBEAT
@@ -147,15 +155,16 @@ async def stream_job_changes(
 
 
 class _JobEventEncoder:
-    """Encodes server-sent events about one job."""
+    """Encodes the versions of a job's row as server-sent events. It does not send the same version
+    or output twice."""
 
     def __init__(self, last_event_id: str | None) -> None:
         self._sent_version = last_event_id
         self._sent_output: object = None
 
     def encode_row(self, row: JobRow, version: str) -> list[bytes]:
-        """Return the events for a version of the row, without the output if it is the same as
-        before."""
+        """Return the server-sent events for a version of the row. They contain the output only if
+        it has changed."""
         if version == self._sent_version:
             return []
         self._sent_version = version
@@ -197,21 +206,21 @@ def _add_output(data: dict[str, Any], output: object) -> None:
 
 
 class _StreamEndedError(Exception):
-    """The stream has no more items, or the web server stops."""
+    """The stream has no more items, or the web server is stopping."""
 
 
 class _StreamReader:
-    """Reads the items of a stream. While it waits, it checks whether a heartbeat is due, and
-    whether the web server stops."""
+    """Reads the items of a stream. While it waits for an item, it checks regularly whether a
+    heartbeat must be sent and whether the web server is stopping."""
 
     def __init__(self) -> None:
         self._heartbeat_at = anyio.current_time() + HEARTBEAT_INTERVAL
 
     async def read_item(self, read: Callable[[], Awaitable[ItemT]]) -> ItemT | None:
-        """Return the next item; None: a heartbeat is due.
+        """Return the next item, or None if the caller must send a heartbeat.
 
         Raises:
-            _StreamEndedError: there are no more items, or the web server stops.
+            _StreamEndedError: there are no more items, or the web server is stopping.
         """
         while True:
             if is_uvicorn_stopping():

@@ -1,4 +1,4 @@
-"""The lifespan of a web application with a client."""
+"""`riverpy.web.lifespan`: opens and closes a client together with a web application."""
 
 from __future__ import annotations
 
@@ -45,21 +45,22 @@ def lifespan(
 def lifespan(
     client: Client, *, work: bool = False, inner: Callable[[AppT], _InnerLifespan] | None = None
 ) -> Callable[[AppT], _ClientLifespan]:
-    """Return a lifespan that opens the client when the web application starts, and closes it when
-    the application stops: `FastAPI(lifespan=riverpy.web.lifespan(client))`, the same for Starlette,
-    `Litestar(lifespan=[riverpy.web.lifespan(client)])`.
+    """Return a lifespan function that opens the client when the web application starts, and closes
+    it when the application stops. Write `FastAPI(lifespan=riverpy.web.lifespan(client))`, the same
+    for Starlette, or `Litestar(lifespan=[riverpy.web.lifespan(client)])`.
 
-    The client is open while `inner` starts and stops. Jobs run only after `inner` has started, and
-    have ended before it stops. A start that fails stops the server.
+    The client is opened before `inner` starts, and closed after `inner` has stopped. Jobs run only
+    between the start and the stop of `inner`. If the client cannot be opened, the server stops.
 
     Args:
-        client: the client. Requests have it in `request.state.riverpy`.
-        work: work jobs in the process of the web server. When the application stops, running jobs
-            may continue for `Config.soft_stop_timeout`. If riverpy itself has a fault, the process
-            stops as at SIGTERM, and its lifespan raises the error. If no server handles SIGTERM
-            here, as in a test, the lifespan raises the error at once.
+        client: the client. Requests find it in `request.state.riverpy`.
+        work: whether to work jobs in the process of the web server. Default False. When the
+            application stops, running jobs may continue for `Config.soft_stop_timeout`. If riverpy
+            itself fails, the web server stops as after SIGTERM, and the lifespan raises the error.
+            If no server handles SIGTERM in this process, as in a test, the lifespan raises the
+            error at once.
         inner: the application's own lifespan, a function with `@asynccontextmanager`. The state
-            that it yields is kept.
+            that it yields is passed on.
 
     Raises:
         ConfigError: `client` is not a client, or `inner` is not a function.
@@ -100,7 +101,7 @@ def lifespan(
 async def _start_inner_lifespan(
     stack: AsyncExitStack, inner: Callable[[AppT], _InnerLifespan], app: AppT
 ) -> Mapping[str, object]:
-    """Start the application's own lifespan, and return its state."""
+    """Start the application's own lifespan, and return the state that it yields."""
     started = inner(app)
     if not isinstance(started, AbstractAsyncContextManager):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
@@ -118,8 +119,10 @@ async def _start_inner_lifespan(
 
 @contextmanager
 def _client_in_litestar_state(app: object, client: Client) -> Generator[None]:
-    """Set the client in the state of a Litestar application, which ignores the state that a
-    lifespan yields. Do nothing for other applications."""
+    """Store the client in `app.state` of a Litestar application, during the block.
+
+    Litestar ignores the state that a lifespan yields. For applications of other frameworks, do
+    nothing."""
     classes = type(app).__mro__
     if not any(one.__module__.partition(".")[0] == "litestar" for one in classes):
         yield
@@ -133,20 +136,20 @@ def _client_in_litestar_state(app: object, client: Client) -> Generator[None]:
 
 
 class _WebWorker:
-    """Works jobs in the process of a web server."""
+    """Runs the client, so that it works jobs in the process of a web server."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._has_started = False
         self._ended = anyio.Event()
         self.failure: Exception | None = None
-        """The error of a run that failed and made the server stop. It is raised after the requests
-        and the inner lifespan have ended."""
+        """The error of the client's run, for which the server was stopped. The lifespan raises it
+        at its end, after requests and the inner lifespan have ended."""
 
     @asynccontextmanager
     async def working(self) -> AsyncGenerator[None]:
-        """Work jobs during the block, and stop the client softly at its end. If the block is
-        cancelled, running jobs are cancelled at once."""
+        """Work jobs during the block. At its end, stop the client and wait for running jobs. If the
+        block is cancelled, cancel running jobs at once."""
         error: BaseException | None = None
         try:
             async with anyio.create_task_group() as tasks:
@@ -159,7 +162,9 @@ class _WebWorker:
                     raise
                 finally:
                     self._client.stop()
-                    with anyio.CancelScope(shield=True):  # `run` has a timeout for its stop
+                    with anyio.CancelScope(
+                        shield=True
+                    ):  # this ends: the stop of `run` has a timeout
                         await self._ended.wait()
         except BaseExceptionGroup as group:
             error = unwrap_single_error(group)
@@ -181,11 +186,11 @@ class _WebWorker:
 
 
 def _request_server_stop() -> bool:
-    """Stop the web server by SIGTERM. Send no signal and return False if no web server seems to run
-    in this process.
+    """Stop the web server with SIGTERM. If no web server seems to run in this process, send no
+    signal and return False.
 
-    A process that a server has started, such as a worker of Hypercorn, may have no handler. There
-    SIGTERM ends the process at once, and the server reports it.
+    A child process of a server, such as a worker of Hypercorn, may have no handler for SIGTERM.
+    Then the signal ends the process at once, and the server reports it.
     """
     if threading.current_thread() is not threading.main_thread():
         return False

@@ -1,4 +1,4 @@
-"""The dependency for Litestar."""
+"""`riverpy.web.litestar_client`: passes the client to handlers of Litestar."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from riverpy.web._state import get_client
 
 
 async def litestar_client(state: State) -> Client:
-    """Return the client that `riverpy.web.lifespan` has opened. This is a dependency for Litestar,
-    in HTTP and in WebSocket handlers: `dependencies={"client": riverpy.web.litestar_client}`.
+    """Return the client that `riverpy.web.lifespan` has opened.
+
+    Use this function as a dependency of HTTP and WebSocket handlers of Litestar:
+    `dependencies={"client": riverpy.web.litestar_client}`.
 
     Raises:
-        ClientStateError: the application has no lifespan of riverpy.
+        ClientStateError: the application does not use `riverpy.web.lifespan`.
     """
     return get_client(state)

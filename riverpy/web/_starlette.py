@@ -1,4 +1,4 @@
-"""The dependency for FastAPI. FastAPI and Starlette have the same type of connection."""
+"""`riverpy.web.client`: passes the client to routes of FastAPI."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 
 async def client(connection: HTTPConnection) -> Client:
-    """Return the client that `riverpy.web.lifespan` has opened. This is a dependency for FastAPI,
-    in HTTP and in WebSocket routes: `Annotated[riverpy.Client, Depends(riverpy.web.client)]`.
+    """Return the client that `riverpy.web.lifespan` has opened.
+
+    Use this function as a dependency of HTTP and WebSocket routes of FastAPI:
+    `Annotated[riverpy.Client, Depends(riverpy.web.client)]`.
 
     Raises:
-        ClientStateError: the application has no lifespan of riverpy.
+        ClientStateError: the application does not use `riverpy.web.lifespan`.
     """
     return get_client(connection.state)

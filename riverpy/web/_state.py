@@ -1,4 +1,4 @@
-"""The place where requests find the client: the key `riverpy` of the application's state."""
+"""Reads the client from the state of a request, where `riverpy.web.lifespan` stores it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ CLIENT_STATE_KEY = "riverpy"
 
 
 def get_client(state: object) -> Client:
-    """Return the client in the state of a request. Raise ClientStateError if there is none."""
+    """Return the client from the state of a request or application.
+
+    Raises:
+        ClientStateError: there is no client, because `riverpy.web.lifespan` does not run.
+    """
     client = getattr(state, CLIENT_STATE_KEY, None)
     if not isinstance(client, Client):
         raise ClientStateError(
