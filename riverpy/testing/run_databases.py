@@ -5,8 +5,8 @@ database with River's and riverpy's tables, and a function of the user may prepa
 uses its own copy of the template.
 
 Each process holds a shared advisory lock of its run until it ends. If no process holds this lock,
-all processes of the run have ended or were killed. Then any later run drops the databases of that run.
-Normally the last process of a run drops the template itself.
+all processes of the run have ended or were killed. Then any later run drops the databases of that
+run. Normally the last process of a run drops the template itself.
 """
 
 from __future__ import annotations

@@ -162,9 +162,7 @@ class _WebWorker:
                     raise
                 finally:
                     self._client.stop()
-                    with anyio.CancelScope(
-                        shield=True
-                    ):  # this ends: the stop of `run` has a timeout
+                    with anyio.CancelScope(shield=True):  # `run` stops within its timeout
                         await self._ended.wait()
         except BaseExceptionGroup as group:
             error = unwrap_single_error(group)
