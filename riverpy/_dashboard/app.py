@@ -21,26 +21,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Match, Mount, Route
 
-from riverpy._dashboard import (
-    bulk_changes,
-    bulk_run_page,
-    doctor_page,
-    home_page,
-    job_changes,
-    job_list_page,
-    job_neighbors_page,
-    job_page,
-    leader_changes,
-    leader_page,
-    periodic_changes,
-    periodic_job_page,
-    periodic_list_page,
-    queue_changes,
-    queue_list_page,
-    queue_page,
-    worker_list_page,
-    worker_page,
-)
 from riverpy._dashboard.access import (
     CSRF_TOKEN_FIELD,
     authorize_request,
@@ -48,8 +28,15 @@ from riverpy._dashboard.access import (
     get_or_make_csrf_token,
     set_csrf_token_cookie,
 )
-from riverpy._dashboard.api import make_api
+from riverpy._dashboard.api.application import make_api
 from riverpy._dashboard.change import CONFIRMED_FIELD
+from riverpy._dashboard.changes import (
+    bulk_changes,
+    job_changes,
+    leader_changes,
+    periodic_changes,
+    queue_changes,
+)
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.headers import SECURITY_HEADERS, SecurityHeadersMiddleware
 from riverpy._dashboard.live import RegionKey
@@ -60,6 +47,21 @@ from riverpy._dashboard.page import (
     PageFrame,
     PageView,
     make_common_template_values,
+)
+from riverpy._dashboard.pages import (
+    bulk_run_page,
+    doctor_page,
+    home_page,
+    job_list_page,
+    job_neighbors_page,
+    job_page,
+    leader_page,
+    periodic_job_page,
+    periodic_list_page,
+    queue_list_page,
+    queue_page,
+    worker_list_page,
+    worker_page,
 )
 from riverpy._dashboard.rendering import load_static_files
 from riverpy._dashboard.site import DashboardOptions, Site

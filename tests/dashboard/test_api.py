@@ -11,8 +11,8 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from riverpy import Client, Config
-from riverpy._dashboard import api_jobs, api_status
-from riverpy._dashboard.api import ENDPOINTS
+from riverpy._dashboard.api import jobs, status
+from riverpy._dashboard.api.application import ENDPOINTS
 from riverpy._log_events import DASHBOARD_CHANGED_JOBS, DASHBOARD_MADE_A_CHANGE
 from riverpy.web import Access, dashboard
 from tests.dashboard.site_kit import SAME_SITE, Browser, insert_job
@@ -300,8 +300,8 @@ async def test_who_may_use_it(schema: Schema, client: Client) -> None:
 async def test_limits(schema: Schema, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A damaged job breaks no list, and large args are not in a list. A database that does not
     answer gives the status 503."""
-    monkeypatch.setattr(api_jobs, "JOBS_PER_READ", 2)
-    monkeypatch.setattr(api_status, "NAMES_SEARCHED_MAX", 2)
+    monkeypatch.setattr(jobs, "JOBS_PER_READ", 2)
+    monkeypatch.setattr(status, "NAMES_SEARCHED_MAX", 2)
     ids = [
         await insert_job(
             schema, kind=f"'k{number}'", args=f"jsonb_build_object('x', repeat('y', {size}))"

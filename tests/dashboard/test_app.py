@@ -14,7 +14,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
 from riverpy import Client, Config, ConfigError
-from riverpy._dashboard import job_errors, job_list_page, job_search, status_cache
+from riverpy._dashboard import job_errors, job_search, status_cache
+from riverpy._dashboard.pages import job_list_page
 from riverpy._log_events import DASHBOARD_CHANGED_JOBS, DASHBOARD_MASK_FAILED
 from riverpy.cli._job_output import job_to_json_object
 from riverpy.migrate import migrate_all

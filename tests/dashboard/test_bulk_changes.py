@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from riverpy import Client, Config
-from riverpy._dashboard import bulk_changes, bulk_runs, job_search
+from riverpy._dashboard import bulk_runs, job_search
+from riverpy._dashboard.changes import bulk_changes
 from riverpy._log_events import DASHBOARD_BULK_CHANGE_ENDED, DASHBOARD_BULK_CHANGE_STARTED
 from riverpy.job_list import JobChanges
 from riverpy.web import Access, dashboard

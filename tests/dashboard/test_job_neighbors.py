@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from riverpy import Client, Config
-from riverpy._dashboard import job_neighbors_page
+from riverpy._dashboard.pages import job_neighbors_page
 from riverpy.web import dashboard
 from tests.dashboard.site_kit import Browser, insert_job
 from tests.kit.damaged_rows import damage

@@ -7,7 +7,8 @@ import re
 from html import unescape
 from typing import TYPE_CHECKING, Any
 
-from riverpy._dashboard import job_search, periodic_job_page, periodic_list_page
+from riverpy._dashboard import job_search
+from riverpy._dashboard.pages import periodic_job_page, periodic_list_page
 from riverpy._dashboard.paths import make_periodic_job_path
 from riverpy._log_events import DASHBOARD_MADE_A_CHANGE
 from tests.dashboard.site_kit import insert_client, insert_job, open_site

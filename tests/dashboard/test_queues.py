@@ -7,7 +7,8 @@ from html import unescape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from riverpy._dashboard import queue_changes, queue_list_page
+from riverpy._dashboard.changes import queue_changes
+from riverpy._dashboard.pages import queue_list_page
 from riverpy._dashboard.paths import make_queue_path
 from riverpy._log_events import DASHBOARD_CHANGED_JOBS, DASHBOARD_MADE_A_CHANGE
 from riverpy._tools.top import status

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import unescape
 from typing import TYPE_CHECKING
 
-from riverpy._dashboard import worker_page
+from riverpy._dashboard.pages import worker_page
 from riverpy._dashboard.paths import make_worker_path
 from tests.dashboard.site_kit import insert_client, insert_job, insert_queue, open_site
 from tests.kit.damaged_rows import damage

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
+from riverpy._dashboard.api.endpoint import Endpoint, NoInput, StatusAnswer
 from riverpy._dashboard.database import open_read_transaction
-from riverpy._dashboard.endpoint import Endpoint, NoInput, StatusAnswer
 from riverpy._postgres.job_search import job_list_kinds
 from riverpy._postgres.transactions import read_server_time
 from riverpy._tools.top.statements import read_queue_names
 from riverpy._version import VERSION
 
 if TYPE_CHECKING:
-    from riverpy._dashboard.endpoint import ApiCall
+    from riverpy._dashboard.api.endpoint import ApiCall
 
 NAMES_PER_ANSWER_MAX = 100
 NAMES_SEARCHED_MAX = 1_000

@@ -9,17 +9,17 @@ import msgspec
 from starlette.exceptions import HTTPException
 
 from riverpy._calls.job_filters import check_filters
-from riverpy._dashboard.database import acquire_connection, open_read_transaction
-from riverpy._dashboard.endpoint import Endpoint, StatusAnswer
-from riverpy._dashboard.job_actions import JobAction, get_change_method
-from riverpy._dashboard.job_changes import (
+from riverpy._dashboard.api.endpoint import Endpoint, StatusAnswer
+from riverpy._dashboard.changes.job_changes import (
     IDS_PER_CHANGE_MAX,
     JobChangeForm,
     log_job_change,
     parse_job_id,
 )
-from riverpy._dashboard.job_page import read_job_and_time
+from riverpy._dashboard.database import acquire_connection, open_read_transaction
+from riverpy._dashboard.job_actions import JobAction, get_change_method
 from riverpy._dashboard.job_search import JobSearch, find_job_ids, read_jobs
+from riverpy._dashboard.pages.job_page import read_job_and_time
 from riverpy._dsn import mask_passwords
 from riverpy._tools.text import format_count
 from riverpy.job import JobColumn, JobState, get_stored_state
@@ -27,7 +27,7 @@ from riverpy.job import JobColumn, JobState, get_stored_state
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from riverpy._dashboard.endpoint import ApiCall
+    from riverpy._dashboard.api.endpoint import ApiCall
     from riverpy._dashboard.site import Site
     from riverpy._postgres.driver import Transaction
     from riverpy.job import JobRow

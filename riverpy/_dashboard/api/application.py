@@ -1,7 +1,7 @@
 """The JSON API of the dashboard. It has the paths and fields of River UI's API.
 
-To add an endpoint, write an `Endpoint` in one of the modules `api_*`, and add it to `ENDPOINTS` of
-that module.
+To add an endpoint, write an `Endpoint` in `jobs.py`, `queues.py` or `status.py`, and add it to
+`ENDPOINTS` of that module.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
 
-from riverpy._dashboard import api_jobs, api_queues, api_status
 from riverpy._dashboard.access import authorize_request, expect_api_change_allowed
-from riverpy._dashboard.endpoint import ApiCall, ErrorAnswer
-from riverpy._dashboard.openapi import make_openapi_document
+from riverpy._dashboard.api import jobs, queues, status
+from riverpy._dashboard.api.endpoint import ApiCall, ErrorAnswer
+from riverpy._dashboard.api.openapi import make_openapi_document
 from riverpy._log import get_logger
 from riverpy._log_events import DASHBOARD_REQUEST_FAILED
 from riverpy._postgres.driver import (
@@ -32,13 +32,13 @@ from riverpy.errors import ArgsError, ConfigError, JobDamagedError, NotFoundErro
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from riverpy._dashboard.endpoint import Endpoint
+    from riverpy._dashboard.api.endpoint import Endpoint
     from riverpy._dashboard.site import Site
 
 ENDPOINTS: tuple[Endpoint[Any], ...] = (
-    *api_jobs.ENDPOINTS,
-    *api_queues.ENDPOINTS,
-    *api_status.ENDPOINTS,
+    *jobs.ENDPOINTS,
+    *queues.ENDPOINTS,
+    *status.ENDPOINTS,
 )
 """All endpoints. If two of them match a path, the first one is used."""
 BODY_BYTES_MAX = 256 * 1024

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from riverpy._dashboard.endpoint import ErrorAnswer
+from riverpy._dashboard.api.endpoint import ErrorAnswer
 from riverpy._version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from riverpy._dashboard.endpoint import Endpoint
+    from riverpy._dashboard.api.endpoint import Endpoint
 
 OPENAPI_VERSION = "3.1.0"
 _SCHEMA_REFERENCE = "#/components/schemas/{name}"

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from riverpy._dashboard.api.endpoint import Endpoint, StatusAnswer
 from riverpy._dashboard.change import log_change
 from riverpy._dashboard.database import acquire_connection
-from riverpy._dashboard.endpoint import Endpoint, StatusAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from riverpy._dashboard.endpoint import ApiCall
+    from riverpy._dashboard.api.endpoint import ApiCall
     from riverpy.queue import Queue
 
 QUEUES_PER_LIST_DEFAULT = 100

@@ -1,0 +1,1 @@
+"""The forms of the dashboard that change something, by subject. `app.py` lists them."""
