@@ -82,7 +82,8 @@ class AttemptLog:
 
     @property
     def text(self) -> str:
-        """The text that was logged so far. It is empty after the end of the attempt."""
+        """The text that was logged so far, without a line about missing bytes. It is empty after
+        the end of the attempt."""
         with self._lock:
             return b"".join(self._parts).decode()
 

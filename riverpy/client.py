@@ -161,7 +161,8 @@ class Client(
 
     @property
     def queues(self) -> ClientQueues:
-        """The queues that this client works. You can add, remove and resize queues at any time."""
+        """The queues that this client works. You can add, remove and resize queues, even while the
+        client works."""
         return self._queues
 
     @property
@@ -410,7 +411,7 @@ class Client(
     async def insert_many_fast(
         self, params: Sequence[InsertManyParams], *, tx: CallerTransaction | None = None
     ) -> int:
-        """Insert jobs with COPY, which is the fastest way: either all of them, or none. Return the
+        """Insert jobs with COPY: either all of them, or none. This is the fastest way. Return the
         number of jobs. `tx` is the same as for `insert`.
 
         Raises:
@@ -439,8 +440,8 @@ class Client(
         drain: bool = False,
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> StopReport:
-        """Work jobs until `stop` is called. Open the client if it is not open. Return a report of
-        the attempts, results and services that did not end in time.
+        """Work jobs until `stop` or `stop_and_cancel` is called. Open the client if it is not open.
+        Return a report of the attempts, results and services that did not end in time.
 
         Args:
             drain: whether to stop when the queues have no more jobs to work.

@@ -72,8 +72,8 @@ _MAXIMUM_BY_SETTING = {
 }
 """The maximum values of settings that are numbers. Their minimum is 1."""
 ELECT_JITTER_FRACTION = 0.2
-"""A client that tries to become leader waits `elect_interval` plus a random time between two
-attempts. This is the maximum of the random time, as a fraction of `elect_interval`."""
+"""A client repeats its attempt to become leader after at most `elect_interval` plus a random time.
+This is the maximum of the random time, as a fraction of `elect_interval`."""
 RESCUE_AFTER_DEFAULT = timedelta(hours=1)
 JOB_RETENTION_DEFAULT = timedelta(hours=24)
 
@@ -154,8 +154,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """How long an attempt may run. A worker or a job can override this. Default 1 minute. None: no
     limit."""
     max_attempts: int = MAX_ATTEMPTS_DEFAULT
-    """The maximum number of attempts of an inserted job, 1 to 32,767. The options of an insert can
-    override this. Default 25."""
+    """The maximum number of attempts of an inserted job, 1 to 32,767. The args class or the options
+    of an insert can override it. Default 25."""
     clock: Callable[[], datetime] | None = None
     """A function that returns the current time, with a time zone. It is called at an insert to
     choose the period of a job with `UniqueOpts(by_period=...)`. Tests can set it, for example to
@@ -241,10 +241,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     singletons. Needs version 8 of the migration line `riverpy`.
 
     The share of each client is the number of running singletons, divided by the number of clients
-    that run a singleton or wait for one. A client hands over one singleton if it runs more than its
-    share, and if a client that waits for the singleton runs at least two fewer. For this, it
-    cancels the function of the singleton, and then the other client runs it. A client does this at
-    most once in each `leader_ttl`.
+    that run a singleton or wait for one, rounded up. A client hands over one singleton if it runs
+    more than its share, and if a client that waits for the singleton runs at least two fewer. For
+    this, it cancels the function of the singleton, and then the other client runs it. A client does
+    this at most once in each `leader_ttl`.
     """
     leader_domain: str | None = None
     """The leader domain of this client, i.e. a group of clients and queues with its own leader. The

@@ -90,7 +90,7 @@ class Notifier:
 
         Args:
             connect: makes the listening connection.
-            schema: the schema of the topics. None: the first schema of the search path.
+            schema: the schema of River's tables. None: the search path decides.
             reserved: another connection, which sends the first probe.
             outage: logs outages.
             resync: called after a reconnect, because notifications may have been missed before.

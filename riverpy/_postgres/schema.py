@@ -259,7 +259,8 @@ class SchemaState:
 
 
 async def read_schema_state(connection: Transaction, schema: str | None) -> SchemaState:
-    """Read the state of a schema. `schema` None means the first schema of the search path.
+    """Read the state of a schema. `schema` None means the schema in the search path that has
+    River's tables or, if none has them, the first schema.
 
     Raises:
         ServerVersionError: PostgreSQL is older than 13.

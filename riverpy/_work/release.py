@@ -37,7 +37,7 @@ async def release_claims(
 
     Args:
         url: the URL of the database; None: the environment variables `PG*` are used.
-        schema: the schema of River's tables; None: the first schema of the search path.
+        schema: the schema of River's tables; None: the search path decides.
         claim_keys: the claims to release.
         pooled: whether `url` is the address of a connection pooler.
         password: gets the password; None: the password is in the URL or the environment.

@@ -159,7 +159,7 @@ class RunContext:
 
     @property
     def schema(self) -> str | None:
-        """The schema of River's tables; None means the first schema of the search path."""
+        """The schema of River's tables; None means that the search path decides."""
         return self.client.config.schema
 
     def expect_needed_migrations(self, state: SchemaState) -> None:

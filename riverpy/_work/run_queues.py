@@ -155,10 +155,10 @@ class RunQueueManager:
     async def remove_queue(
         self, name: str, timeout: timedelta | UnsetType | None
     ) -> tuple[tuple[int, ...], int]:
-        """Stop claiming jobs of a queue, and wait at most `timeout` for its running jobs. UNSET
-        means the soft stop timeout; None means no limit. The wait includes jobs that are still
-        running after an earlier removal of this queue. Return the ids of the jobs that are still
-        running, and the number of results that are not stored.
+        """Stop claiming jobs of a queue, and wait at most `timeout` until its running jobs have
+        ended and their results are stored. UNSET means the soft stop timeout; None means no limit.
+        The wait includes jobs that are still running after an earlier removal of this queue. Return
+        the ids of the jobs that are still running, and the number of results that are not stored.
 
         Raises:
             QueueNotFoundError: the run does not work this queue.

@@ -119,8 +119,8 @@ class StopReport(msgspec.Struct, frozen=True):
 
     @property
     def is_clean(self) -> bool:
-        """Whether everything ended: all attempts, maintenance and singletons ended, all results
-        were stored, and each claim was answered or checked."""
+        """Whether all attempts, maintenance and singletons ended, all results were stored, and each
+        claim was answered or checked."""
         return self == StopReport()
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SUBSCRIPTION_SIZE_DEFAULT = 10_000
 """The default for how many events may wait until a subscriber reads them. The completer publishes
-fewer events at a time, so a subscriber that reads all the time loses no events."""
+fewer events than this at a time, so a subscriber that reads all the time loses no events."""
 
 
 def parse_event_kind(value: EventKind | LeaseEventKind | str) -> EventKind | LeaseEventKind:

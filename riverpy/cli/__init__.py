@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def _open_missing_standard_streams() -> None:
-    """Open the null device as stdin, stdout or stderr if one of them is closed.
+    """Open the null device in place of each standard stream (stdin, stdout, stderr) that is closed.
 
     Otherwise the system gives the descriptor of the closed stream to the next opened file or
     socket. If this is the socket to the database, output for the terminal is sent to the database.

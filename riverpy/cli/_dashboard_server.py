@@ -81,7 +81,7 @@ class DashboardServer:
         """Open the client, and serve the dashboard until SIGINT or SIGTERM.
 
         Args:
-            open_client: opens the client. It registers what must be closed in the exit stack.
+            open_client: opens the client. It adds to the exit stack what must be closed at the end.
             print_address: is called with the address when browsers can connect.
         """
         import uvicorn
@@ -105,6 +105,6 @@ class DashboardServer:
 
     def _handle_signal(self, _number: int, _frame: FrameType | None) -> None:
         """Exit if the server has not started yet. While the server runs, uvicorn handles the
-        signals itself; it raises them again when it has stopped."""
+        signals itself. When it has stopped, it raises them again, and they are ignored here."""
         if not self._is_serving:
             raise SystemExit(0)

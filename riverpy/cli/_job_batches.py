@@ -42,7 +42,7 @@ class _StopRequestedError(Exception):
 
 
 class _StopSignalWatcher:
-    """Records the signal that requests that the command stops."""
+    """Records the first signal that requests the stop of the command."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None

@@ -215,9 +215,9 @@ def reopen_nonblocking(descriptor: int) -> int:
 
 def _make_nonblocking_write(descriptor: int, own_descriptors: ExitStack) -> Callable[[bytes], int]:
     """Return a function that writes bytes to a descriptor without blocking, and returns the number
-    of written bytes. For a file it uses the descriptor, for a socket the flag MSG_DONTWAIT, and
-    otherwise a new non-blocking descriptor. Descriptors that it opens are closed by
-    `own_descriptors`."""
+    of written bytes. A write to a file never blocks. For a socket, the function uses the flag
+    MSG_DONTWAIT, otherwise a new non-blocking descriptor. If neither works, it writes nothing.
+    `own_descriptors` closes the descriptors that this function opens."""
     try:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISREG(mode):

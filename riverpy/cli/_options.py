@@ -61,7 +61,7 @@ class DatabaseSettings(msgspec.Struct, frozen=True):
     url: str | None
     """The URL of the database; None: no database is configured."""
     schema: str | None
-    """The schema of River's tables; None: the first schema of the search path."""
+    """The schema of River's tables; None: the search path of the database decides."""
     url_source: str = "default"
     schema_source: str = "default"
 

@@ -1,8 +1,8 @@
 """SupervisorConnection: connects a worker process with the supervisor that started it.
 
 The supervisor writes its stop requests into a pipe. A thread of the worker reads the pipe, because
-a job may block the event loop. When the supervisor ends, for example after `kill -9`, the pipe is
-closed, and the worker starts a soft stop.
+a job may block the event loop. When the supervisor ends, even after `kill -9`, the pipe is closed,
+and the worker starts a soft stop.
 
 A request for a soft stop has no effect if a stop has already started. A request for a hard stop has
 no effect if a hard stop has already started. So a stop is not counted twice if systemd also sends

@@ -51,7 +51,7 @@ def load_client_target(import_path: str) -> ClientTarget:
     CLIENT_NAMES_DEFAULT. The current directory is added to the front of Python's path.
 
     Raises:
-        TargetError: there is no such module or attribute.
+        TargetError: the argument has a wrong form, or there is no such module or attribute.
         CommandError: the code of the module failed.
     """
     module_name, _, attribute = import_path.partition(":")

@@ -112,7 +112,7 @@ class NumberType(click.FloatRange):
 
 
 class IntegerType(click.IntRange):
-    """A whole number from a minimum to a maximum."""
+    """A whole number with a minimum and, if it is set, a maximum."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:

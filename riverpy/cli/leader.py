@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 NEXT_LEADER_WAIT_DEFAULT = timedelta(seconds=10)
 LEADER_READ_INTERVAL = 0.1
-"""Seconds between two reads of the row of the leader, after the leader was requested to resign."""
+"""Seconds between two reads of the leader's row after the request to resign."""
 
 _domain_option = click.option(
     "--domain",

@@ -53,8 +53,7 @@ RELEASE_WAIT_DEFAULT = timedelta(seconds=10)
 NEXT_HOLDER_WAIT = 2.0
 """The maximum number of seconds that the command waits for the next holder after the release."""
 LEASE_READ_INTERVAL = 0.1
-"""Seconds between two reads of the row of the lease, after the holder was requested to release
-it."""
+"""Seconds between two reads of the lease's row after the request to release it."""
 
 _name_argument = click.argument("name", metavar="NAME", type=LEASE_NAME_TYPE)
 
@@ -86,8 +85,8 @@ class LeaseOutput(msgspec.Struct, frozen=True):
     """The ids of the running clients that would acquire the lease if it was free. None: not known,
     because the database has no column for these reports."""
     lag: LeaseLag | None = None
-    """How many items the holder has not handled yet, and their age, by its last report; None: it
-    has not reported this."""
+    """How many items the holder has not handled yet, and the age of the oldest one, by its last
+    report; None: it has not reported this."""
 
     @property
     def is_held(self) -> bool:

@@ -167,8 +167,8 @@ def _change_periodic_job(
 async def _request_periodic_run(
     connection: Connection, schema: str | None, job_id: str
 ) -> str | None:
-    """Request that a leader inserts a periodic job now. Return the id of the leader of the domain
-    of this job, or None if the domain has no leader now."""
+    """Request that the leader of the job's domain inserts a periodic job now. Return the id of this
+    leader, or None if the domain has no leader now."""
     async with connection.transaction():
         await table.periodic_request_run(connection, schema, job_id)
     _, _, domain = job_id.partition("@")

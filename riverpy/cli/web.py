@@ -137,7 +137,7 @@ def web(
 
 def _mount(app: Starlette, path_prefix: str) -> Starlette:
     """Return an application that serves `app` below the path `path_prefix`. For other paths, it
-    returns an error that names this path."""
+    returns the status 404 with a text that names `path_prefix`."""
     from starlette.applications import Starlette
     from starlette.responses import PlainTextResponse, RedirectResponse
     from starlette.routing import Mount, Route

@@ -21,8 +21,8 @@ def list_kinds(limit: int = OFFERED_NAMES_MAX) -> list[str]:
 
 
 def list_queue_names() -> list[str]:
-    """Return the names of the queues that have a row or jobs that have not ended. These are about
-    OFFERED_NAMES_MAX names at most."""
+    """Return the names of the queues that have a row or jobs that have not ended, at most about
+    `OFFERED_NAMES_MAX` names."""
     return _list_names("top", "top_queue_names", OFFERED_NAMES_MAX)
 
 

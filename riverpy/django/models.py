@@ -1,5 +1,5 @@
-"""Django models of River's jobs and queues, for the admin pages and for queries. They can only
-read. To write, use `riverpy.django.client()`."""
+"""Django models of River's jobs and queues, for the admin pages and for queries. Django does not
+manage their tables, and the models can only read. To write, use `riverpy.django.client()`."""
 
 from __future__ import annotations
 

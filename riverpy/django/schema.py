@@ -73,8 +73,8 @@ def adapt_django_connection(connection: BaseDatabaseWrapper) -> Transaction:
 
 
 def read_river_schema(connection: BaseDatabaseWrapper, schema: str | None) -> RiverSchema:
-    """Read the versions of River's and riverpy's tables in a schema. `schema` None: the first
-    schema of the search path.
+    """Read the versions of River's and riverpy's tables in a schema. `schema` None: the schema in
+    the search path that has River's tables or, if none has them, the first schema.
 
     Raises:
         SchemaMissingError: the schema does not exist.

@@ -34,7 +34,7 @@ class RiverpySettings(NamedTuple):
     database: str = DEFAULT_DB_ALIAS
     """The alias of the database that has River's tables."""
     schema: str | None = None
-    """The schema of River's tables; None: the first schema of the search path."""
+    """The schema of River's tables; None: the search path of the database decides."""
     migrations: Literal["django", "riverpy"] = "django"
     """The tool that creates River's tables: `django` for `manage.py migrate`, `riverpy` for
     `manage.py riverpy migrate up`."""
@@ -74,8 +74,8 @@ def read_settings() -> RiverpySettings:
 
 
 def read_schema_name() -> str | None:
-    """Return the schema of River's tables. None means the first schema of the search path, or that
-    the setting is wrong. A wrong setting raises nothing here: Django imports the models before it
+    """Return the schema of River's tables. None means that the search path decides, or that the
+    setting is wrong. A wrong setting raises nothing here: Django imports the models before it
     reports wrong settings."""
     values = _read_setting_values()
     config = values.get("CONFIG")

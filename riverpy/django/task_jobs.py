@@ -84,8 +84,8 @@ def make_job_kind(module_path: str) -> str:
 
 def to_river_priority(priority: int) -> int:
     """Convert a priority of Django, -100 (last) to 100 (first), to a priority of River, 1 (first)
-    to 4 (last). Each priority of River has a range of the same width. Django's default 0 becomes
-    2."""
+    to 4 (last). Each priority of River stands for a quarter of Django's priorities. Django's
+    default 0 becomes 2."""
     width = TASK_MAX_PRIORITY - TASK_MIN_PRIORITY + 1
     band = (TASK_MAX_PRIORITY - priority) * PRIORITY_MAX // width
     return 1 + band

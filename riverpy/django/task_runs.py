@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from riverpy.job import Job
 
 _UNRECORDED_EXCEPTIONS = (asyncio.CancelledError, GeneratorExit, JobSnooze)
-"""The exceptions after which the job runs again and no error is recorded."""
+"""The exceptions for which this module records no failure: the attempt was snoozed or cancelled."""
 
 
 class TaskAttemptRunner:
