@@ -113,7 +113,7 @@ class UnknownJobKindError(InsertError):
     """No worker is registered for this kind of job.
 
     Attributes:
-        kind: the kind.
+        kind: the kind that has no worker.
     """
 
     def __init__(self, kind: str) -> None:
@@ -143,10 +143,10 @@ class NotFoundError(RiverError):
 
 
 class QueueAlreadyAddedError(ConfigError):
-    """A client works this queue, so it cannot be added again.
+    """The queue cannot be added, because the client already works it, or is adding or removing it.
 
     Attributes:
-        queue: the queue.
+        queue: the name of the queue.
     """
 
     def __init__(self, queue: str, *, is_changing: bool = False) -> None:
@@ -159,10 +159,10 @@ class QueueAlreadyAddedError(ConfigError):
 
 
 class QueueNotFoundError(NotFoundError):
-    """A client does not work this queue, so it cannot be removed or resized.
+    """The queue cannot be removed or resized, because the client does not work it.
 
     Attributes:
-        queue: the queue.
+        queue: the name of the queue.
     """
 
     def __init__(self, queue: str) -> None:

@@ -19,10 +19,10 @@ class EventKind(StrEnum):
     JOB_CANCELLED = "job_cancelled"
     JOB_COMPLETED = "job_completed"
     JOB_FAILED = "job_failed"
-    """An attempt failed. The job is retryable, available again after a short delay, or
-    discarded."""
+    """An attempt failed. The job is then discarded, retryable or, if its next attempt is due within
+    5 seconds, available."""
     JOB_INTERRUPTED = "job_interrupted"
-    """A stop ended the attempt. The attempt does not count."""
+    """The attempt was ended because the client stopped. The attempt does not count."""
     JOB_SNOOZED = "job_snoozed"
     QUEUE_PAUSED = "queue_paused"
     QUEUE_RESUMED = "queue_resumed"

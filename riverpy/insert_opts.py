@@ -53,9 +53,8 @@ class UniqueOpts(msgspec.Struct, frozen=True, kw_only=True):
     by_queue: bool = False
     """Compare the queue. Default False."""
     by_state: Sequence[JobState] | None = None
-    """The states of existing jobs that count. A job in another state does not make a new job a
-    duplicate. They must include available, pending, running and scheduled. Default: all except
-    cancelled and discarded."""
+    """The states in which an existing job makes a new job a duplicate. They must include available,
+    pending, running and scheduled. Default: all states except cancelled and discarded."""
     exclude_kind: bool = False
     """Compare with jobs of all kinds, not only with jobs of the same kind. Requires by_args,
     by_queue or by_period. Default False."""
@@ -80,8 +79,9 @@ class ReplaceOpts(msgspec.Struct, frozen=True, kw_only=True):
     """Replace the metadata, except for the keys that River and riverpy use themselves. Default
     False."""
     max_wait: timedelta | None = None
-    """The longest time from the job's `created_at` to which replacing can postpone its
-    `scheduled_at`. More than 0, at most 100 years; needs `scheduled_at`. Default None: no limit."""
+    """Limits how far replacing can postpone the existing job: its `scheduled_at` is at most this
+    long after its `created_at`. More than 0, at most 100 years; needs `scheduled_at`. Default None:
+    no limit."""
 
 
 class InsertOpts(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,4 +163,4 @@ class InsertResult(msgspec.Struct, frozen=True):
     earlier job in the batch."""
     is_replaced: bool = False
     """Whether the existing job was changed, because `replace` was set and the job was waiting. If
-    False for a duplicate, `job` shows its state."""
+    this is False for a duplicate, `job.state` shows why."""

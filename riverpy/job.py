@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from riverpy.progress import JobProgress
 
 ERRORS_PER_JOB_MAX = 100
-"""The maximum number of errors in a job's row: the first error and the newest errors. The SQL
-statements have the same limit."""
+"""The maximum number of errors in a job's row. The row keeps the first error and the newest ones.
+The SQL statements have the same limit."""
 OUTPUT_SIZE_MAX = 32 * 1024 * 1024
 """The maximum number of bytes of a recorded output. River has the same limit."""
 OUTPUT_METADATA_KEY = "output"
@@ -256,8 +256,8 @@ class JobRow:
 
 
 def get_stored_state(job: JobRow) -> str:
-    """Return the state of a job as the table has it. A newer version of River may have stored a
-    state that is not in `JobState`."""
+    """Return the state of a job as the database stores it. It may be a state that is not in
+    `JobState`, if a newer version of River has stored it."""
     return job.columns()[JobColumn.STATE]
 
 
@@ -386,7 +386,7 @@ class Job(JobRow, StepMethods, Generic[ArgsT_co]):
         return hasattr(self, "_log")
 
     def progress(self, done: float, total: float | None = None, text: str | None = None) -> None:
-        """Report how far the job has come. `riverpy job show` prints this progress.
+        """Report how much of its work the job has done. `riverpy job show` prints this progress.
 
         This call does not wait. At most once a second, the client stores the newest progress of all
         its jobs with one statement. The last progress is stored with the result of the attempt. Any

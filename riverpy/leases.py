@@ -196,8 +196,8 @@ class LeaseManager:
         """Return a context manager that waits for a lease, and holds it during the `async with`
         block.
 
-        The lease is renewed in the background. If the lease is lost, the block is cancelled before
-        another process can acquire the lease.
+        The lease is renewed in the background. If the lease is lost, the block is cancelled early
+        enough to end before another process can acquire the lease.
 
         Args:
             name: 1 to 100 printable ASCII characters, no space.

@@ -60,7 +60,7 @@ class WorkerMiddleware(Protocol):
 
 Middleware: TypeAlias = JobInsertMiddleware | WorkerMiddleware
 Plugin: TypeAlias = Hook | Middleware
-"""An object with methods of hooks, of middleware, or of both. riverpy calls each of them."""
+"""An object with methods of hooks, of middleware, or of both. riverpy calls all these methods."""
 
 
 class JobInsertMiddlewareFunc:

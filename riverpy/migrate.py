@@ -65,7 +65,7 @@ _SQL_OUTPUT_HEADER = """\
 _CREATED_TABLE_PATTERN = re.compile(r"CREATE (?:UNLOGGED )?TABLE /\* schema \*/ (\w+)")
 
 _SERVER_TIMEOUT_MAX = timedelta(days=24)
-"""The longest timeout. It is a little below the longest timeout that PostgreSQL accepts."""
+"""The maximum of both timeouts. It is a little below the maximum that PostgreSQL accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class MigrationStep:
     name: str
     direction: Direction
     sql: str
-    """The SQL, with the name of the schema."""
+    """The SQL text of the migration. It contains the name of the schema."""
 
     duration: timedelta
     """The duration of the migration's transaction. Zero in a dry run."""

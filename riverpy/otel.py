@@ -68,13 +68,13 @@ class OpenTelemetryPlugin:
     """A plugin that creates spans and metrics: `Config(plugins=[OpenTelemetryPlugin()])`. Put it
     first in the list, both in programs that insert jobs and in programs that work them.
 
-    Each insert has a span `insert QUEUE`. Its context is stored in the metadata of the jobs
-    (`traceparent` and `tracestate`, as River in Go does), if they have no `traceparent` yet.
+    Each insert has a span `insert QUEUE`. The context of this span is stored in the metadata of the
+    jobs (`traceparent` and `tracestate`, as in River), if they have no `traceparent` yet.
 
-    Each attempt has a span `work QUEUE` with a link to the span of the insert. Its attribute
-    `river.job.outcome` is completed, snoozed, cancelled (by the job's own code), stopped (by
-    `job_cancel` or a stop of the client) or failed. The span of a failed attempt has the error and
-    the status ERROR. Spans never contain args or tags.
+    Each attempt has a span `work QUEUE` with a link to the span of the insert. The attribute
+    `river.job.outcome` of this span is completed, snoozed, cancelled (by the job's own code),
+    stopped (by `job_cancel` or a stop of the client) or failed. The span of a failed attempt has
+    the error and the status ERROR. Spans never contain args or tags.
     """
 
     def __init__(

@@ -53,8 +53,8 @@ class PeriodicJob:
                 insert no job this time.
             id: identifies the periodic job in the database: 2 to 127 letters, digits and
                 `-[]<>/.·:+_`. The state stored under this id is kept when the leader changes.
-                Default: the kind or the function's name, with eight hexadecimal digits of a hash of
-                it and the schedule. Set an id if the schedule may change later.
+                Default: the kind or the function's name, and eight hexadecimal digits that depend
+                on the schedule. So set an id if the schedule may change later.
             run_on_start: when to insert an additional job. "each_term" (or True): each time that a
                 client becomes leader. "first_registration": when the id is new to the database.
                 Default "never" (or False).
@@ -297,8 +297,8 @@ class PeriodicJobState(msgspec.Struct, frozen=True, kw_only=True):
     paused_at: datetime | None
     """The time at which the periodic job was paused; None: it is not paused."""
     run_requested_at: datetime | None
-    """The time of the last call of `periodic_run`, if the leader has not inserted its job yet.
-    None: no call waits for the leader."""
+    """The time of the first call of `periodic_run` for which the leader has not inserted a job yet.
+    None: there is no such call."""
 
 
 class PeriodicJobsStart(msgspec.Struct, frozen=True, kw_only=True):

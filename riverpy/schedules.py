@@ -120,7 +120,7 @@ class CronSchedule:
             if self._has_fixed_times:
                 return self._find_next_fixed_time(after)
             return self._find_next_matching_time(after)
-        except OverflowError:  # datetime ends with the year 9999
+        except OverflowError:  # datetime has no times after the year 9999
             return None
 
     def __str__(self) -> str:
@@ -241,8 +241,8 @@ def parse_schedule(text: str) -> PeriodicSchedule | None:
     user's class implements.
 
     Raises:
-        ConfigError: this version of riverpy cannot read the text, or this machine lacks its time
-            zone.
+        ConfigError: this version of riverpy cannot read the text, or this machine does not have the
+            time zone.
     """
     if text == _NEVER_TEXT:
         return never()

@@ -38,10 +38,10 @@ class Histogram(msgspec.Struct, frozen=True):
         return Histogram(self.bounds, counts, self.sum + other.sum)
 
     def quantile(self, share: float) -> float | None:
-        """Return an estimate of a quantile: the lowest bound that is not below the fraction `share`
-        of the values. For example, with 0.5 at least half of the values are at or below it.
+        """Return an estimate of a quantile, for example of the median if `share` is 0.5.
 
-        Infinity: no bound is high enough. None: there are no values."""
+        The estimate is the lowest bound for which at least this fraction of the values is at or
+        below the bound. Infinity: no bound is high enough. None: there are no values."""
         left = share * self.count
         if left <= 0:
             return None

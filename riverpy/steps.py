@@ -40,7 +40,7 @@ class StepRunner(Protocol):
         ...
 
     def set_cursor(self, value: object) -> None:
-        """Set the cursor of the running step, i.e. the position from which it continues."""
+        """Set the cursor of the running step, as `StepMethods.set_cursor` describes."""
 
     def checkpoint(
         self, tx: CallerTransaction | None, *, now: bool
@@ -193,7 +193,7 @@ class StepMethods:
         before.
 
         With an async session as `tx`, await the call. With a blocking session, which a step may use
-        in a thread, do not: the call returns when the state is stored.
+        in a thread, do not await it: the call returns when the state is stored.
 
         Args:
             tx: the transaction in which the running step writes its data.

@@ -127,7 +127,7 @@ class RegisteredWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _REFUSED_RETURN_TYPES = (AsyncIterator, Awaitable, Iterator, AbstractSet)
-"""Types without a JSON form. A handler that is annotated to return one is refused."""
+"""Types that cannot be stored as JSON. A handler with such a return annotation is refused."""
 
 
 class Workers:
@@ -446,7 +446,8 @@ def _check_job_function_signature(function: Callable[[Job[Any]], Any], function_
 
 
 def _find_refused_return_type(function: Callable[..., Any]) -> str | None:
-    """Return the name of the type in the return annotation if it has no JSON form, otherwise None.
+    """Return the name of the type in the return annotation if it cannot be stored as JSON.
+    Otherwise return None.
 
     An annotation that cannot be resolved is not checked, because its type may be imported only for
     type checkers."""

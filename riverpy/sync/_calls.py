@@ -1,6 +1,6 @@
 """BlockingCalls: the methods of `riverpy.sync.Client`, as coroutines on blocking connections.
 
-They share their code with `riverpy.Client`. The coroutines never wait for an event loop, so that
+They share their code with `riverpy.Client`. They never await anything that needs an event loop, so
 `run_without_loop` can run them.
 """
 
@@ -110,19 +110,19 @@ class BlockingCalls(
     async def insert(
         self, args: Args, opts: InsertOpts | None, *, tx: CallerTransaction | None
     ) -> InsertResult:
-        """Insert a job, as `riverpy.Client.insert`."""
+        """Insert a job, as `riverpy.Client.insert` does."""
         return await self.inserter.insert(args, opts, tx=tx)
 
     async def insert_many(
         self, params: Sequence[InsertManyParams], *, tx: CallerTransaction | None
     ) -> list[InsertResult]:
-        """Insert jobs, as `riverpy.Client.insert_many`."""
+        """Insert jobs, as `riverpy.Client.insert_many` does."""
         return await self.inserter.insert_many(params, tx=tx)
 
     async def insert_many_fast(
         self, params: Sequence[InsertManyParams], *, tx: CallerTransaction | None
     ) -> int:
-        """Insert jobs by COPY, as `riverpy.Client.insert_many_fast`."""
+        """Insert jobs with COPY, as `riverpy.Client.insert_many_fast` does."""
         return await self.inserter.insert_many_fast(params, tx=tx)
 
     @cached_property
@@ -138,7 +138,7 @@ class BlockingCalls(
 
 
 class _BlockingInserter(Inserter):
-    """Inserts jobs over blocking connections."""
+    """Inserts jobs with blocking connections."""
 
     def __init__(
         self,

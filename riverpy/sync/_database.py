@@ -71,7 +71,8 @@ def translate_block_errors(
         block: the context manager of the other library.
         error_type: the base class of the errors to translate.
         translate: returns the new error for an error.
-        translate_start: the same for errors when the block is entered. None: use `translate`.
+        translate_start: returns the new error for an error when the block is entered. None: use
+            `translate` for these errors too.
     """
     try:
         value = block.__enter__()

@@ -62,11 +62,11 @@ class PollingWaitMethods(ClientMethods):
         default, do nothing."""
 
     async def wait(self, job_id: int, *, timeout: timedelta | None) -> JobRow:
-        """Wait for a job, as `riverpy.Client.wait`."""
+        """Wait for a job, as `riverpy.Client.wait` does."""
         return (await self.wait_many([job_id], timeout=timeout))[0]
 
     async def wait_many(self, job_ids: Iterable[int], *, timeout: timedelta | None) -> list[JobRow]:
-        """Wait for jobs, as `riverpy.Client.wait_many`."""
+        """Wait for jobs, as `riverpy.Client.wait_many` does."""
         ids, seconds = check_job_ids(job_ids), check_wait_timeout(timeout)
         self.expect_no_open_transaction()
         return await self._poll_until_ended(ids, seconds, time.monotonic())
@@ -74,7 +74,7 @@ class PollingWaitMethods(ClientMethods):
     async def insert_and_wait(
         self, args: Args, opts: InsertOpts | None, *, timeout: timedelta | None
     ) -> JobRow:
-        """Insert a job and wait for it, as `riverpy.Client.insert_and_wait`."""
+        """Insert a job and wait for it, as `riverpy.Client.insert_and_wait` does."""
         seconds, began_at = check_wait_timeout(timeout), time.monotonic()
         expect_no_recorder("insert_and_wait")
         self.expect_no_open_transaction()

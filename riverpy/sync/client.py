@@ -218,7 +218,7 @@ class Client(BlockingWaitMethods):
         return self._run(self._calls.job_get(job_id, tx=_cast_tx(tx)), tx)
 
     def job_cancel(self, job_id: int, *, tx: BlockingTransaction | None = None) -> JobRow:
-        """Cancel a job, as `riverpy.Client.job_cancel`. Returns the job.
+        """Cancel a job, as `riverpy.Client.job_cancel` does. Returns the job.
 
         Raises:
             ConfigError, NotFoundError, JobDamagedError: as `job_get`.
@@ -226,7 +226,7 @@ class Client(BlockingWaitMethods):
         return self._run(self._calls.job_cancel(job_id, tx=_cast_tx(tx)), tx)
 
     def job_retry(self, job_id: int, *, tx: BlockingTransaction | None = None) -> JobRow:
-        """Make a job available now, as `riverpy.Client.job_retry`. Returns the job.
+        """Make a job available now, as `riverpy.Client.job_retry` does. Returns the job.
 
         Raises:
             ConfigError, NotFoundError, JobDamagedError: as `job_get`.
@@ -237,7 +237,7 @@ class Client(BlockingWaitMethods):
     def job_update(
         self, job_id: int, *, output: object, tx: BlockingTransaction | None = None
     ) -> JobRow:
-        """Set the output of a job, as `riverpy.Client.job_update`. Returns the job.
+        """Set the output of a job, as `riverpy.Client.job_update` does. Returns the job.
 
         Raises:
             ArgsError: the output cannot be encoded as JSON, or is larger than 32 MiB as JSON.
@@ -266,7 +266,7 @@ class Client(BlockingWaitMethods):
         tx: BlockingTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobPage:
-        """Return one page of the jobs that match all filters, as `riverpy.Client.job_list`.
+        """Return one page of the jobs that match all filters, as `riverpy.Client.job_list` does.
 
         Raises:
             ConfigError: a filter, the order, the limit or the cursor is not allowed.
@@ -293,7 +293,7 @@ class Client(BlockingWaitMethods):
         tx: BlockingTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> Iterator[JobRow]:
-        """Iterate over all jobs that match all filters, as `riverpy.Client.jobs`.
+        """Iterate over all jobs that match all filters, as `riverpy.Client.jobs` does.
 
         Raises:
             ConfigError: as `job_list`. This call raises it, before the iteration.
@@ -330,7 +330,7 @@ class Client(BlockingWaitMethods):
         **filters: Unpack[JobFilters],
     ) -> list[JobRow]:
         """Delete up to `limit` jobs that match all filters, the lowest ids first, as
-        `riverpy.Client.job_delete_many`. Returns the deleted jobs.
+        `riverpy.Client.job_delete_many` does. Returns the deleted jobs.
 
         Raises:
             ConfigError: a filter or the limit is not allowed; or no filter is given, and
@@ -350,7 +350,8 @@ class Client(BlockingWaitMethods):
         tx: BlockingTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobChanges:
-        """Make all jobs that match all filters available now, as `riverpy.Client.job_retry_many`.
+        """Make all jobs that match all filters available now, as `riverpy.Client.job_retry_many`
+        does.
 
         Raises:
             ConfigError: no filter is given, or a filter, the limit or `on_progress` is not allowed.
@@ -368,7 +369,7 @@ class Client(BlockingWaitMethods):
         tx: BlockingTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobChanges:
-        """Cancel all jobs that match all filters, as `riverpy.Client.job_cancel_many`.
+        """Cancel all jobs that match all filters, as `riverpy.Client.job_cancel_many` does.
 
         Raises:
             ConfigError: as `job_retry_many`.
@@ -386,7 +387,7 @@ class Client(BlockingWaitMethods):
         tx: BlockingTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobChanges:
-        """Delete all jobs that match all filters, as `riverpy.Client.job_delete_in_batches`.
+        """Delete all jobs that match all filters, as `riverpy.Client.job_delete_in_batches` does.
 
         Raises:
             ConfigError: as `job_retry_many`.
@@ -409,7 +410,7 @@ class Client(BlockingWaitMethods):
     def queue_list(
         self, *, limit: int = QUEUE_LIST_LIMIT_DEFAULT, tx: BlockingTransaction | None = None
     ) -> list[Queue]:
-        """Return the queues, sorted by name, as `riverpy.Client.queue_list`.
+        """Return the queues, sorted by name, as `riverpy.Client.queue_list` does.
 
         Raises:
             ConfigError: `limit` is below 1.
@@ -484,7 +485,7 @@ class Client(BlockingWaitMethods):
 
     def request_resign(self, *, tx: BlockingTransaction | None = None) -> None:
         """Request that the leader of this client's leader domain resigns, so that another client
-        can become leader, as `riverpy.Client.request_resign`."""
+        can become leader, as `riverpy.Client.request_resign` does."""
         self._run(self._calls.request_resign(tx=_cast_tx(tx)), tx)
 
     # -- effects that happen once
@@ -521,7 +522,7 @@ class Client(BlockingWaitMethods):
         tx: BlockingTransaction | None = None,
     ) -> Execution[ResultT]:
         """Call a function that writes to the database, but only once for each key, as
-        `riverpy.Client.run_once`.
+        `riverpy.Client.run_once` does.
 
         Args:
             key: identifies what the function does: 1 to 255 characters.

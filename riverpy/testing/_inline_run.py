@@ -59,7 +59,7 @@ _JOB_EVENT_KINDS = tuple(kind for kind in EventKind if kind.value.startswith("jo
 
 class _ResultConnection(InlineConnection):
     """The connection on which the completer stores results. It keeps the error of a failed
-    statement, because the completer only repeats the statement."""
+    statement for the test, because the completer would only send the results again."""
 
     def __init__(self, open_transaction: TransactionOpener) -> None:
         super().__init__("results", open_transaction)

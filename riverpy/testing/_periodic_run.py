@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from riverpy.worker import Workers
 
 PASSES_MAX = 1_000
-"""The maximum number of passes for one time of the test. One pass inserts the jobs that are due."""
+"""The maximum number of passes in one call of `insert_due_jobs`. One pass inserts the jobs that are
+due."""
 
 
 class TestTime:
@@ -99,7 +100,7 @@ class _TestTimeInserter:
     def __init__(self, inserter: Inserter, time: TestTime) -> None:
         self._inserter, self._time = inserter, time
         self.offset_by_job_id: dict[int, timedelta] = {}
-        """The offset of the test's time when each job was inserted, by job id."""
+        """The value of `TestTime.offset` at the insert of each job, by job id."""
 
     def prepare_periodic_job(
         self, args: Args, opts: InsertOpts, *, due_at: datetime
@@ -120,8 +121,8 @@ class _TestTimeInserter:
 
 
 class PeriodicServiceRunner:
-    """Runs the leader's services for periodic jobs and scheduled jobs, each time for one pass, when
-    a test requests it."""
+    """Runs the leader's services that insert periodic jobs and make scheduled jobs available. Each
+    method runs one of these services for the jobs that are due now."""
 
     def __init__(
         self,
@@ -161,7 +162,7 @@ class PeriodicServiceRunner:
 
     @property
     def offset_by_job_id(self) -> dict[int, timedelta]:
-        """The offset of the test's time when each job was inserted, by job id."""
+        """The value of `TestTime.offset` at the insert of each job, by job id."""
         return self._inserter.offset_by_job_id
 
     async def insert_due_jobs(self) -> None:

@@ -28,8 +28,8 @@ _TIMESTAMP_PARAMETER_PATTERN = re.compile(r"\$(\d+)::timestamptz\b")
 
 @lru_cache(maxsize=CACHED_STATEMENTS_MAX)
 def find_timestamp_parameters(statement: str) -> frozenset[int]:
-    """Return which parameters of a statement are timestamps or arrays of timestamps. 0 is the
-    parameter `$1`."""
+    """Return the positions of the parameters that are timestamps or arrays of timestamps. The
+    parameter `$1` has the position 0."""
     return frozenset(int(number) - 1 for number in _TIMESTAMP_PARAMETER_PATTERN.findall(statement))
 
 
@@ -37,8 +37,8 @@ class RawTimestampConnection:
     """An adapter of a connection. Its timestamps are integers: microseconds since 2000."""
 
     def __init__(self, connection: Transaction) -> None:
-        """Create the adapter of an asyncpg connection, or of riverpy's adapter of another library's
-        session."""
+        """Create the adapter. `connection` is an asyncpg connection, or riverpy's own adapter of a
+        session of another library."""
         self._connection = connection
 
     @classmethod

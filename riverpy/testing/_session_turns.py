@@ -108,18 +108,18 @@ class SessionTurns:
         return any(turn.is_of_session and turn.is_open() for turn in self._turns)
 
     def record_statement(self, statement: str) -> None:
-        """Record in the newest turn that it may have written, if the statement can write."""
+        """If the statement can write, record in the newest turn that its session has written."""
         first_word = statement.lstrip("( \n").partition(" ")[0].lower()
         if self._turns and first_word not in _READ_ONLY_KEYWORDS:
             self._turns[-1].has_written = True
 
     def record_commit(self, session: object) -> None:
-        """Record in the session's turn that it committed."""
+        """Record in the turn of a session that the session has committed."""
         if (turn := self._turn_by_session.get(session)) is not None:
             turn.is_committed = True
 
     def expect_commit_allowed(self, session: object) -> None:
-        """Check that no session is open that began its turn after this one.
+        """Check that no other session has an open turn that began after the turn of this session.
 
         Raises:
             MixedSessionsError: such a session is open. The commit would remove its savepoint.
@@ -169,9 +169,11 @@ class SessionTurns:
             self._end_turn(turn)
 
     def _record_undone_commits(self, turn: _Turn) -> None:
-        """If the turn was committed, record the commit in the turns around it. Otherwise set
-        `error` if the rollback has undone a commit of another session, or if a later session is
-        still open."""
+        """At the end of a turn, check whether it undoes the commit of another session.
+
+        If the turn was committed, record this in the turns that began before it. Otherwise set
+        `error` if the rollback undoes a commit of another session, or if a session that began its
+        turn later is still open."""
         if turn.is_committed:
             index = self._turns.index(turn) if turn in self._turns else 0
             for outer in self._turns[:index]:
@@ -208,7 +210,7 @@ _shared_turns: list[SessionTurns] = []
 
 @contextmanager
 def sharing_turns(turns: SessionTurns) -> Generator[None]:
-    """Let the calls of clients in jobs take turns too, during the block."""
+    """Let the calls that jobs make on their clients use `turns` too, during the block."""
     _shared_turns.append(turns)
     try:
         yield

@@ -63,8 +63,8 @@ class TransactionGuard:
         to it.
 
         Args:
-            has_failed: whether the attempt failed. Otherwise the code must not have aborted the
-                transaction.
+            has_failed: whether the attempt failed. If it did not fail, an aborted transaction is an
+                error.
             error: the error that the code raised, if any.
 
         Raises:

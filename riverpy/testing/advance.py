@@ -29,7 +29,7 @@ SLOTS_MAX = 1_000
 """The maximum number of due times of periodic jobs in one call of `advance`."""
 CLOCK_DRIFT_MAX = timedelta(minutes=1)
 """If a FixedClock differs by more than this from the time of the test, the test itself has moved
-the clock. Then the clock decides."""
+the clock. Then `advance` uses the time of the clock."""
 _offset_by_client: WeakKeyDictionary[Client, timedelta] = WeakKeyDictionary()
 """By how much `advance` has moved the time of each client so far."""
 
@@ -112,7 +112,8 @@ class _TimeAdvancer:
     """Moves the times of jobs and periodic jobs for one call of `advance`."""
 
     def __init__(self, client: Client, source: Client, time: TestTime) -> None:
-        """`client` has the periodic jobs. `source` is the client whose connections are used."""
+        """Prepare the moves. `client` has the periodic jobs. `source` is the client whose
+        connections are used."""
         self._open_transaction, self._time = InlineClient.get_transaction_opener(source), time
         self._schema, self._clock = client.config.schema, client.config.clock
         self._periodic_run = PeriodicServiceRunner(

@@ -247,7 +247,7 @@ def refusing_sessions(session_makers: Sequence[SessionMaker]) -> Generator[None]
     with ExitStack() as stack:
         for is_async in (True, False):
             if makers := select_session_makers(session_makers, is_async=is_async):
-                # Any installed driver will do, because `creator` raises before it is called.
+                # These drivers are always installed. They are not called: `creator` raises first.
                 create, driver = (
                     (create_async_engine, "postgresql+asyncpg")
                     if is_async
@@ -314,7 +314,8 @@ def _make_test_session_class(turns: SessionTurns) -> type[Session]:
     """Return the class of the test's own session.
 
     While a session of the application has an open savepoint, the test's session runs its statements
-    in this savepoint. If it set a savepoint of its own, that would have to end first."""
+    inside this savepoint. It must not set its own savepoint then, because that would have to end
+    before the savepoint of the application's session."""
     from sqlalchemy.orm import Session
 
     class TestSession(Session):

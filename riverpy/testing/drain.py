@@ -117,7 +117,7 @@ async def _drain(
 def _check_arguments(
     client: Client, queues: Sequence[str] | None, max_jobs: int
 ) -> list[str] | None:
-    """Return the queues to drain; None: all queues."""
+    """Return the names of the queues whose jobs are worked; None: all queues."""
     if not client.workers:
         raise ConfigError("drain works jobs, so the client needs workers: Client(…, workers=…)")
     if client.is_running:

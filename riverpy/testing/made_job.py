@@ -65,7 +65,7 @@ class JobColumns(TypedDict, total=False):
     """The columns of a job that a test can pass to `make_job`. Times must have a time zone."""
 
     id: int
-    """The id, 1 or more. Default: 1 for the first job, then 2, 3, …"""
+    """The id, 1 or more. Default: the next number of a counter, which starts at 1."""
     attempt: int
     """The number of this attempt, 1 to `max_attempts`. 0: the job waits for its first attempt.
     Default: the number of `errors`, plus 1 if the state is not available, pending or scheduled."""

@@ -260,8 +260,8 @@ class RunDatabases:
         )
 
     async def _end_blocking_sessions(self, database: Connection, blocking: list[str]) -> None:
-        """End the sessions that block statements of the connection `database`, every 2 seconds
-        until this task is cancelled. Append the descriptions of these sessions to `blocking`."""
+        """Every 2 seconds, until this task is cancelled, end the sessions whose locks block the
+        connection `database`. Append the descriptions of these sessions to `blocking`."""
         while True:
             await anyio.sleep(LOCK_TIMEOUT)
             rows = await statements.fetch_blocking_sessions(
@@ -286,11 +286,11 @@ class RunDatabases:
         return await statements.fetch_locking_transactions(self._database)
 
     def end_transactions(self, kept: set[tuple[int, str]]) -> None:
-        """Wait up to a second until the open transactions of the test have ended, then end the
-        sessions of the others.
+        """Wait up to a second until the open transactions of a test have ended. Then end the
+        sessions whose transactions are still open.
 
-        `kept` has the transactions that may stay open, as `list_open_transactions` returned them
-        before the test.
+        `kept` has the transactions that may stay open. These are the transactions that
+        `list_open_transactions` returned before the test.
 
         Raises:
             TransactionError: a session had to be ended. The error text describes the session.
