@@ -66,7 +66,8 @@ class ClientIdInUseError(ConfigError):
 
 class DomainConflictError(ConfigError):
     """The client cannot claim a queue for its leader domain, because the queue belongs to another
-    leader domain. No queue was claimed.
+    leader domain. No queue was claimed. Each leader domain has its own leader, which maintains the
+    queues of the domain.
 
     Attributes:
         queue: the name of the queue.

@@ -79,7 +79,7 @@ class LeaseUse(StrEnum):
     SINGLETON = "singleton"
     """A function that is registered with `client.singleton`."""
     LEADER = "leader"
-    """The leader of a leader domain, or the maintenance of the schema."""
+    """The leader of a leader domain, or the client that maintains the schema."""
 
 
 class LeaseChange(msgspec.Struct, frozen=True):
@@ -175,7 +175,7 @@ class LeadershipChange(msgspec.Struct, frozen=True):
     """The reason why the client is no longer leader; None: it is the leader, or has not been
     leader."""
     domain: str = "default"
-    """The leader domain."""
+    """The leader domain of the client. Each domain has its own leader."""
     epoch: int | None = None
     """The number of the term (one client's time as leader). It is higher than the number of every
     earlier term. None: the domain is `default`, whose terms have no number, or the client has not

@@ -25,7 +25,7 @@ class ExecutionState(Enum):
     """Another call is running the function. This call did nothing: try again later.
 
     For `run_at_most_once`, the client of the other call is alive. For `run_at_least_once`, the
-    claim of the other call has not expired."""
+    other call's claim of the key has not expired."""
     UNKNOWN = "unknown"
     """An earlier call of `run_at_most_once` started, but did not record that the effect is
     complete. The effect may or may not have happened. This call did nothing, and the function does
@@ -34,8 +34,8 @@ class ExecutionState(Enum):
     The earlier function failed or was cancelled, or its client is dead (it has written no heartbeat
     for its `dead_after`)."""
     OVERTAKEN = "overtaken"
-    """The function ran in this call, but the claim of this call expired before the end, and another
-    call claimed the key. So the effect may happen twice."""
+    """The function ran in this call. But before it ended, this call's claim of the key expired, and
+    another call claimed the key. So the effect may happen twice."""
 
 
 class Execution(msgspec.Struct, Generic[ResultT], frozen=True):
@@ -45,7 +45,8 @@ class Execution(msgspec.Struct, Generic[ResultT], frozen=True):
     value: ResultT | None = None
     """The value that the function returned; None: the function did not run in this call."""
     claimed_by: str | None = None
-    """The id of the client that claimed the key; None: not known yet."""
+    """The id of the client that claimed the key, i.e. that runs or ran the function; None: not
+    known yet."""
     claimed_at: datetime | None = None
     """The time at which another call claimed the key, by the server's clock; None: not known, or
     the function ran in this call."""

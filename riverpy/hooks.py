@@ -41,7 +41,7 @@ Metric: TypeAlias = JobGetAvailableCount | JobGetAvailableDuration
 
 @runtime_checkable
 class HookInsertBegin(Protocol):
-    """A hook that is called before each insert of a job. It runs inside all middleware."""
+    """A hook that is called before each insert of a job. Middleware runs around it."""
 
     def insert_begin(self, params: JobInsertParams, /) -> Awaitable[None]:
         """Change the values in `params`, or raise an error to refuse all jobs of this insert."""
@@ -50,8 +50,8 @@ class HookInsertBegin(Protocol):
 
 @runtime_checkable
 class HookWorkBegin(Protocol):
-    """A hook that is called when an attempt begins, before the args are decoded. It runs inside all
-    middleware."""
+    """A hook that is called when an attempt begins, before the args are decoded. Middleware runs
+    around it."""
 
     def work_begin(self, job: Job[Any], /) -> Awaitable[None]:
         """Prepare the attempt, for example change `job.encoded_args`. If this method raises an
@@ -61,7 +61,7 @@ class HookWorkBegin(Protocol):
 
 @runtime_checkable
 class HookWorkEnd(Protocol):
-    """A hook that is called after the job's code has ended. It runs inside all middleware."""
+    """A hook that is called after the job's code has ended. Middleware runs around it."""
 
     def work_end(self, job: Job[Any], error: BaseException | None, /) -> Awaitable[bool | None]:
         """Receive the outcome of the attempt, and perhaps change it.

@@ -123,8 +123,8 @@ class LeaseManager:
         """Connect, and check that the table exists.
 
         Raises:
-            SchemaMissingError: the migration line `riverpy` is not applied; the error text has the
-                command.
+            SchemaMissingError: the migrations of riverpy's own tables are not applied; the error
+                text has the command.
             ConfigError, DatabaseError, OSError, TimeoutError, asyncpg.PostgresError: the database
                 cannot be used.
         """

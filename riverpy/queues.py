@@ -107,7 +107,8 @@ class ClientQueues(Mapping[str, QueueConfig]):
     async def add(self, name: str, config: QueueConfig | None = None) -> None:
         """Add a queue. If the client runs, it claims jobs of the queue when this method returns.
 
-        If the client belongs to a leader domain, it first claims the queue for this domain.
+        If `Config.leader_domain` is set, the client first claims the queue for this domain, whose
+        leader then maintains it.
 
         Args:
             name: the name of the queue.

@@ -62,13 +62,13 @@ class KindStats(msgspec.Struct, frozen=True):
     snoozed: int
     cancelled: int
     interrupted: int
-    """The number of attempts that a stop ended."""
+    """The number of attempts that ended because the client stopped."""
     runs: Histogram
     """Duration of the attempts in seconds."""
 
 
 class QueueStats(msgspec.Struct, frozen=True):
-    """State and counts of a queue of the client."""
+    """The state of one queue of the client, and its counts since the run started."""
 
     slots: int
     running: int
@@ -153,14 +153,14 @@ class LeaseStats(msgspec.Struct, frozen=True):
 
 class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a client, and the counts of its current run or, if it does not run, of its last
-    run. The counts start at zero with each run."""
+    run. A run lasts from the start of the client to its stop. Its counts start at zero."""
 
     client_id: str
     state: Literal["starting", "working", "stopping", "stopped"] = "stopped"
     uptime: float = 0.0
     """Seconds since the run started; 0: there was no run."""
     domain: str = "default"
-    """The leader domain that the client belongs to."""
+    """The leader domain that the client belongs to. Each domain has its own leader."""
     is_leader: bool = False
     """Whether the client is the leader of its domain."""
     is_leader_standby: bool = False

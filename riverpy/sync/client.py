@@ -457,11 +457,12 @@ class Client(BlockingWaitMethods):
         self._run(self._calls.queue_resume(name, tx=_cast_tx(tx)), tx)
 
     def periodic_pause(self, job_id: str, *, tx: BlockingTransaction | None = None) -> None:
-        """Stop inserting jobs of a periodic job until `periodic_resume`.
+        """Pause a periodic job: the leader inserts no jobs for it until `periodic_resume` is
+        called.
 
         Raises:
             NotFoundError: no leader has registered a periodic job with this id.
-            SchemaMissingError: the database lacks migration 2 of the migration line `riverpy`.
+            SchemaMissingError: migration 2 of riverpy's own tables is not applied.
         """
         self._run(self._calls.periodic_pause(job_id, tx=_cast_tx(tx)), tx)
 
@@ -536,7 +537,7 @@ class Client(BlockingWaitMethods):
         Raises:
             ConfigError: the key or a duration is not allowed, or `fn` does not take one argument,
                 or is async.
-            SchemaMissingError: the migration line `riverpy` is not applied.
+            SchemaMissingError: the migrations of riverpy's own tables are not applied.
             TransactionError: `fn` has ended the transaction, or `tx` is not usable.
             ClientStateError: there is no `tx`, and the client has no database, is closed, or comes
                 from `current_client`.

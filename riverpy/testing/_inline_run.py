@@ -1,7 +1,7 @@
 """InlineRun: works one job for a test, without a running client.
 
-It claims the job by its id, runs it with the executor of a client, and stores the result with the
-completer of a client, on the connection of the test.
+It claims the job by its id. Then the executor of a client runs the job, and the completer of a
+client stores the result. All this uses the connection of the test.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ due."""
 
 
 class TestTime:
-    """The time of a test. `offset` is how far it is ahead of the server's clock."""
+    """The time of a test, as `advance` moves it: the server's time plus `offset`."""
 
     def __init__(self, offset: timedelta) -> None:
         self.offset = offset
@@ -81,8 +81,8 @@ class _AlwaysHeldFence:
 
 
 class _TestTimeSchedule:
-    """A schedule whose times are computed with the time of the test, and returned in server
-    time."""
+    """A schedule that computes its times with the time of the test (see `TestTime`), and returns
+    them in server time."""
 
     def __init__(self, schedule: PeriodicSchedule, time: TestTime) -> None:
         self._schedule, self._time = schedule, time

@@ -78,8 +78,9 @@ _turns_of_task: ContextVar[tuple[_Turn, ...]] = ContextVar("riverpy_turns_of_tas
 
 
 class SessionTurns:
-    """The turns of the sessions and client calls that share the connection of a test. Call all
-    methods in the event loop of the test."""
+    """Lets the sessions and client calls that share a test's connection use it one after the other.
+    A turn is the time in which one of them has an open savepoint. Call all methods in the event
+    loop of the test."""
 
     def __init__(self) -> None:
         self._turns: list[_Turn] = []
@@ -104,7 +105,7 @@ class SessionTurns:
             )
 
     def has_open_turns(self) -> bool:
-        """Return whether a session of the application has an open turn."""
+        """Return whether a session of the application has an open turn, i.e. an open savepoint."""
         return any(turn.is_of_session and turn.is_open() for turn in self._turns)
 
     def record_statement(self, statement: str) -> None:
@@ -190,7 +191,8 @@ class SessionTurns:
 
     @asynccontextmanager
     async def hold_turn(self) -> AsyncGenerator[None]:
-        """Return a context manager that holds a turn for a call of a client."""
+        """Return a context manager that holds a turn for a call of a client. During the turn, no
+        other task uses the connection."""
         if not self.is_free():
             await self.wait_until_free()
         turn = self.begin_turn(None)
@@ -219,5 +221,6 @@ def sharing_turns(turns: SessionTurns) -> Generator[None]:
 
 
 def hold_shared_turn() -> AbstractAsyncContextManager[None]:
-    """Return a context manager that holds a turn if the sessions of the running test take turns."""
+    """Return a context manager that waits for a turn of the test's connection and holds it. If the
+    sessions of the running test do not share a connection, it does nothing."""
     return _shared_turns[-1].hold_turn() if _shared_turns else nullcontext()

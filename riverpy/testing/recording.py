@@ -194,10 +194,10 @@ class RecordedJobs:
             keys.add(row.unique_key)
 
     def _record_row(self, row: InsertRow, now: datetime) -> tuple[int, bool, bool]:
-        """Record one job, except if it is a duplicate.
+        """Record one job, except if it is a duplicate of a recorded job.
 
-        Return the index of the job (or, for a duplicate, of the existing job) in the list, whether
-        the job is a duplicate, and whether it has replaced values of the existing job."""
+        Return three values: the index of the job or, for a duplicate, of the recorded job; whether
+        it is a duplicate; and whether it has replaced values of the recorded job."""
         if row.unique_key is not None:
             for index, entry in enumerate(self._entries):
                 if entry.insert_row.unique_key == row.unique_key:

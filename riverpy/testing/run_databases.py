@@ -106,7 +106,7 @@ class RunDatabases:
     """The databases of a run of pytest, for one process of the run.
 
     The methods that are not async block the calling thread. Any thread may call them, except the
-    thread of the portal's event loop."""
+    thread in which the event loop of `portal` (an anyio `BlockingPortal`) runs."""
 
     def __init__(
         self,
@@ -128,7 +128,8 @@ class RunDatabases:
         """A connection to the database of this process. It empties the tables between tests."""
 
     async def begin(self) -> None:
-        """Acquire the lock of this run, and drop the databases of runs that have ended."""
+        """Acquire the lock of this run of pytest, and drop the databases of runs that have
+        ended."""
         await statements.disable_idle_session_timeout(self._connection)
         await statements.lock_run(self._connection, self._run)
         oid = await statements.fetch_database_oid(self._connection)
@@ -139,8 +140,8 @@ class RunDatabases:
                 await self._drop_run_if_ended(run)
 
     async def end(self) -> None:
-        """Drop the database of this process. If this is the last process of the run, drop the
-        template too."""
+        """Drop the database of this process. If this is the last process of the run of pytest, drop
+        the template database of the run too."""
         if self._database is not None:
             await close_connection(self._database)
         await statements.drop_database(self._connection, self._make_database_name(self._worker))
@@ -160,11 +161,12 @@ class RunDatabases:
         return f"{self._prefix}{self._run:08x}_{use}"
 
     def create(self, prepare: Callable[[str], Awaitable[object] | object]) -> str:
-        """Create the database of this process as a copy of the template, and return its URL.
+        """Create the database of this process as a copy of the run's template database, and return
+        its URL.
 
         Args:
-            prepare: the user's function that prepares the template, async or not. One process of
-                the run calls it with the URL of the template, after the migrations.
+            prepare: the user's function that prepares the template database, async or not. One
+                process of the run calls it with the URL of this database, after the migrations.
 
         Raises:
             UnusableServerError: the server does not answer, or refuses a statement.
@@ -205,8 +207,8 @@ class RunDatabases:
         await statements.rename_database(self._connection, unready, template)
 
     def empty_tables(self) -> None:
-        """Empty the tables of this process's database, except tables that have rows in the
-        template. If a session has locked such a table for longer than 2 seconds, end the session.
+        """Empty the tables of this process's database, except tables that have rows in the template
+        database. If a session has locked such a table for longer than 2 seconds, end the session.
 
         Raises:
             TransactionError: a session had to be ended, or cannot be ended. The error text
