@@ -42,8 +42,8 @@ class JobLog:
 
     A job logs with `job.log`, with the module `logging` (add a `JobLogHandler` to the root logger),
     or with structlog (add `record_event` to its processors). Lines from tasks and threads of the
-    job are stored too, if they run in a copy of the job's context. `asyncio.to_thread` copies the
-    context, and `threading.Thread` copies it only in Python 3.14 and newer.
+    job are stored too, if they run in a copy of the job's context. Tasks and `asyncio.to_thread`
+    copy the context. By default, `threading.Thread` does not.
 
     At the end of every attempt, the entry `{"attempt": n, "log": "…"}` is appended to the metadata
     key `river:log`. If the attempt has logged nothing, no entry is stored. All entries of a job

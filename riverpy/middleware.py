@@ -45,7 +45,8 @@ class WorkerMiddleware(Protocol):
     decoded."""
 
     def work(self, job: Job[Any], do_inner: WorkInner, /) -> Awaitable[None]:
-        """Call `do_inner` once to run the job, or raise an error, which makes the attempt fail.
+        """Call `do_inner` once to run the job. Or raise an error, which counts as an error of the
+        job's code.
 
         The job's timeout includes only the time inside `do_inner`.
 

@@ -92,9 +92,10 @@ class CronSchedule:
     """A schedule that is due when the local time of a time zone matches a cron expression. Its text
     is, for example, `cron 0 9 * * MON Europe/Berlin`.
 
-    An expression has fixed times if neither its minute nor its hour begins with `*` or `?`. If
-    clocks go forward and skip a fixed time, the schedule is due at the first instant after the gap.
-    If clocks go back and a fixed time occurs twice, the schedule is due only the first time.
+    An expression has fixed times if neither its minute nor its hour begins with `*` or `?`, and its
+    hour does not match all 24 hours. If clocks go forward and skip a fixed time, the schedule is
+    due at the first instant after the gap. If clocks go back and a fixed time occurs twice, the
+    schedule is due only the first time.
 
     Any other expression is due at each instant whose local time matches. For example, an hourly
     expression is due once in each elapsed hour. With `clock_changes="river"`, an expression with
@@ -205,7 +206,8 @@ def never() -> NeverSchedule:
 def cron(
     expression: str, *, timezone: str | None = None, clock_changes: ClockChangePolicy = "once"
 ) -> CronSchedule | IntervalSchedule:
-    """Return the schedule of a cron expression. River in Go computes the same times.
+    """Return the schedule of a cron expression. River in Go computes the same times, except when
+    clocks change: see `clock_changes`.
 
     Args:
         expression: minute, hour, day of the month, month and day of the week, as in

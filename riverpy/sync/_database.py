@@ -22,8 +22,9 @@ _LOGIN_REFUSED_TEXTS = (
     "no password supplied",
     "no pg_hba.conf entry",
 )
-"""Parts of libpq's error texts for refused logins, because these errors have no code. If the
-server's texts are in another language, a refused login counts as a lost connection."""
+"""Parts of libpq's error texts for refused logins, because these errors have no code. If the server
+sends texts in another language, a refused login is not recognized, and the call is repeated for a
+while."""
 Isolation: TypeAlias = Literal["read_committed", "repeatable_read"] | None
 """The isolation level of a transaction; None: the default of the connection."""
 

@@ -50,7 +50,8 @@ def lifespan(
     for Starlette, or `Litestar(lifespan=[riverpy.web.lifespan(client)])`.
 
     The client is opened before `inner` starts, and closed after `inner` has stopped. Jobs run only
-    between the start and the stop of `inner`. If the client cannot be opened, the server stops.
+    between the start and the stop of `inner`. If the client or `inner` cannot start, the server
+    stops.
 
     Args:
         client: the client. Requests find it in `request.state.riverpy`.
