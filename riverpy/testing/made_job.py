@@ -56,6 +56,7 @@ _STEP_METADATA_KEYS = (STEP_METADATA_KEY, CURSORS_METADATA_KEY, KEPT_RESULTS_MET
 _OPTION_COLUMNS = ("max_attempts", "metadata", "priority", "queue", "scheduled_at", "tags")
 """The columns that are set by options of `InsertOpts`."""
 _WAITING_STATES = (JobState.AVAILABLE, JobState.PENDING, JobState.SCHEDULED)
+_FAILED_STATES = (JobState.RETRYABLE, JobState.DISCARDED)
 _FINAL_STATES = (JobState.CANCELLED, JobState.COMPLETED, JobState.DISCARDED)
 _JOB_ID_MAX = 2**63 - 1
 _next_job_id = itertools.count(1)
@@ -68,7 +69,9 @@ class JobColumns(TypedDict, total=False):
     """The id, 1 or more. Default: the next number of a counter, which starts at 1."""
     attempt: int
     """The number of this attempt, 1 to `max_attempts`. 0: the job waits for its first attempt.
-    Default: the number of `errors`, plus 1 if the state is not available, pending or scheduled."""
+    Default: the number of `errors` in a waiting state (available, pending, scheduled), and also if
+    the state is retryable or discarded, where the last error is that of this attempt. In the other
+    states 1 more."""
     attempted_at: datetime
     attempted_by: Sequence[str]
     created_at: datetime
@@ -369,7 +372,7 @@ def _set_given_columns(values: list[Any], given: Mapping[str, Any], now: datetim
     is_waiting = state in _WAITING_STATES
     values[JobColumn.STATE] = state.value
     values[JobColumn.ERRORS] = errors or None
-    values[JobColumn.ATTEMPT] = given.get("attempt", len(errors) + (0 if is_waiting else 1))
+    values[JobColumn.ATTEMPT] = given.get("attempt", _count_attempts(state, len(errors)))
     values[JobColumn.KIND] = given.get("kind", values[JobColumn.KIND])
     if not is_waiting:
         values[JobColumn.ATTEMPTED_AT] = encode_time(now)
@@ -381,6 +384,13 @@ def _set_given_columns(values: list[Any], given: Mapping[str, Any], now: datetim
             values[getattr(JobColumn, name.upper())] = encode_time(given[name])
     if "attempted_by" in given:
         values[JobColumn.ATTEMPTED_BY] = list(given["attempted_by"])
+
+
+def _count_attempts(state: JobState, error_count: int) -> int:
+    """Return the number of attempts that a job in this state with these errors has started."""
+    if state in _WAITING_STATES:
+        return error_count
+    return max(error_count, 1) if state in _FAILED_STATES else error_count + 1
 
 
 def _encode_error(error: AttemptError | str, attempt: int, now: datetime) -> str:

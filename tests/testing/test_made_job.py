@@ -110,10 +110,28 @@ def test_wrong_columns(columns: dict[str, Any], error: type[Exception], text: st
         make_job(Welcome(1), **columns)
 
 
+@pytest.mark.parametrize(
+    ("state", "errors", "attempt"),
+    [
+        ("available", 2, 2),
+        ("running", 2, 3),
+        ("retryable", 2, 2),
+        ("discarded", 2, 2),
+        ("discarded", 0, 1),
+        ("completed", 2, 3),
+    ],
+)
+def test_attempt_fits_state(state: str, errors: int, attempt: int) -> None:
+    """Without a given attempt a job has as many attempts as the same row would have in a table: the
+    last error of a failed job is that of its last attempt."""
+    job = make_job(Welcome(1), state=state, errors=["no"] * errors)  # type: ignore
+    assert job.attempt == attempt
+
+
 async def test_what_needs_a_database_says_so() -> None:
     """Calls with a transaction and wrong arguments are refused, and a test can cancel a job."""
     job = make_job(Welcome(1), errors=["first"], state="retryable")  # type: ignore
-    assert (job.attempt, job.error_count) == (2, 1)
+    assert (job.attempt, job.error_count) == (1, 1)
     for call in (job.complete_tx, job.checkpoint):
         with pytest.raises(ClientStateError, match=r"use riverpy.testing.TestWorker"):
             await call(object())  # type: ignore
