@@ -197,8 +197,8 @@ def mask_passwords(text: str) -> str:
 
 
 def _mask_password_before_at(word: str) -> str:
-    """Mask a password before an `@`. A password may contain an `@`, so everything before the last
-    `@` is masked."""
+    """Mask a password before an `@`. A password may contain an `@`, so everything between the colon
+    behind the user and the last `@` is masked."""
     for pattern in _USER_BEFORE_PASSWORD_PATTERNS:
         end = word.rfind("@")
         login = pattern.search(word, 0, max(end, 0))
@@ -363,8 +363,8 @@ def server_from_url(url: str, environ: Mapping[str, str] = os.environ) -> Server
     """Return the server that a valid URL and the environment variables `PG*` select.
 
     Raises:
-        ConfigError: the service in the URL does not exist, or the port in PGPORT or the service is
-            not valid.
+        ConfigError: the service in the URL does not exist or cannot be read, or the port in PGPORT
+            or the service is not valid.
     """
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))

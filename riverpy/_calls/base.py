@@ -28,9 +28,9 @@ TransactionIsolation: TypeAlias = Literal["read_committed", "repeatable_read", "
 class ClientMethods(ABC):
     """The base class of the classes that implement the methods of `Client`.
 
-    A method with an argument `tx` runs in a savepoint of this transaction, so that the transaction
-    stays usable after an error. The method raises TransactionError if `tx` is closed, aborted or
-    not in a transaction.
+    If the caller passes a transaction as `tx`, the method runs in a savepoint of it, so that the
+    transaction stays usable after an error. The method raises TransactionError if `tx` is closed,
+    aborted or not in a transaction.
     """
 
     _config: Config

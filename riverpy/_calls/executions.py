@@ -159,7 +159,8 @@ class ExecutionMethods(ClientMethods):
         Returns:
             An Execution in state RAN or DONE_BEFORE. The state is IN_PROGRESS if another call runs
                 longer than `wait`. If a `run_at_most_once` or `run_at_least_once` with the key is
-                running, IN_PROGRESS is returned without waiting.
+                running, IN_PROGRESS is returned without waiting. The state is UNKNOWN if a call of
+                `run_at_most_once` claimed the key and then failed or died.
 
         Raises:
             ConfigError: the key or a duration is not allowed, or `fn` does not take one argument or
@@ -269,7 +270,7 @@ class ExecutionMethods(ClientMethods):
 
         Args:
             key: identifies the effect: 1 to 255 characters.
-            fn: receives the claim. It is cancelled shortly before the claim expires.
+            fn: receives the claim. `fn` is cancelled shortly before the claim expires.
             expires_after: how long `fn` may run. If the process crashes, other calls return
                 IN_PROGRESS until this time has passed. Default 5 minutes.
             kept: how long the key is stored, at least `expires_after`. After that, a call runs `fn`

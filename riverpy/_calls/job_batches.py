@@ -117,7 +117,7 @@ class JobBatchMethods(ClientMethods):
         **filters: Unpack[JobFilters],
     ) -> JobChanges:
         """Make all jobs that pass all filters available now, each in the same way as `job_retry`.
-        Return how many jobs were changed, unchanged and refused.
+        Return the numbers of changed, unchanged, missing and refused jobs.
 
         The jobs are changed in batches of 1,000, in the order of their ids. Each batch has its own
         transaction and notifies each queue once. Jobs that were inserted after the call are not
@@ -152,8 +152,8 @@ class JobBatchMethods(ClientMethods):
         tx: CallerTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobChanges:
-        """Cancel all jobs that pass all filters, each in the same way as `job_cancel`. Return how
-        many jobs were changed, unchanged and refused.
+        """Cancel all jobs that pass all filters, each in the same way as `job_cancel`. Return the
+        numbers of changed, unchanged, missing and refused jobs.
 
         The workers of running jobs are notified. Batches, `limit`, `on_progress`, `tx`, `filters`
         and locked jobs: as for `job_retry_many`.
@@ -172,8 +172,8 @@ class JobBatchMethods(ClientMethods):
         tx: CallerTransaction | None = None,
         **filters: Unpack[JobFilters],
     ) -> JobChanges:
-        """Delete all jobs that pass all filters, without reading their content. Return how many
-        jobs were deleted, left unchanged and refused.
+        """Delete all jobs that pass all filters, without reading their content. Return the numbers
+        of deleted, unchanged, missing and refused jobs.
 
         Running jobs are not deleted. Batches, `limit`, `on_progress`, `tx`, `filters` and locked
         jobs: as for `job_retry_many`.

@@ -125,7 +125,7 @@ def _make_cursor_error(text: str, reason: str) -> ConfigError:
 
 def _format_cursor_time(microseconds: int) -> str:
     """Return a time as text for a cursor. If RFC 3339 cannot express the time, the text has
-    PostgreSQL's format, which River in Go cannot read."""
+    PostgreSQL's format. River in Go cannot read jobs with such times."""
     time = decode_timestamp(microseconds)
     if time is None or encode_timestamp(time) != microseconds:
         return format_postgres_time(microseconds)

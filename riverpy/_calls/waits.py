@@ -41,8 +41,8 @@ class WaitMethods(ListeningMethods):
         self, job_id: int, *, timeout: timedelta | None = WAIT_TIMEOUT_DEFAULT
     ) -> JobRow:
         """Wait until a job has ended, i.e. is completed, cancelled or discarded. Return its row
-        with the state, the errors and the output. `riverpy.result(row)` returns the output or
-        raises the error.
+        with the state, the errors and the output. `riverpy.result(row)` returns the output. If the
+        job is not completed, it raises JobNotCompletedError.
 
         The wait continues while a job is snoozed, or fails and is retried. Any process may wait for
         a job, and any client may work it, also River in Go. All waits of a client share one

@@ -96,10 +96,10 @@ class HeartbeatWriter:
         """Create the heartbeat writer without sending a statement.
 
         Args:
-            connections: the connections for heartbeats, in the order in which they are tried. The
-                first one should have a short `lock_timeout`. Otherwise a wait for a locked table
-                would last until the heartbeat's timeout, which closes the connection. The last one
-                registers the run.
+            connections: the connections for heartbeats. Each one is tried only if those before it
+                have failed. The first one should have a short `lock_timeout`. Otherwise a wait for
+                a locked table would last until the heartbeat's timeout, which closes the
+                connection. The last one registers the run.
             on_client_id_lost: called once when another run has registered under the client id.
                 After that, this run writes no heartbeats and claims no jobs.
             get_lease_report: returns what a heartbeat reports about leases. It returns None if the

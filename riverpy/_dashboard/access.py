@@ -78,9 +78,9 @@ async def authorize_request(
 
 
 def _expect_local_request(request: Request) -> None:
-    """Raise PageError if the connection or the address in the browser is not local. Without the
-    second check, another site could use DNS to give its own host name the address of this machine,
-    and send requests to the dashboard."""
+    """Raise PageError if a proxy forwarded the request, or if the connection or the address in the
+    browser is not local. Without the check of the address, another site could use DNS to give its
+    own host name the address of this machine, and send requests to the dashboard."""
     peer = request.client.host if request.client is not None else ""
     if not _is_loopback(peer):
         raise PageError(
@@ -203,9 +203,9 @@ def _make_cross_origin_error() -> PageError:
 def _is_same_origin(headers: Headers) -> bool:
     """Return whether a page of this dashboard sent the request.
 
-    Without TLS, browsers send `Origin` instead of `Sec-Fetch-Site`. A proxy may replace `Host` and
-    keep the browser's value in `X-Forwarded-Host`. Pages of other sites cannot send this header
-    without the permission of the dashboard.
+    Browsers that do not send `Sec-Fetch-Site`, for example without TLS, send `Origin`. A proxy may
+    replace `Host` and keep the browser's value in `X-Forwarded-Host`. Pages of other sites cannot
+    send this header without the permission of the dashboard.
     """
     fetch_site = headers.get("sec-fetch-site")
     if fetch_site is not None:

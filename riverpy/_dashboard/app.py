@@ -211,7 +211,7 @@ class _DashboardApp:
         followed = view._replace(
             path_params=found["path_params"],
             query=QueryParams(place.query),
-            access=view.access._replace(user=None),  # all users with these rights share the stream
+            access=view.access._replace(user=None),  # all users with these rights share the region
         )
         key = RegionKey(f"{place.path}?{followed.query}", followed.access.level, followed.root_path)
         if "changed" in request.query_params:
@@ -324,7 +324,7 @@ async def _read_form(request: Request) -> QueryParams:
     """Return the fields of the form in a request.
 
     Raises:
-        PageError: the form is too large, or the browser did not encode it as forms are encoded.
+        PageError: the form is too large, has too many fields, or is not in UTF-8.
     """
     body = b""
     async for part in request.stream():

@@ -50,7 +50,8 @@ class DoctorReport(NamedTuple):
 
 class DoctorCache:
     """Runs the checks of `riverpy doctor`, at most one run at a time. A request starts a run if the
-    findings are too old. All other requests use the last findings."""
+    findings are too old, and the run ends at the latest with this request. All other requests use
+    the last findings."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -327,8 +327,9 @@ def _describe_totals(rows: Sequence[PlotRow], time_range: TimeRange) -> str:
 
 
 def _describe_wait_percentile(attempts: int, overs: Sequence[int], longest: float) -> str:
-    """Return a text with the time that 95 % of the waits did not exceed. The result is one of
-    `WAIT_BOUNDS_SECONDS`, because waits are counted only by these limits.
+    """Return a text with the limit that at least 95 % of the waits did not exceed. Waits are
+    counted only by the limits in `WAIT_BOUNDS_SECONDS`. The text is empty if this limit is the
+    longest wait. It says so if more than 5 % of the waits exceeded the last limit.
 
     Args:
         attempts: the number of waits.

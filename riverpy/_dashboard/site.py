@@ -61,8 +61,8 @@ class Site:
         self._log = get_logger()
 
     def invalidate_caches(self, seconds_ago: float = 0.0) -> None:
-        """Mark everything that was read before a change as old. This process or another one made
-        the change `seconds_ago` seconds ago."""
+        """Mark the status and the live regions as old if they were read before a change. This
+        process or another one made the change `seconds_ago` seconds ago."""
         changed_at = time.monotonic() - seconds_ago
         self.statuses.invalidate_before(changed_at)
         self.regions.invalidate_before(changed_at)

@@ -59,8 +59,8 @@ class FleetSubscription:
 
     @property
     def dropped(self) -> int:
-        """The number of events that this subscription has lost. It includes the events that arrived
-        while the subscription was full, and `dropped_by_workers`."""
+        """The number of events that were dropped: those that arrived while the subscription was
+        full, and `dropped_by_workers`."""
         return self._stream.dropped
 
     @property
@@ -70,8 +70,8 @@ class FleetSubscription:
         return self._stream.dropped_by_workers
 
     async def __aenter__(self) -> Self:
-        """Open the subscription, and wait until the workers know about it. After that, all workers
-        that receive notifications send their events.
+        """Open the subscription, and wait for at most 5 seconds until the workers that receive
+        notifications know about it. From then on they send their events.
 
         Raises:
             ClientStateError: the client is not open.

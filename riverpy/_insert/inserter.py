@@ -197,7 +197,7 @@ class Inserter:
             )
 
     async def close(self) -> None:
-        """Insert the jobs that still wait for a shared statement. This takes a limited time."""
+        """Send the jobs that still wait for a shared statement, but only for a limited time."""
         if self._shared_sender is not None:
             await self._shared_sender.close()
 

@@ -29,7 +29,7 @@ _JobCount = Annotated[
 
 
 class Partition(msgspec.Struct):
-    """How River Pro groups the running jobs of a queue. Each group has the limits of its own."""
+    """How River Pro groups the running jobs of a queue. The limits apply to each group alone."""
 
     by_args: list[str] | None = None
     by_kind: bool = False
@@ -151,7 +151,7 @@ async def update_queue(call: ApiCall, given: UpdateQueueInput) -> QueueDetails:
         return await get_queue(call, QueueInput(given.name))
     async with (
         acquire_connection(client) as connection,
-        connection.transaction(isolation="repeatable_read"),  # fails after another update
+        connection.transaction(isolation="repeatable_read"),  # fails if the queue has changed
     ):
         metadata = dict((await client.queue_get(given.name, tx=connection)).metadata)
         metadata.pop(_CONCURRENCY_KEY, None)

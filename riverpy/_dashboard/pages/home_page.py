@@ -84,8 +84,9 @@ def _describe_status(
     status: FleetStatus, facts: Sequence[QueueFacts], stuck_jobs: Sequence[StuckJob]
 ) -> list[Sentence]:
     """Return the sentences about a status. The leader, the workers, failed attempts, waits and
-    stuck jobs each have at least one sentence, even if nothing is wrong. The other topics have a
-    sentence only if there is a problem."""
+    stuck jobs each have at least one sentence, even if nothing is wrong. Waits have none only if
+    the sentences about stuck jobs explain them all. The other topics, such as paused queues, have a
+    sentence only if there is something to report."""
     return [
         *describe_leaders(status),
         *_describe_workers(status),
@@ -104,7 +105,7 @@ def _describe_checks(view: PageView) -> Iterable[Sentence]:
 
 
 def _get_queue_sort_key(queue: QueueStatus) -> tuple[bool, float, str]:
-    """Return the sort key of a queue. Queues with jobs but without workers come first, then the
+    """Return the sort key of a queue. Queues with due jobs and no worker come first, then the
     queues with the longest waits."""
     waits = queue.due_for or 0.0
     return not (waits and queue.workers == 0), -waits, queue.name

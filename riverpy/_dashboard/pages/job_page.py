@@ -153,7 +153,7 @@ def _get_last_client(job: JobRow) -> str:
 
 
 def _find_client_of_attempt(job: JobRow, attempt: int) -> str | None:
-    """Return the id of the client that ran an attempt. Return None if it is not known. This happens
+    """Return the id of the client that ran an attempt. Return None if it is not known, for example
     after a snooze: the snoozed attempt does not count, but `attempted_by` contains its client."""
     clients = job.attempted_by
     if len(clients) == job.attempt and 1 <= attempt <= len(clients):
