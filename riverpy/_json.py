@@ -307,8 +307,8 @@ class _Field(NamedTuple):
     json_key_prefix: str
     """The encoded key and a colon."""
     default: object = msgspec.NODEFAULT
-    """The default value of the field. If the field has this value, it is left out of the JSON
-    text."""
+    """A field with this value is left out of the JSON text. NODEFAULT: no value but UNSET is left
+    out."""
 
     def should_omit(self, value: object) -> bool:
         """Return whether the value is left out of the JSON text. A value that equals its default is

@@ -197,7 +197,7 @@ class ServiceGroup:
         ]
 
     def extend_progress_deadlines(self, seconds: float) -> None:
-        """Move the progress deadlines of all members by `seconds`, because the event loop was
+        """Let the progress deadlines of all members end `seconds` later, because the event loop was
         blocked for this time."""
         for scope in self._members:
             scope.progress_deadline += seconds

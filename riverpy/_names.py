@@ -1,7 +1,7 @@
 """The rules for names: queues, kinds, tags, schemas, client ids, leases and keys.
 
 The patterns accept the same names as River's. Each pattern must match the whole text, and does so
-in linear time.
+in linear time. Letters and digits are ASCII only.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ CURSORS_METADATA_KEY = "river:resumable_cursor"
 """The metadata key under which a job stores the cursors of its steps. The value is a JSON object
 with step names as keys, and any JSON as values."""
 KEPT_RESULTS_METADATA_KEY = "riverpy:steps"
-"""The metadata key under which a job stores the results of its steps. The value is a JSON object
-with step names as keys, and any JSON as values. River does not store results."""
+"""The metadata key under which a job stores the results of its steps with `keep=True`. The value is
+a JSON object with step names as keys, and any JSON as values. River does not store results."""
 QUOTED_STEP_METADATA_KEY_PREFIX = '"river:resumable_'
 """If a job has stored steps or cursors, the JSON text of its metadata contains this text."""
 EXPIRES_AT_METADATA_KEY = "riverpy:expires_at"
-"""The metadata key of the time at which a job expires, by the server's clock. No attempt of the job
-starts after this time. The value is a text such as `2026-01-31T18:00:00.000000Z`."""
+"""The metadata key of the time at which a job expires, by the server's clock. From this time on, no
+attempt of the job starts. The value is a text such as `2026-01-31T18:00:00.000000Z`."""
 PERIODIC_RUN_METADATA_KEY = "riverpy:periodic_run"
 """The metadata key of a `PeriodicRun` as JSON: why the leader inserted this job of a periodic job,
 and for which time. River does not store it."""

@@ -80,7 +80,8 @@ def enter_blocking_job_contexts() -> Generator[None]:
 
 class PluginLists:
     """The hooks and middleware of a client or args class, in one list for each method that riverpy
-    calls. In each list, the plugins come before the hooks or the middleware."""
+    calls. In each list, the plugins come before the hooks or the middleware. Otherwise the objects
+    keep the order in which they were passed."""
 
     def __init__(
         self,

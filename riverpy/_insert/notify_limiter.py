@@ -90,7 +90,7 @@ class NotifyLimiter:
         return NotifySelection(notified, skipped, overdue, now)
 
     def record_statement_end(self, selection: NotifySelection, *, is_stored: bool) -> None:
-        """Record that a statement has ended. `is_stored`: whether it has stored its jobs. A failed
+        """Record that a statement has ended. `is_stored`: whether it has succeeded. A failed
         statement has notified no queue."""
         if is_stored:
             self._record_queue_times(

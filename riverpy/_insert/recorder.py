@@ -3,6 +3,7 @@
 `riverpy.testing.recording` starts a recorder. The recorder receives the inserts of the task or
 thread that started it, and of tasks that start there. It also receives the inserts of other
 threads, and of tasks that started before the recording, unless they have a recorder of their own.
+If several recorders are active, the newest receives these inserts.
 """
 
 from __future__ import annotations

@@ -124,8 +124,7 @@ class SharedStatementSender:
         self._task: asyncio.Task[None] | None = None
         """The task that sends statements. It runs while calls wait."""
         self._direct_call: InsertCall | None = None
-        """The call that its caller's task is sending now. None: no caller's task is sending a
-        call."""
+        """The call that its caller's task is sending now, or None."""
         self._single_call_statement_count = 0
         """The number of consecutive statements of the task that had only one call."""
         self._expiry_timer: asyncio.TimerHandle | None = None
@@ -142,13 +141,13 @@ class SharedStatementSender:
         opened."""
 
     async def insert(self, rows: list[InsertRow], size: int) -> list[InsertResult]:
-        """Insert all jobs of one call, or none of them after an error. `size` is the size of the
-        jobs in bytes. No row may have a unique key.
+        """Insert the jobs of one call, all or none. `size` is the size of the jobs in bytes. No row
+        may have a unique key.
 
         Raises:
             Exception: see `Inserter.insert_many`.
         """
-        self._is_closed = False  # the caller has checked that the client is open again
+        self._is_closed = False  # `close` may have set it before the client was opened again
         loop = asyncio.get_running_loop()
         backlog = self._backlog
         if backlog.is_full:
@@ -287,7 +286,7 @@ class SharedStatementSender:
             self.notify_overdue_queues_soon()
 
     def _end_expired_calls(self) -> None:
-        """End the calls that have waited for too long with an error, and set the timer for the next
+        """Let the calls that have waited for too long fail, and set the timer for the next
         call."""
         loop = asyncio.get_running_loop()
         for call in self._backlog.take_expired_calls(loop.time()):
@@ -487,8 +486,8 @@ class SharedStatementSender:
 
 
 class _SplitStatementSender:
-    """Sends the calls of a refused statement again in smaller parts, until only the calls that the
-    database refuses have failed."""
+    """Sends the calls of a refused statement again in smaller parts, so that only the refused calls
+    fail."""
 
     def __init__(
         self, calls: list[InsertCall], send_statement: Callable[[list[InsertCall]], Awaitable[None]]

@@ -105,8 +105,9 @@ class DomainLeaseStore(LeaseTable):
 
 
 class SchemaLeaseStore(DomainLeaseStore):
-    """Keeps the schema lease `@schema` in the table `riverpy_lease`. Its holder does the
-    maintenance of the whole schema while no riverpy client is the leader of `default`.
+    """Keeps the schema lease `@schema` in the table `riverpy_lease`. While no riverpy client is the
+    leader of `default`, its holder maintains orphaned queues (queues of a domain without
+    heartbeats), and does the maintenance that is done once for the whole schema.
 
     A riverpy leader of `default` does this work itself, so no client acquires the lease while there
     is such a leader. A leader that runs River in Go does only a part of the work.

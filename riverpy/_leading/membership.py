@@ -266,8 +266,8 @@ class DomainMembership:
         )
 
     def _log_moved_queues(self, owner_by_queue: Mapping[str, str]) -> None:
-        """Log each queue that an operator has moved to another domain, once. The client does not
-        claim such a queue again."""
+        """Log each move of a queue to another domain once. The client does not claim the queue
+        again, because an operator has moved it."""
         domain = self._config.domain
         moved = {
             queue: owner

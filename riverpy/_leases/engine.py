@@ -4,8 +4,8 @@ Leader elections, user leases and singletons use the engine. A lease goes throug
 
 1. `acquire` waits for the lease. The engine tries to acquire it at an interval, and also when
    another holder's lease expires or is released.
-2. The engine holds the lease. One statement renews all leases of the process. If a lease is not
-   renewed in time, the engine ends it early, so that the work stops before the local deadline.
+2. The engine holds the lease. One statement renews all leases of the engine. If a lease is not
+   renewed in time, the engine ends it early, so that the work can stop before the local deadline.
 3. The lease ends, because it was lost, another process requested it, or the work under it ended.
    The work is stopped.
 4. When the work has stopped, `release` lets other processes acquire the lease. Until then, this
@@ -67,8 +67,8 @@ if TYPE_CHECKING:
 
 ACQUIRE_DELAY_PER_HELD_LEASE, ACQUIRE_DELAY_MAX = 0.02, 0.5
 """Before an attempt to acquire a lease, the engine waits `ACQUIRE_DELAY_PER_HELD_LEASE` seconds for
-each lease that this process holds, but at most `ACQUIRE_DELAY_MAX` seconds. So each process gets
-some of the leases."""
+each lease that this process holds or is trying to acquire, but at most `ACQUIRE_DELAY_MAX` seconds.
+So each process gets some of the leases."""
 SPREADING_ACQUIRE_DELAY_PER_HELD_LEASE, SPREADING_ACQUIRE_DELAY_MAX = 0.1, 1.0
 """With `Config.spread_leases`, these values are used instead of `ACQUIRE_DELAY_PER_HELD_LEASE` and
 `ACQUIRE_DELAY_MAX`. They are longer than the random delay `ACQUIRE_JITTER_MAX`. So if a lease is
@@ -237,8 +237,8 @@ class LeaseEngine:
             self._wake_callers(name)
 
     def handle_release_request(self, name: str, *, epoch: int | None = None) -> None:
-        """End a lease because another process requested its release. An `epoch` (the number of a
-        term) means that only this term ends. None: any term ends."""
+        """End a lease because another process requested its release. If `epoch` (the number of a
+        term) is not None, end the lease only if it has this epoch."""
         lease = self.renewer.get_lease(name)
         if lease is not None and epoch in {None, lease.epoch}:
             self.resign(lease, RELEASE_REQUESTED_REASON, pause=self.timing.attempt_interval)

@@ -27,7 +27,8 @@ class _OpenTerm(msgspec.Struct):
 
 class LeaseEventPublisher:
     """Publishes the events of each term (from the acquisition of a lease to its end): first
-    ACQUIRED, then FAILED if the work raises an error, and at the end either LOST or RELEASED."""
+    ACQUIRED, then FAILED if the work raises an error before the end was published, and at the end
+    either LOST or RELEASED."""
 
     def __init__(self, publish: Callable[[Event], None] | None) -> None:
         """Create the publisher of an engine. `publish` sends an event to the subscribers, without

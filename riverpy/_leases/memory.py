@@ -73,8 +73,8 @@ class MemoryLeases(LeaseStore):
     """Keeps leases in the memory of this process. All lease managers that compete for these leases
     must share this object.
 
-    Use them in tests, and for development without a database. Other processes do not see these
-    leases, and the leases end with the process.
+    Use this class in tests, and for development without a database. Other processes do not see
+    these leases, and the leases end with the process.
     """
 
     def __init__(self, *, timer: Timer | None = None) -> None:

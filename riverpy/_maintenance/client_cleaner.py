@@ -55,7 +55,7 @@ class ClientCleaner(MaintenanceService):
 
     async def _delete_dead_clients(self, last_heartbeats: list[tuple[str, bytes]]) -> None:
         """Delete the rows of these clients. `last_heartbeats` has their ids and last heartbeats. A
-        client that has written another heartbeat is kept."""
+        client that has written another heartbeat, or that has a running job, is kept."""
         async with self.batch_runner.open_transaction() as connection:
             deleted = await client_delete_dead_without_jobs(
                 connection, self.schema, dict(last_heartbeats)

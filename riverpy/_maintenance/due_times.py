@@ -59,8 +59,9 @@ def find_due_times(
 def _skip_old_due_times(
     schedule: PeriodicSchedule, first_due_at: datetime, now: datetime, times_to_keep: int
 ) -> datetime | None:
-    """Return a time of the schedule after which the newest `times_to_keep` due times follow, and
-    only few older ones. After a long gap there are too many due times to compute all of them.
+    """Return a due time of the schedule. This time and those after it include the newest
+    `times_to_keep` due times, and only few older ones. After a long gap there are too many due
+    times to compute all of them.
 
     For an interval schedule, the time is calculated. For other schedules, the function searches
     backwards from `now`. This is correct only if the times do not depend on earlier times. The

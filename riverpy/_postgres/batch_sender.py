@@ -431,6 +431,7 @@ def split_batch(
     rows: list[RowT], row_by_row_batch_size_max: int = ROW_BY_ROW_BATCH_SIZE_MAX
 ) -> list[list[RowT]]:
     """Split a failed batch of N rows into parts of about sqrt(N) rows. If N is at most
-    `row_by_row_batch_size_max`, split it into single rows."""
+    `row_by_row_batch_size_max`, split it into single rows. With the default, a failing row is alone
+    in a statement after at most two more failures."""
     size = math.isqrt(len(rows)) if len(rows) > row_by_row_batch_size_max else 1
     return [rows[start : start + size] for start in range(0, len(rows), size)]

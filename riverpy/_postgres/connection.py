@@ -46,7 +46,7 @@ CLIENT_CONNECTION_CHECK_INTERVAL = timedelta(seconds=1)
 """While a statement runs, the server checks at this interval whether the connection still
 exists."""
 FIRST_CONNECTION_TIMEOUT = CONNECT_TIMEOUT + 5.0
-"""The timeout for making a client's first connection and its settings, in seconds."""
+"""The timeout for making a connection with its settings at the start, in seconds."""
 NEW_OUTAGE_AFTER_UNUSED_SECONDS = 60.0
 """If a lost connection was not used for this number of seconds, its next failure is logged as a new
 outage."""

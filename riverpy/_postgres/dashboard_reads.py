@@ -250,8 +250,8 @@ async def periodic_find_job_of_slot(
     queues: Sequence[str],
 ) -> InsertedPeriodicJob | None:
     """Return the job that was inserted for a slot (a time of the schedule) of a periodic job. Only
-    `queues` are searched. None: the job was not found, for example because it was deleted or is
-    being retried. `periodic_job_id` is an id without a domain."""
+    `queues` are searched. None: the job was not found, for example because it was deleted or
+    retried. `periodic_job_id` is an id without a domain."""
     row = await get_query(_SQL_FILE, "periodic_job_of_slot", schema).fetchrow(
         connection, periodic_job_id=periodic_job_id, slot=slot, queues=queues
     )
