@@ -32,7 +32,7 @@ class SkippedRow(msgspec.Struct, frozen=True):
     error: str
     tries: int
     failing_since: str = msgspec.field(name="since")
-    """The time at which the operation first failed for this row alone, as a RFC 3339 text."""
+    """The time at which the operation first failed for this row alone, as an RFC 3339 text."""
 
 
 class SkippedRowsReport(msgspec.Struct, frozen=True):

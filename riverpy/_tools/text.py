@@ -29,9 +29,9 @@ _SQL_TOKEN_PATTERN = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
-"""Matches a comment, a quoted name or a literal in a statement.
+"""Matches a comment, a quoted name or a string literal in a statement.
 
-The end of a nested comment, or of a literal with a backslash before a quote, is uncertain. The
+The end of a nested comment, or of a string with a backslash before a quote, is uncertain. The
 match then extends to the end of the text.
 """
 
@@ -103,8 +103,8 @@ def shorten_line(line: str, length: int) -> str:
 
 
 def mask_query(statement: str) -> str:
-    """Return the start of a statement in one line. Literals and comments are removed, because they
-    may contain private data or a password."""
+    """Return the start of a statement in one line, without the contents of strings and without
+    comments, because they may contain private data or a password."""
     line = mask_passwords(" ".join(_SQL_TOKEN_PATTERN.sub(_mask_token, statement).split()))
     return shorten_line(line, QUERY_LENGTH_MAX)
 

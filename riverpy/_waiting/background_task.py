@@ -26,8 +26,8 @@ class BackgroundTask:
         on_failure: Callable[[Exception], None],
     ) -> None:
         """`run` is the code of the task. If it raises, `on_failure` is called with the error. If
-        code other than the owner cancels the task, `on_failure` is called with a
-        ClientStateError."""
+        code other than the owner cancels the task, even before its first step, `on_failure` is
+        called with a ClientStateError."""
         self._name, self._run, self._on_failure = name, run, on_failure
         self._task: asyncio.Task[None] | None = None
         self._ending_tasks: set[asyncio.Task[None]] = set()

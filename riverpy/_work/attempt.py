@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from riverpy.worker import RegisteredWorker
 
 SNOOZE_COUNT_METADATA_KEY = "snoozes"
-"""The metadata key under which River stores the number of snoozes."""
+"""The metadata key under which riverpy, like River, stores the number of snoozes."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -138,7 +138,8 @@ class Attempt(Job[Any]):
     @property
     def claimed_row(self) -> Sequence[Any]:
         """The row as it was claimed. `attempted_by` is None if only this client has claimed the
-        job, and empty tags are None. `columns` fills in these values."""
+        job, and empty tags are None, because most jobs need neither. `columns` fills in these
+        values."""
         return self._row
 
     @property

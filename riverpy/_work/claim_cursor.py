@@ -32,9 +32,9 @@ SLOW_CLAIM_THRESHOLD = 0.01
 SLOW_CLAIM_THRESHOLD_PER_ROW = 0.00004
 """Seconds that are added to `SLOW_CLAIM_THRESHOLD` for each claimed row."""
 BACKLOG_CLAIM_ROWS_MIN = 100
-"""A claim counts as a claim of a backlog if it returns as many jobs as requested, and at least this
-many jobs for each priority from 1 to the lowest priority among them. Later claims need one
-statement for each of these priorities."""
+"""A claim counts as a claim of a backlog if it returns as many jobs as requested, and in total at
+least this number times the largest priority number among them. Later claims need one statement for
+each priority up to this one."""
 WHOLE_QUEUE_CLAIM_TIME_FRACTION_MAX = 0.02
 """The maximum fraction of time that the client spends on claims from the beginning of the index."""
 WHOLE_QUEUE_CLAIM_INTERVAL_MIN = 0.2

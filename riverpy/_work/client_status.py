@@ -57,8 +57,8 @@ class _ClientStatus(NamedTuple):
 
 class ClientStatusReporter:
     """Writes the client's state at the start of a run and after each change. It writes the state
-    again after each reconnect, because the leader deletes the rows of clients without
-    heartbeats."""
+    again after each reconnect, because the row may be new: the leader deletes the row of a client
+    without heartbeats."""
 
     name = "client status reporter"
 

@@ -2,9 +2,9 @@
 term is the time in which this client is leader.
 
 A client takes part in the leader election of its domain. A domain is a group of queues. Some
-maintenance is done once for the whole schema, by the leader of the domain `default`. If this domain
-has no leader, the holder of the schema lease (`@schema`) does this maintenance. So the clients of
-other domains also try to acquire the schema lease.
+maintenance is done once for the whole schema, by the leader of the domain `default`. If no
+riverpy client is this leader, the holder of the schema lease (`@schema`) does this maintenance. So
+the clients of other domains also try to acquire the schema lease.
 """
 
 from __future__ import annotations

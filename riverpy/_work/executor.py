@@ -92,8 +92,8 @@ class JobExecutor:
     ) -> None:
         """`may_start_jobs` returns whether the client may still work its claimed jobs. `store`
         writes into the rows of running jobs. `on_error` is called with each error of a job's code.
-        If an attempt times out, it is called a second time, with the TimeoutError. `job_threads`
-        runs blocking jobs; None: the client makes its own threads."""
+        If this error is the cancellation by the timeout, it is called again, with the TimeoutError.
+        `job_threads` runs blocking jobs; None: the client makes its own threads."""
         self._on_error = on_error
         self._config, self._running_attempts, self._may_start_jobs = config, running, may_start_jobs
         self._attempt_store = store

@@ -138,9 +138,9 @@ class JobCountWriter:
         self._connection, self._schema = context.connections.reserved, context.schema
         self._collector = JobCountCollector(context.counters)
         self._unwritten: list[JobCounts] = []
-        """The counts of the last write if it failed. The next write includes them. If it fails too,
-        they are lost. Otherwise the first write after an outage would add the counts of many
-        minutes to one minute."""
+        """The counts of the last write if it certainly failed. The next write includes them. If it
+        fails too, they are lost. Otherwise the first write after an outage would add the counts of
+        many minutes to one minute."""
         self._taken_at = time.monotonic()
         self._delay_after_minute = random.uniform(0, DELAY_AFTER_MINUTE_MAX)  # noqa: S311 (no secret)
         self._is_running = False
@@ -165,8 +165,8 @@ class JobCountWriter:
                 await self.write_counts(LAST_WRITE_TIMEOUT)
 
     async def write_counts(self, timeout: float) -> None:
-        """Write what was counted since the last write within `timeout` seconds. If nothing was
-        counted, do nothing."""
+        """Write what was counted since the last write, if anything was. The write may take
+        `timeout` seconds."""
         counts, now = self._collector.take_counts(), time.monotonic()
         # The counts belong to the minute in the middle of the time in which they were counted.
         age = min(now - self._taken_at, SECONDS_PER_MINUTE) / 2

@@ -58,7 +58,7 @@ CLAIM_SIZE_LIMIT_MIN = 100
 many slots, the server thus works on a claim while jobs run."""
 EMPTY_CLAIMS_MAX, EMPTY_CLAIM_INTERVAL = 20, 0.02
 """After `EMPTY_CLAIMS_MAX` empty claims in a row, the producer waits `EMPTY_CLAIM_INTERVAL` seconds
-between two claims. Notifications about kinds that this client does not work cause such claims."""
+between two claims. Many new jobs of kinds that this client does not work can cause such claims."""
 CLAIM_RETRY_DELAY_MIN, CLAIM_RETRY_DELAY_MAX = timedelta(milliseconds=50), timedelta(seconds=2)
 
 

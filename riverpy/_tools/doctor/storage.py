@@ -39,11 +39,11 @@ SNAPSHOT_WARN_TRANSACTIONS = 1_000_000
 """If the age of a snapshot is not known, `riverpy doctor` reports it when at least this many
 transactions have started after it."""
 LOCK_AGE_WARN_SECONDS = 30.0
-"""`riverpy doctor` reports a transaction that has held locks on River's tables for this many
-seconds."""
+"""`riverpy doctor` reports a transaction that holds locks on River's tables and started at least
+this many seconds ago."""
 BLOCKING_LOCK_AGE_WARN_SECONDS = 3.0
-"""`riverpy doctor` reports a transaction that makes other sessions wait when it has held its locks
-for this many seconds."""
+"""`riverpy doctor` reports a transaction whose locks make other sessions wait, and that started at
+least this many seconds ago."""
 BLOATED_INDEX_BYTES_MIN = 64 * 1024 * 1024
 """`riverpy doctor` reports an index as bloated only if its size in bytes is at least this."""
 BLOATED_INDEX_SIZE_FACTOR = 4.0
@@ -59,8 +59,8 @@ NEEDED_INDEXES = {
 DEAD_ROWS_WARN_COUNT = 100_000
 """`riverpy doctor` reports a late vacuum only if the table has at least this many dead rows."""
 LATE_VACUUM_SECONDS = 600.0
-"""The vacuum is late when the last one was at least this many seconds ago. By default, autovacuum
-checks the tables every minute."""
+"""The vacuum is late if the last vacuum, the start of the server and the creation of the table were
+all at least this many seconds ago. By default, autovacuum checks the tables every minute."""
 
 
 async def check_foreign_keys(snapshot: DatabaseSnapshot) -> list[Finding]:
@@ -254,7 +254,7 @@ def _describe_session(row: OpenSnapshotRow | LockHolderRow) -> str:
 
 
 async def check_locks(snapshot: DatabaseSnapshot) -> list[Finding]:
-    """Report transactions that have held locks on River's tables for too long."""
+    """Report transactions that hold locks on River's tables and have been open for too long."""
     findings = [
         warn_finding(
             f"{_describe_session(row)} locks {'all' if row.is_whole_table_locked else 'rows'} of "

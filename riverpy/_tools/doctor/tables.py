@@ -47,8 +47,8 @@ _WORK_PRIVILEGES = dict.fromkeys(
 
 
 def check_migrations(state: SchemaState, requested_schema: str | None, url: str) -> list[Finding]:
-    """Report missing and unknown migrations of River's tables and of riverpy's own tables. The
-    remedy is a `riverpy migrate up` command for the database `url`. `requested_schema` is the
+    """Report the migrations of River's tables and of riverpy's own tables. The remedy for missing
+    migrations is a `riverpy migrate up` command for the database `url`. `requested_schema` is the
     schema that the user named, or None."""
     command = make_migrate_command("riverpy migrate up", requested_schema, url)
     main = _check_river_migrations(state, command)

@@ -26,7 +26,8 @@ LATE_PERIODIC_WARN_SECONDS = 60.0
 """`riverpy doctor` reports a periodic job that is late by at least this many seconds."""
 UNWORKED_QUEUE_FAIL_LAG_FACTOR = 10
 """If no client works a queue, `riverpy doctor` reports a failure when the oldest job has been due
-for longer than `max_lag` times this factor. Until then, it reports a warning."""
+for at least `max_lag` times this factor, unless a client in another language may work the queue.
+Otherwise it reports a warning."""
 
 
 async def check_queues(snapshot: DatabaseSnapshot) -> list[Finding]:
@@ -87,8 +88,8 @@ def _queue_finding(
 ) -> Finding | None:
     """Return the problem of a queue that has available jobs, or None if there is no problem.
 
-    A due job may wait up to `max_lag_seconds` before this is a problem. If no client works the
-    queue, `kinds` contains the kinds of the queue's first jobs, for the remedy.
+    If clients work the queue, a due job may wait up to `max_lag_seconds` before this is a problem.
+    If no client works it, `kinds` contains the kinds of the queue's first jobs, for the remedy.
     """
     lag = backlog.seconds_since_due or 0
     if lag < 0:
@@ -182,8 +183,8 @@ async def check_periodic_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
 
 
 def find_late_periodic_jobs(rows: Iterable[PeriodicJobRow]) -> list[PeriodicJobRow]:
-    """Return the periodic jobs that are late. Rows that no client has updated recently are
-    ignored."""
+    """Return the periodic jobs that are late. Periodic jobs whose rows no leader has updated
+    recently are unused, and are ignored."""
     used = [row for row in rows if row.is_recently_updated]
     return [row for row in used if (row.seconds_since_due or 0) >= LATE_PERIODIC_WARN_SECONDS]
 

@@ -54,8 +54,8 @@ class ServerAccount(NamedTuple):
         )
 
     def can_run_program(self, program: Path) -> bool:
-        """Return whether this account can run the program. The method runs `program --version`,
-        because file modes alone do not show this."""
+        """Return whether this account can run the program. For another user than the current one,
+        the method runs `program --version`, because file modes alone do not show this."""
         if self.user_id is None:
             return True
         try:

@@ -48,8 +48,8 @@ class PostgresInstallation(NamedTuple):
 
 
 def find_installation() -> PostgresInstallation:
-    """Find PostgreSQL's programs. The search order is: the directory in `RIVERPY_PG_BIN`, the
-    Python packages, the newest PostgreSQL of the system.
+    """Find PostgreSQL's programs. If `RIVERPY_PG_BIN` is set, only this directory counts.
+    Otherwise search the Python packages first, then the newest PostgreSQL of the system.
 
     Raises:
         DatabaseError: no usable programs were found.

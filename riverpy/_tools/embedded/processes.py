@@ -41,8 +41,8 @@ SERVER_START_TIMEOUT = 60.0
 crash recovery."""
 
 SERVER_STOP_TIMEOUT = 30.0
-"""The timeout of a fast shutdown (SIGINT), in seconds. When it expires, the supervisor sends
-SIGQUIT, and the server recovers at its next start."""
+"""The timeout of a fast shutdown (SIGINT), in seconds. When it expires, the server gets SIGQUIT,
+and recovers at its next start."""
 
 CONDITION_POLL_INTERVAL = 0.02
 """Seconds between two checks of a condition in `wait_until`."""

@@ -32,7 +32,7 @@ BASE_DIRECTORY_ENV_VARIABLE: Final = "RIVERPY_EMBEDDED_DIR"
 INITDB_TIMEOUT: Final = 120.0
 """The timeout of initdb, in seconds."""
 START_LOCK_TIMEOUT: Final = INITDB_TIMEOUT + processes.SERVER_START_TIMEOUT
-"""Seconds to wait while another process starts or stops the server."""
+"""The longest wait while another process starts, stops or removes the server, in seconds."""
 
 _SERVER_NAME_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _SOCKET_PATH_BYTES_MAX: Final = 103  # in bytes: Linux allows 107, macOS 103
@@ -170,7 +170,7 @@ class EmbeddedPostgres:
         running too.
 
         Raises:
-            DatabaseError: this object has not started the server.
+            DatabaseError: this object has not started the server, or has released it.
         """
         if self._client_lock_fd is None:
             raise DatabaseError(f"the embedded server {self.name!r} is not held: start it first")

@@ -95,8 +95,8 @@ def check_queue_lags(
 
 
 def check_leaders(max_leader_gap: timedelta, domains: DomainMap) -> CheckResult:
-    """Check that no domain has been without a leader for longer than `max_leader_gap`. Domains
-    without live clients are ignored, except `default`.
+    """Check that no domain with live clients has been without a leader for longer than
+    `max_leader_gap`. The reason also names `default` if this domain has no client.
 
     The time without a leader starts when the last lease expired, but not before the oldest live
     client started. If the last leader released its lease, only the start of the oldest client

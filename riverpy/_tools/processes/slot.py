@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 RESTART_DELAY_MIN, RESTART_DELAY_MAX = timedelta(milliseconds=500), timedelta(seconds=30)
 RESTART_DELAY_RESET_AFTER = 60.0
-"""If a process ran for at least this many seconds, the next delay is `RESTART_DELAY_MIN` again."""
+"""If a process ran for at least this many seconds before it failed, the delays of restarts begin
+again with `RESTART_DELAY_MIN`."""
 START_STATUS_POLL_INTERVAL = 0.1
 """Seconds between two requests for the status of a starting worker."""
 WATCHDOG_POLLS_PER_TIMEOUT = 6

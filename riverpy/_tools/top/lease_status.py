@@ -30,8 +30,8 @@ class LeaseStatus(msgspec.Struct, frozen=True):
 
     name: str
     state: Literal["held", "expired"]
-    """`held`: a client holds the lease. `expired`: the last holder did not renew the lease, and no
-    client has acquired it again."""
+    """`held`: a process holds the lease. `expired`: the last holder did not renew the lease, and no
+    process has acquired it again."""
     holder: str
     """The current holder. If the lease has expired, the last holder."""
     epoch: int

@@ -41,8 +41,8 @@ class RunningJobsRow(NamedTuple):
 
 
 class QueueJobCountsRow(NamedTuple):
-    """The numbers of unfinished jobs of one queue. Each number is at most the `count_limit` of the
-    statement."""
+    """The numbers of unfinished jobs of one queue. Counting the jobs of a state ends at the
+    `count_limit` of the statement."""
 
     name: str
     is_paused: bool
@@ -207,8 +207,8 @@ async def read_leases(
     connection: Transaction, schema: str | None, *, name_prefix: str, limit: int
 ) -> tuple[list[HeldOrExpiredLeaseRow], bool]:
     """Return the leases whose names start with `name_prefix`, and that are held or expired within
-    the last day. The statement reads at most `limit` leases with this prefix. Also return whether
-    there may be more leases."""
+    the last day. The statement reads only the first `limit` leases (by name) with this prefix. Also
+    return whether there may be more leases."""
     rows = await get_query("top", "top_leases", schema).fetch(
         connection, prefix=name_prefix, limit=limit
     )
