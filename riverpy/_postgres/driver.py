@@ -60,7 +60,7 @@ PASSWORD_TIMEOUT_FRACTION = 0.8
 """The fraction of the connect timeout (0 to 1) that a call of the user's password function may
 take."""
 NEXT_HOST_DELAY = 0.5
-"""Seconds to wait for one host of a URL until the next host is tried at the same time."""
+"""Seconds to wait for the answer of one host of a URL. Then the next host is tried too."""
 CONNECTION_CLOSE_TIMEOUT = 0.5
 """Seconds for closing a connection or pool. After that, the connections are terminated."""
 SERVER_VERSION_MIN = 13
@@ -453,8 +453,8 @@ def check_server_version(connection: Transaction) -> None:
 
 
 async def use_raw_timestamps(connection: Connection) -> None:
-    """Read timestamps on this connection as integers: microseconds since 2000. This saves time,
-    because most timestamps are not used. Integers and datetimes can be written."""
+    """Read timestamps on this connection as integers: microseconds since 2000. This saves the
+    conversion of timestamps that are not used. Integers and datetimes can be written."""
     await connection.set_type_codec(
         "timestamptz",
         schema="pg_catalog",

@@ -1,8 +1,9 @@
-"""The statements of `run_once`: one typed function per SQL statement in
+"""The statements of `run_once` and its variants: one typed function per SQL statement in
 `sql/queries/riverpy_exec.sql`.
 
-`run_once` calls a function once for each key, and stores one row for each key. A call first claims
-its key. Each claim has a number, its epoch. The statements pass integers as text, because a
+There is one row for each key. `run_once` inserts a completed key in the transaction in which it
+calls its function. `run_at_most_once` and `run_at_least_once` first claim the key, and complete it
+later. Each claim has a number, its epoch. The statements pass integers as text, because a
 connection of the caller may have its own codec for integers.
 """
 
@@ -25,7 +26,7 @@ _SQL_FILE = "riverpy_exec"
 
 
 class ExecutionRow(NamedTuple):
-    """The stored state of a key of `run_once`."""
+    """The stored state of a key."""
 
     claimed_by: str
     claimed_at: datetime | None
@@ -34,8 +35,8 @@ class ExecutionRow(NamedTuple):
     """Whether the claim expires, so that another caller may claim the key."""
     is_completed: bool
     is_claimant_alive: bool
-    """Whether the client that claimed the key still runs the function: the claim never expires, the
-    client is alive, and the function has not failed."""
+    """Whether the claim never expires, the client that made it is alive, and its function has not
+    failed."""
 
 
 class ExpiredExecutionCursor(NamedTuple):

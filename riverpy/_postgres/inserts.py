@@ -193,9 +193,10 @@ async def job_insert_with_shared_statement(
     to_notify: QueuesToNotify,
     timeout: float,
 ) -> tuple[list[InsertResult], int]:
-    """Insert jobs of several calls in one statement that also notifies the clients of `to_notify`.
-    The jobs have no unique keys. `connection` is a connection of riverpy, which reads timestamps as
-    integers. Return the results in the order of the rows, and the number of notified queues.
+    """Insert jobs of one or more calls in one statement that also notifies the clients of
+    `to_notify`. The jobs have no unique keys. `connection` is a connection of riverpy, which reads
+    timestamps as integers. Return the results in the order of the rows, and the number of notified
+    queues.
 
     Raises:
         JobLeftOutError: a trigger of the table has prevented the insert of a job. No job was

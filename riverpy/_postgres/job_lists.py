@@ -2,8 +2,9 @@
 statement in `sql/queries/river_job_list.sql` and `river_job_batch.sql`. They set no timeout: the
 callers do.
 
-The SQL text of these statements has optional parts: one for each filter and one for each order.
-`filters` has the names and the values of the filters that a call uses.
+The SQL text of these statements has optional parts, such as one for each filter. `filters` has the
+names and the values of the filters that a call uses. It may also have values that the statement
+does not use.
 """
 
 from __future__ import annotations

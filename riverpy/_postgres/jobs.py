@@ -274,9 +274,9 @@ async def job_store_progress(
     claim_keys: Sequence[ClaimKey],
     progress_texts: list[str],
 ) -> set[int]:
-    """Store the progress of running jobs, each as JSON text. Return the ids of the jobs whose
-    progress was stored. Jobs that no longer run with their claim keys, and jobs that another
-    session has locked, are left out."""
+    """Store the progress of running jobs, each as JSON text. Jobs whose metadata are not an object
+    do not change. Return the ids of the jobs that still run with their claim keys, and that no
+    other session has locked."""
     rows = await _fetch_rows(
         connection,
         "job_store_progress",
@@ -365,7 +365,7 @@ async def job_release(
 async def job_find_cancel_requested(
     connection: Transaction, schema: str | None, ids: list[int]
 ) -> list[int]:
-    """Return the ids of those running jobs for which `job_cancel` was called."""
+    """Return those of `ids` whose jobs are running, and for which `job_cancel` was called."""
     return [row[0] for row in await _fetch_rows(connection, "job_cancel_marks", schema, id=ids)]
 
 
@@ -377,8 +377,8 @@ async def job_is_any_available(
     kinds: list[str] | None,
     skipped_ids: list[int],
 ) -> bool:
-    """Whether one of the queues has an available job that is due and of one of these kinds. `kinds`
-    None means all kinds. Jobs in `skipped_ids` are left out."""
+    """Whether one of the queues has an available job of one of these kinds that is due now or
+    within 6 seconds. `kinds` None means all kinds. Jobs in `skipped_ids` are left out."""
     ((found,),) = await _fetch_rows(
         connection, "job_any_available", schema, queue=queues, kinds=kinds, skipped=skipped_ids
     )
@@ -416,8 +416,8 @@ async def job_list_ids(
 
 
 async def job_cancel(connection: Transaction, schema: str | None, job_id: int) -> Record | None:
-    """Cancel a job. If the job is running, only mark it, and notify the client that runs it. Return
-    its row, or None if there is no job with this id."""
+    """Cancel a job. If the job is running, only mark it, and notify the client that runs it. A job
+    that has ended does not change. Return its row, or None if there is no job with this id."""
     return _get_first_row(await _fetch_rows(connection, "job_cancel", schema, id=job_id))
 
 

@@ -80,7 +80,7 @@ class ReportingClient(NamedTuple):
     is_stopping: bool
     report: LeaseReport | None
     """The last report. None: the client has not reported yet, or it cannot report, because its
-    riverpy version or the table of clients is too old."""
+    riverpy version is too old, or the table of clients was too old when the client started."""
 
 
 async def client_list_lease_reports(

@@ -46,8 +46,8 @@ async def move_times_of_periodic_jobs(
 async def get_time_until_next_periodic_run(
     connection: Transaction, schema: str | None, ids: Sequence[str]
 ) -> timedelta | None:
-    """Return the time until the first of these periodic jobs has its next run. Return None if no
-    next run is stored."""
+    """Return the time until the first of these periodic jobs has its next run. Paused periodic jobs
+    are left out. Return None if no next run is stored."""
     text = await get_query(_SQL_FILE, "find_next_periodic_run", schema).fetchval(
         connection, ids=list(ids)
     )

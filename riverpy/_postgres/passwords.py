@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     """The user's function, async or not. It returns the password for one new connection."""
 
 HANGING_CALLS_MAX = 20
-"""The maximum number of running calls of a password function that is not async. Each call has a
-thread. While there are so many, the next call fails."""
+"""The maximum number of threads in which a password function runs at once. While there are so many,
+the next call that needs a thread fails."""
 
 
 class PasswordError(ConnectionError):

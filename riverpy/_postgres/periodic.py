@@ -227,7 +227,7 @@ async def periodic_list_unused(
     limit: int,
 ) -> list[str]:
     """Return up to `limit` ids of periodic jobs that no client has used for `unused_for`, sorted.
-    The list starts after `after_id`. Ids in `used_ids` are left out."""
+    The list starts after `after_id`. Paused periodic jobs and ids in `used_ids` are left out."""
     rows = await get_query(_SQL_FILE, "periodic_unused", schema).fetch(
         connection, used=used_ids, age=unused_for, after=after_id, limit=limit
     )
@@ -237,8 +237,8 @@ async def periodic_list_unused(
 async def periodic_delete_unused(
     connection: Transaction, schema: str | None, *, ids: Sequence[str], unused_for: timedelta
 ) -> set[str]:
-    """Delete the rows with these ids that no client has used for `unused_for`. Locked rows are left
-    out. Return the ids of the deleted rows."""
+    """Delete the rows with these ids that no client has used for `unused_for`. Paused and locked
+    rows are left out. Return the ids of the deleted rows."""
     rows = await get_query(_SQL_FILE, "periodic_delete_unused", schema).fetch(
         connection, age=unused_for, id=ids
     )

@@ -80,8 +80,9 @@ async def queue_list_unused(
 async def queue_delete_unused(
     connection: Transaction, schema: str | None, *, names: Sequence[str], unused_for: timedelta
 ) -> set[str]:
-    """Delete the rows of the queues in `names` that no client has used for `unused_for`. Locked
-    rows are left out. Return the names of the deleted queues."""
+    """Delete the rows of the queues in `names` that no client has used for `unused_for`. Paused
+    queues, queues with metadata and locked rows are left out. Return the names of the deleted
+    queues."""
     rows = await get_query(_SQL_FILE, "queue_delete_unused", schema).fetch(
         connection, names=names, age=unused_for
     )

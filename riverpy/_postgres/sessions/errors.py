@@ -63,8 +63,8 @@ def make_encoding_error(error: UnicodeEncodeError) -> ArgsError:
 
 
 def make_asyncpg_error(error: BaseException, *, is_connection_closed: bool) -> Exception:
-    """Return asyncpg's error for an error of psycopg or SQLAlchemy. It has the same SQLSTATE, text,
-    detail and constraint."""
+    """Return asyncpg's error for an error of psycopg, SQLAlchemy or Django. An error of the server
+    keeps its SQLSTATE, text, detail and constraint."""
     for cause in _iterate_causes(error):
         if isinstance(cause, PostgresError):
             # Make a new error: an error cannot be raised from itself.

@@ -47,8 +47,8 @@ class CallerSession(ABC):
     """The adapter of a connection or session of another library than asyncpg. It has those methods
     of asyncpg's connection that riverpy's statements use.
 
-    Errors of the library are raised as asyncpg's errors with the same SQLSTATE. All statements run
-    in the caller's transaction.
+    Errors of the library are raised as asyncpg's errors with the same SQLSTATE. Statements run in
+    the caller's transaction, except if `commits_by_itself` is True.
     """
 
     library: str
@@ -57,8 +57,8 @@ class CallerSession(ABC):
     """Whether `fetch` blocks the thread until the server has answered. Awaiting such a `fetch` does
     not let other tasks run."""
     commits_by_itself = False
-    """Whether statements are allowed without an open transaction. Then each statement commits by
-    itself."""
+    """Whether no transaction is open, and statements are allowed all the same. Then each statement
+    commits by itself."""
     has_transaction_blocks = False
     """Whether riverpy must use the method `transaction` to begin savepoints and its own
     transactions."""
@@ -100,8 +100,8 @@ class CallerSession(ABC):
         return
 
     def savepoint(self) -> AbstractAsyncContextManager[object]:
-        """Return a context manager that runs the caller's code in a savepoint of the library. It is
-        for libraries that must know what a rollback undoes. For other libraries it does nothing."""
+        """Return a context manager that runs the caller's code in a savepoint of the library, if
+        the library must know what a rollback undoes. Otherwise the context manager does nothing."""
         return nullcontext()
 
     async def begin_nested(self) -> NestedTransaction | None:

@@ -23,8 +23,8 @@ _PYFORMAT_PATTERN = re.compile(r"\$(\d+)|%")
 
 @lru_cache(maxsize=CACHED_STATEMENTS_MAX)
 def to_pyformat(statement: str) -> str:
-    """Return a statement in the format of psycopg2: with the parameters `%(p1)s`, `%(p2)s`, …
-    instead of `$1`, `$2`, …"""
+    """Return a statement in Python's format `pyformat` (PEP 249): with the parameters `%(p1)s`,
+    `%(p2)s`, … instead of `$1`, `$2`, …"""
 
     def replace(match: re.Match[str]) -> str:
         return f"%(p{match[1]})s" if match[1] else "%%"

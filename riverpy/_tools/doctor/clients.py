@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from riverpy._tools.reads import ClientRow, DefaultDomainLeader
 
 JOB_RELEASE_TIMEOUT = 60.0
-"""A leader releases the jobs of a dead client within this many seconds. A client is dead if it has
-written no heartbeat for `dead_after`."""
+"""When a client has written no heartbeat for `dead_after`, it is dead. A leader releases its jobs
+within this many seconds after that."""
 _START_WORKER_FIX = "start a worker: riverpy worker MODULE:ATTR"
 
 

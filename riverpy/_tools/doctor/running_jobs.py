@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 async def check_long_running_jobs(snapshot: DatabaseSnapshot) -> list[Finding]:
     """Report jobs of live clients that run for longer than `stuck_after`. doctor cannot use the
-    timeouts of jobs, because the database does not have them."""
+    timeouts of jobs, because the database does not have them. The check `clients` reports the jobs
+    of dead clients, and the check `stuck` reports jobs that run after their cancellation."""
     rows = await snapshot.running_job_groups()
     total = sum(row.job_count for row in rows)
     text = format_count(total, "job", limit=RUNNING_JOBS_MAX)
