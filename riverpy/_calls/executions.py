@@ -376,7 +376,7 @@ class ExecutionMethods(ClientMethods):
 
     async def _release_claim(self, claim: Claim) -> None:
         """Release a claim, so that another call can run the function. If the release fails, the
-        claim ends when it expires."""
+        claim stays until it expires. A claim of `run_at_most_once` never expires."""
         try:
             with anyio.fail_after(CLAIM_RELEASE_TIMEOUT):
                 async with self._transaction(None) as connection:

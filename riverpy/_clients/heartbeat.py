@@ -118,7 +118,7 @@ class HeartbeatWriter:
         self._interval = self._dead_after / HEARTBEATS_WITHIN_DEAD_AFTER
         self._timeout = max(self._dead_after * WRITE_TIMEOUT_SHARE_OF_DEAD_AFTER, WRITE_TIMEOUT_MIN)
         self._claims_allowed_event = asyncio.Event()
-        """Set when a successful heartbeat allows the client to claim jobs again."""
+        """Set when the client may claim jobs again."""
         self._last_heartbeat_at = -math.inf
         """The start time of the last successful heartbeat, by `Timer.seconds_since_boot`."""
         self._contact_started_at = 0.0
