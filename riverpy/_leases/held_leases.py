@@ -180,7 +180,7 @@ class LeaseRenewer:
 
     @property
     def _seconds_until_first_stop(self) -> float:
-        """Seconds until the work under the first of the held leases must stop. Infinity: no lease
+        """The shortest time until work under a held lease must stop, in seconds. Infinity: no lease
         is held."""
         return min((lease.seconds_until_stop for lease in self._active_leases), default=math.inf)
 

@@ -126,8 +126,8 @@ async def connect_for_maintenance(
 
 
 class ConnectionOutageTracker:
-    """Logs the start and the end of an outage. It starts when the first connection of a client or
-    lease manager is lost, and ends when all of its connections work again."""
+    """Logs the start and the end of an outage. It starts when the first of the connections that
+    share this tracker is lost, and ends when all of them work again."""
 
     def __init__(self, *, outage_effect: str = OUTAGE_EFFECT_TEXT, **log_keys: str) -> None:
         """Create the tracker. Each log event has `log_keys`. The event of a loss also has the key
@@ -235,8 +235,7 @@ class DedicatedConnection:
         Args:
             name: the name of the connection in the log.
             connect: makes a connection.
-            outage_tracker: logs the outages of this connection and of others of the same client or
-                lease manager.
+            outage_tracker: logs the outages of all connections that share it.
             through_pooler: whether the connection leads to a pooler. Then it has no
                 `statement_timeout`, and riverpy's own timeout of a statement does not mean that the
                 connection is lost.

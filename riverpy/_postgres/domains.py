@@ -97,8 +97,8 @@ class QueueOwnerStatus(NamedTuple):
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the leader of `default` maintains the queue now, because no client of the domain
-        has written a heartbeat for ten minutes."""
+        """Whether no client of the domain has written a heartbeat for ten minutes, so that the
+        leader of `default` maintains the queue."""
         return self.seconds_since_heartbeat >= DOMAIN_ORPHANED_AFTER_SECONDS
 
 
