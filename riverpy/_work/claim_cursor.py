@@ -48,8 +48,8 @@ cursor may skip the job."""
 COMPARED_CLAIM_DURATIONS_MAX = 64
 """The number of the last claims of single queues whose durations are compared."""
 CLAIM_DURATION_TOLERANCE_FACTOR = 1.5
-"""Claiming each queue alone counts as fast enough if it takes, in total, less than one claim of all
-queues times this factor."""
+"""Claims of each queue alone count as no longer than one claim of all queues if they take in total
+less than the duration of this claim times this factor."""
 JOB_PRIORITIES = range(1, 5)
 _get_claim_order_key = itemgetter(JobColumn.PRIORITY, JobColumn.SCHEDULED_AT, JobColumn.ID)
 

@@ -2,7 +2,7 @@
 
 The supervisor is the parent process of the server. Each client of the server holds a shared lock on
 `clients.lock`. The kernel releases the lock when the client process ends, even after `kill -9`.
-When no client holds the lock, the supervisor stops the server. The holder is a process that only
+When no process holds the lock, the supervisor stops the server. The holder is a process that only
 holds this lock. It keeps the server running after the command that started the server has ended.
 
 Both processes run this file by its path in an isolated interpreter. This file imports only the
@@ -11,7 +11,8 @@ standard library, so a broken environment cannot stop them.
 Files in the directory of a server, and when a process holds a lock on them:
 
     start.lock       exclusive: while a process starts, stops or removes the server
-    clients.lock     shared: by each client; exclusive: while the supervisor checks for clients
+    clients.lock     shared: by each client and by the holder;
+                     exclusive: while the supervisor checks for clients
     supervisor.lock  exclusive: while the supervisor runs
     holder.lock      exclusive: while the holder runs
     data/            the cluster, renamed to this name when initdb has finished
