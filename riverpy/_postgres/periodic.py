@@ -212,8 +212,7 @@ async def periodic_store_last_runs(
 async def periodic_mark_used(
     connection: Transaction, schema: str | None, ids: Sequence[str]
 ) -> None:
-    """Store that clients use the rows with these ids now. Unused rows are deleted after some
-    time."""
+    """Store that the rows with these ids are in use now. Unused rows are deleted later."""
     await get_query(_SQL_FILE, "periodic_mark_used", schema).execute(connection, id=ids)
 
 

@@ -114,7 +114,7 @@ class DoctorOptions:
     stuck_after: timedelta = STUCK_JOB_AGE_DEFAULT
     """A job that runs for longer than this is reported."""
     max_lag: timedelta = QUEUE_LAG_MAX_DEFAULT
-    """A job that has been due for longer than this is reported."""
+    """A queue that clients work is reported if its oldest due job has waited for this time."""
     max_lag_age: timedelta = LEASE_LAG_AGE_MAX_DEFAULT
     """A lease is reported if its holder has not handled an item that is older than this."""
     program: WorkerProgram | None = None
