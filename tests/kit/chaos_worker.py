@@ -163,13 +163,13 @@ async def parent(job: riverpy.Job[Parent]) -> None:
 async def pool_exhausting(job: riverpy.Job[PoolExhausting]) -> None:
     """Take every connection of the client's pool."""
     with Attempt(job):
-        async with AsyncExitStack() as held:
-            with anyio.move_on_after(job.args.seconds):
-                try:
+        try:
+            async with AsyncExitStack() as held:
+                with anyio.move_on_after(job.args.seconds):
                     while True:
                         await held.enter_async_context(pooled._get_open_pool().acquire())
-                except DATABASE_ERRORS as error:
-                    raise RuntimeError(f"{PLANNED}: no connection, {error}") from error
+        except DATABASE_ERRORS as error:  # a lost connection also fails when it is released
+            raise RuntimeError(f"{PLANNED}: no connection, {error}") from error
 
 
 async def _record_stored(events: riverpy.Subscription) -> None:
