@@ -182,10 +182,12 @@ def is_server_statement_timeout(error: BaseException) -> bool:
 def is_certain_rollback(error: BaseException) -> bool:
     """Whether the error proves that the statement changed nothing: asyncpg could not encode a
     value, or the server reported an error and kept the session open."""
-    if isinstance(error, asyncpg.PostgresError):
-        severity: str | None = getattr(error, "severity_en", None)
-        return severity == "ERROR" and _get_sqlstate_class(error) != "08"
-    return isinstance(error, asyncpg.DataError)
+    if not isinstance(error, asyncpg.PostgresError):
+        return False
+    severity: str | None = getattr(error, "severity_en", None)
+    if severity is None:  # an error of asyncpg itself
+        return isinstance(error, asyncpg.DataError)
+    return severity == "ERROR" and _get_sqlstate_class(error) != "08"
 
 
 def is_connection_loss(error: BaseException) -> bool:

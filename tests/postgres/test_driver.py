@@ -1,4 +1,4 @@
-"""What asyncpg asks the server about types."""
+"""What asyncpg asks the server about types, and what its errors mean."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ import pytest
 from riverpy import InsertManyParams, Job, JobCancel, PeriodicJob, PeriodicJobs, every
 from riverpy._lifecycle import StopScope
 from riverpy._maintenance.services import make_domain_services
-from riverpy._postgres.driver import close_connection, connect, describe_error
+from riverpy._postgres.driver import (
+    DATABASE_ERRORS,
+    close_connection,
+    connect,
+    describe_error,
+    is_certain_rollback,
+)
+from tests._database import connected
 from tests.leading.term_context import held_term
 from tests.periodic.enqueuing import enqueuing
 from tests.work.rig import Task
@@ -121,3 +128,22 @@ def test_denied_statement_names_its_grant(denied: str, grant: str) -> None:
     """The description of a refused statement says which GRANT the role lacks."""
     error = asyncpg.InsufficientPrivilegeError(f"permission denied for {denied}")
     assert grant in describe_error(error)
+
+
+@pytest.mark.parametrize(
+    ("sql", "value", "expected"),
+    [
+        ("SELECT $1::int", "no number", True),
+        ("SELECT 1 / $1::int", 0, True),
+        ("SELECT pg_terminate_backend(pg_backend_pid()), $1::int", 1, False),
+    ],
+    ids=["asyncpg cannot encode", "server refuses", "session ends"],
+)
+async def test_certain_rollback(database_url: str, sql: str, value: object, expected: bool) -> None:
+    """An error proves that nothing was stored if the statement was not sent, or if the server
+    refused it. An ended session proves nothing."""
+    async with connected(database_url) as connection:
+        with pytest.raises(DATABASE_ERRORS) as caught:
+            await connection.fetch(sql, value)
+        assert is_certain_rollback(caught.value) is expected
+        connection.terminate()
