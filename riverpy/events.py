@@ -167,7 +167,7 @@ class LeadershipChange(msgspec.Struct, frozen=True):
     is_leader: bool
     """Whether the client is the leader now."""
     leader_id: str
-    """The id of the client that became leader, or is no longer leader."""
+    """The id of the client that became leader, is no longer leader, or has not been leader."""
     elected_at: datetime | None = None
     """The time at which the client became leader (the start of its term), by the server's clock;
     None: the client has not been leader."""

@@ -53,8 +53,9 @@ class UniqueOpts(msgspec.Struct, frozen=True, kw_only=True):
     by_queue: bool = False
     """Compare the queue. Default False."""
     by_state: Sequence[JobState] | None = None
-    """The states in which an existing job makes a new job a duplicate. They must include available,
-    pending, running and scheduled. Default: all states except cancelled and discarded."""
+    """The states in which this job keeps its unique key after its insert. In these states, a later
+    job with the same key is a duplicate of it. They must include available, pending, running and
+    scheduled. Default: all states except cancelled and discarded."""
     exclude_kind: bool = False
     """Compare with jobs of all kinds, not only with jobs of the same kind. Requires by_args,
     by_queue or by_period. Default False."""
@@ -102,8 +103,8 @@ class InsertOpts(msgspec.Struct, frozen=True, kw_only=True):
     Otherwise the wait may return up to a second later. The worker sends one notification for each
     batch of such jobs. `insert_and_wait` sets this option. Default False."""
     pending: bool = False
-    """Insert the job as `pending`. It does not run until another program makes it available.
-    Default False. An args class cannot set it."""
+    """Insert the job as `pending`. It does not run until its state is changed, for example with
+    `job_retry`. Default False. An args class cannot set it."""
     priority: int | None = None
     """The priority, 1 (worked first) to 4 (worked last). Default 1."""
     queue: str | None = None
@@ -163,4 +164,4 @@ class InsertResult(msgspec.Struct, frozen=True):
     earlier job in the batch."""
     is_replaced: bool = False
     """Whether the existing job was changed, because `replace` was set and the job was waiting. If
-    this is False for a duplicate, `job.state` shows why."""
+    this is False although `replace` was set, `job.state` shows why."""

@@ -25,7 +25,7 @@ class JobFilters(TypedDict, total=False):
     values if it has one of them; for `tags_all` it must have all of them.
 
     The server uses an index for `ids`, `kinds`, `states` (also with `queues` and `priorities`),
-    `metadata` and `args`. If none of these is set, the server may read the whole table.
+    `metadata` and `args`. If only other filters are set, the server may read the whole table.
     """
 
     ids: Sequence[int]

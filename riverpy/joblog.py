@@ -55,11 +55,11 @@ class JobLog:
 
         Args:
             max_bytes: the maximum number of bytes that are stored for one attempt, from 1 byte to
-                2 MiB. Only the first bytes are stored, and the last line tells how many are
-                missing. Default 2 MiB.
+                2 MiB. If there are more, only the first bytes are stored, and the last line
+                contains the number of missing bytes. Default 2 MiB.
             level: the lowest level that is stored, as a number or name of the module `logging`.
-                Default INFO. The root logger drops records below its own level first, which is
-                WARNING by default.
+                Default INFO. For records of the module `logging`, the level of the root logger
+                counts too: it is WARNING by default.
 
         Raises:
             ConfigError: a value is not valid.

@@ -132,8 +132,8 @@ class Migrator:
     Args:
         database: a URL, an asyncpg pool, or an asyncpg connection that is in no transaction. None:
             the environment variables `PG…` of PostgreSQL.
-        schema: the schema of River's tables, which must exist. None means the first schema of the
-            search path.
+        schema: the schema of River's tables, which must exist. None: the schema in the search path
+            that has River's tables or, if none has them, the first schema.
         line: the migration line: `main` for River's tables, `riverpy` for riverpy's own tables. See
             `migrate_all` for both.
         lock_timeout: how long a migration waits for a table that another transaction has locked.

@@ -201,7 +201,8 @@ class PeriodicJobs:
         Raises:
             ConfigError: another periodic job has this id.
             UnknownJobKindError: the client may not insert jobs of this kind, because it has no
-                worker for the kind. This is checked only if `PeriodicJob.kind` is not None.
+                worker for the kind. This is checked only if the args, or the return annotation of
+                the constructor, name the kind.
         """
         (job_id,) = self.add_many([job])
         return job_id
@@ -297,8 +298,8 @@ class PeriodicJobState(msgspec.Struct, frozen=True, kw_only=True):
     paused_at: datetime | None
     """The time at which the periodic job was paused; None: it is not paused."""
     run_requested_at: datetime | None
-    """The time of the first call of `periodic_run` for which the leader has not inserted a job yet.
-    None: there is no such call."""
+    """The time of the first request for an additional run, by `periodic_run` or `run_on_start`, for
+    which the leader has not inserted a job yet. None: there is no such request."""
 
 
 class PeriodicJobsStart(msgspec.Struct, frozen=True, kw_only=True):

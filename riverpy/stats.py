@@ -121,16 +121,16 @@ class SingletonStats(msgspec.Struct, frozen=True):
     """How often the function has started in this client."""
     failures: int
     losses: int
-    """How often this client lost the lease, or ended the term because another client requested the
-    lease."""
+    """How often this client lost the lease, or ended the term because a release of the lease was
+    requested."""
     waited: float | None
     """Seconds that the client waited before the last start of the function; None: the function has
     not started."""
     standby: bool = False
     """Whether this client waits for the lease, and would acquire it if it were free."""
     valid_for: float | None = None
-    """Seconds until the held lease expires if it is not renewed; None: this client does not hold
-    it."""
+    """Seconds for which this client may still act under the lease if it is not renewed, i.e. until
+    shortly before the lease expires; None: this client does not hold it."""
     lag: LeaseLag | None = None
     """The last report of the function with `Lease.report_lag` since the lease was acquired; None:
     there is no report."""

@@ -192,8 +192,9 @@ class StepMethods:
         transaction. After a rollback, the next attempt continues from the state that was stored
         before.
 
-        With an async session as `tx`, await the call. With a blocking session, which a step may use
-        in a thread, do not await it: the call returns when the state is stored.
+        Without `tx`, or with an async session as `tx`, await the call. With a blocking session,
+        which a step may use in a thread, do not await it: the call returns when the state is
+        stored.
 
         Args:
             tx: the transaction in which the running step writes its data.

@@ -24,7 +24,9 @@ async def make_client() -> Client:
     """Return the client that `manage.py riverpy worker` runs.
 
     If `RIVERPY["WORKERS"]` names a client, that client is returned. If it names workers, a new
-    client with these workers is returned. Workers for Django's tasks are added in both cases.
+    client with these workers is returned. If it is not set, a new client for Django's tasks is
+    returned. Workers for Django's tasks are added in all cases, except to a client that has no
+    workers.
 
     Raises:
         ConfigError: there are no workers and no tasks.

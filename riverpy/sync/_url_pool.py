@@ -82,7 +82,7 @@ class UrlDatabase(BlockingDatabase):
         call of the client opens a connection."""
 
     def open(self) -> None:
-        """Open one connection, so that a wrong URL raises an error now and not in the first call.
+        """Open one connection, so that errors appear now and not in the first call.
 
         Raises:
             ClientStateError: this process has already opened the pool.
@@ -220,5 +220,6 @@ def _make_connect_options(url: str, *, through_pooler: bool) -> dict[str, Any]:
 
 
 def _escape_option(value: str) -> str:
-    """Escape spaces and backslashes in the value of a setting, for libpq's `options`."""
+    """Escape white space and backslashes in the value of a setting, because white space separates
+    the settings in libpq's `options`."""
     return "".join(rf"\{character}" if character in " \\\t" else character for character in value)

@@ -54,8 +54,9 @@ class Client(BlockingWaitMethods):
     """A River client for code that is not async. It inserts jobs, and changes jobs and queues, but
     does not work jobs: `riverpy worker` does.
 
-    The methods have the same names, arguments and results as those of `riverpy.Client`. Each call
-    blocks the thread until the server has answered. Threads may share a client.
+    The methods have the same names, arguments and results as those of `riverpy.Client`, whose
+    documentation applies too. Each call blocks the thread until the server has answered. Threads
+    may share a client.
 
     Most calls take `tx=`: your connection or session, in a transaction. Their effect is visible to
     others when you commit the transaction. A call without `tx` runs in its own transaction on the

@@ -191,8 +191,8 @@ class SessionTurns:
 
     @asynccontextmanager
     async def hold_turn(self) -> AsyncGenerator[None]:
-        """Return a context manager that holds a turn for a call of a client. During the turn, no
-        other task uses the connection."""
+        """Return a context manager that holds a turn for a call of a client. Other tasks wait until
+        the turn has ended, but at most `TURN_TIMEOUT` seconds."""
         if not self.is_free():
             await self.wait_until_free()
         turn = self.begin_turn(None)

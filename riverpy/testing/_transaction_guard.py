@@ -59,8 +59,8 @@ class TransactionGuard:
         return nullcontext()
 
     async def end(self, *, has_failed: bool, error: BaseException | None) -> None:
-        """Release the savepoint or, if the code of the job has aborted the transaction, roll back
-        to it.
+        """If the code of the job has aborted the transaction, roll back to the savepoint. This
+        undoes what the code did.
 
         Args:
             has_failed: whether the attempt failed. If it did not fail, an aborted transaction is an

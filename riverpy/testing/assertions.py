@@ -112,7 +112,7 @@ def require_inserted(
         expected: an args class, args, or an `ExpectedJob` that `expect_job` returned.
         tx: a connection or session as for an insert, an asyncpg pool, or an open client.
         schema: the schema of River's tables. Default None: the schema of the client or, without a
-            client, of the search path.
+            client, the first schema in the search path that has River's tables.
         expectations: the other keyword arguments are those of `expect_job`: options such as
             `queue`, and fields of the args.
 

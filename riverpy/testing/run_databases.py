@@ -51,7 +51,8 @@ that, their sessions are ended."""
 
 
 class UnusableServerError(DatabaseError):
-    """The server for the tests does not answer, or the role does not have the necessary rights."""
+    """The server for the tests does not answer, or refuses a statement that the tests need, for
+    example because the role does not have the necessary rights."""
 
 
 @contextmanager
@@ -208,7 +209,7 @@ class RunDatabases:
 
     def empty_tables(self) -> None:
         """Empty the tables of this process's database, except tables that have rows in the template
-        database. If a session has locked such a table for longer than 2 seconds, end the session.
+        database. If a lock of another session blocks this for 2 seconds, end the session.
 
         Raises:
             TransactionError: a session had to be ended, or cannot be ended. The error text

@@ -1,8 +1,8 @@
 """Tools for web applications: `lifespan` opens a client, `client` and `litestar_client` pass it to
 requests, `events` and `event_stream` send events to browsers, and `dashboard` shows jobs.
 
-`import riverpy.web` imports no framework. A function that needs a framework imports it when the
-function is first used.
+`import riverpy.web` imports no framework. A framework is imported when a program first accesses a
+name that needs it, such as `riverpy.web.dashboard`.
 """
 
 from __future__ import annotations

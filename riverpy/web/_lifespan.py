@@ -58,9 +58,8 @@ def lifespan(
         work: whether to work jobs in the process of the web server. Default False. When the
             application stops, running jobs may continue for `Config.soft_stop_timeout`. If riverpy
             itself has a fault, the web server stops as after SIGTERM, and the lifespan raises the
-            error.
-            If no server handles SIGTERM in this process, as in a test, the lifespan raises the
-            error at once.
+            error. If no server handles SIGTERM in this process, as in a test, the lifespan raises
+            the error at once.
         inner: the application's own lifespan, a function with `@asynccontextmanager`. The state
             that it yields is passed on.
 
