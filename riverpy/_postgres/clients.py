@@ -276,8 +276,8 @@ async def client_delete_dead_without_jobs(
 
 
 async def election_get_status(connection: Transaction, schema: str | None) -> ElectionStatus:
-    """Return which client is the leader of `default`, and whether a riverpy client of any domain
-    takes part in leader election."""
+    """Return which client is the leader of `default`, and whether a riverpy client of
+    `default` takes part in leader election."""
     row = await get_query(_SQL_FILE, "election_status", schema).fetchrow(connection)
     assert row is not None  # noqa: S101 (the statement always returns a row)
     return ElectionStatus(*row)

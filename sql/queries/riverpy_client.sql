@@ -100,8 +100,8 @@ where client_id = @client_id::text
 
 
 -- name: election_status
--- The leader, whether it is a riverpy client, and whether a riverpy client with a recent heartbeat by the server's
--- clock takes part in leader election.
+-- The leader, whether it is a riverpy client, and whether a riverpy client of `default` with a recent heartbeat by the
+-- server's clock takes part in leader election. The column `domain` may be missing before its migration.
 select
   leader.leader_id,
   to_char(/* finite */ (leader.elected_at) at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as elected_at,
@@ -110,6 +110,7 @@ select
     select from /* schema */ riverpy_client as client
     where candidate and heartbeat_at between now() - dead_after and now() + dead_after
       and coalesce(to_jsonb(client) ->> 'state', '') <> 'stopping'
+      and coalesce(to_jsonb(client) ->> 'domain', 'default') = 'default'
   ) as has_candidate
 from (select) as always
 left join /* schema */ river_leader as leader on leader.name = 'default' and leader.expires_at >= now();
