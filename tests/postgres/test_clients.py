@@ -88,9 +88,9 @@ async def test_candidates_of_default(schema: Schema) -> None:
     Before the migration that adds domains, all clients are of `default`."""
     await schema.execute(REGISTER)
     async with schema.connected() as connection, connection.transaction():
-        assert (await election_get_status(connection, schema.name)).has_candidate
+        assert (await election_get_status(connection, schema.name)).has_riverpy_candidate
         await connection.execute("UPDATE riverpy_client SET domain = 'mail'")
-        assert not (await election_get_status(connection, schema.name)).has_candidate
+        assert not (await election_get_status(connection, schema.name)).has_riverpy_candidate
         await connection.execute("ALTER TABLE riverpy_client RENAME COLUMN domain TO other")
-        assert (await election_get_status(connection, schema.name)).has_candidate
+        assert (await election_get_status(connection, schema.name)).has_riverpy_candidate
         await connection.execute("ALTER TABLE riverpy_client RENAME COLUMN other TO domain")
