@@ -129,8 +129,8 @@ class TransactionError(RiverError):
     """A transaction cannot be used for this call. The error text has the reason.
 
     Examples: the connection given as `tx` is closed, aborted or not in a transaction. Or a function
-    of the caller ended the transaction that riverpy had opened. Or a call on leases, or a fence (a
-    check that a lease is still held), does not allow this transaction.
+    of the caller ended the transaction. Or a call on leases, or a fence (a check that a lease is
+    still held), does not allow this transaction.
     """
 
 

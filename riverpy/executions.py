@@ -27,7 +27,7 @@ class ExecutionState(Enum):
     For `run_at_most_once`, the client of the other call is alive. For `run_at_least_once`, the
     other call's claim of the key has not expired."""
     UNKNOWN = "unknown"
-    """An earlier call of `run_at_most_once` started, but did not record that the effect is
+    """An earlier call of `run_at_most_once` claimed the key, but did not record that the effect is
     complete. The effect may or may not have happened. This call did nothing, and the function does
     not run again.
 
@@ -45,8 +45,8 @@ class Execution(msgspec.Struct, Generic[ResultT], frozen=True):
     value: ResultT | None = None
     """The value that the function returned; None: the function did not run in this call."""
     claimed_by: str | None = None
-    """The id of the client that claimed the key, i.e. that runs or ran the function; None: not
-    known yet."""
+    """The id of the client whose call claimed the key, to run the function; None: not known
+    yet."""
     claimed_at: datetime | None = None
     """The time at which another call claimed the key, by the server's clock; None: not known, or
     the function ran in this call."""

@@ -107,8 +107,9 @@ class ClientQueues(Mapping[str, QueueConfig]):
     async def add(self, name: str, config: QueueConfig | None = None) -> None:
         """Add a queue. If the client runs, it claims jobs of the queue when this method returns.
 
-        If `Config.leader_domain` is set, the client first claims the queue for this domain, whose
-        leader then maintains it.
+        If `Config.leader_domain` names another domain than `default`, the client first claims the
+        queue for this domain, whose leader then maintains it. With `Config.domain_queues` it claims
+        only the queues of that setting.
 
         Args:
             name: the name of the queue.
