@@ -341,5 +341,5 @@ def _explain_silent_workers(facts: QueueFacts) -> Iterator[Sentence]:
         verb = "sends" if len(facts.silent_workers) == 1 else "send"
         names = format_names(one.client_id for one in facts.silent_workers)
         running = sum(one.running for one in facts.silent_workers)
-        effect = f" The leader releases their {format_count(running, 'job')}." if running else ""
+        effect = f" The leader rescues their {format_count(running, 'job')}." if running else ""
         yield Sentence("look", f"{number} of this queue {verb} no heartbeat: {names}.{effect}")

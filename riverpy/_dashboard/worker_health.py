@@ -94,9 +94,9 @@ def _explain_silence(worker: WorkerStatus, fleet: FleetStatus) -> Sentence:
     jobs = format_count(worker.running, "job")
     if not has_valid_lease(fleet.leader):
         return Sentence(
-            "act", f"{text} {jobs} of it cannot be released, because there is no leader."
+            "act", f"{text} {jobs} of it cannot be rescued, because there is no leader."
         )
-    return Sentence("look", f"{text} The leader releases its {jobs} for other workers.")
+    return Sentence("look", f"{text} The leader rescues its {jobs} for other workers.")
 
 
 def _describe_use(worker: WorkerStatus) -> str:

@@ -57,7 +57,7 @@ async def test_workers(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
     sentences = {
         "idle": "It runs 0 jobs in 5 slots.",
         "full": "It runs 2 jobs in 2 slots, the longest for 1h30m: no slot is free.",
-        "silent": "No heartbeat for 3h: probably dead. The leader releases its 1 job",
+        "silent": "No heartbeat for 3h: probably dead. The leader rescues its 1 job",
         "dead": "No heartbeat for 3h: probably dead. The leader removes it from this list when it "
         "has seen no heartbeat for 10 minutes.",
         "quiet": "No heartbeat for 25m: it stopped without a notice, or cannot reach the database.",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from riverpy._tools.reads import ClientRow, DefaultDomainLeader
 
 JOB_RELEASE_TIMEOUT = 60.0
-"""When a client has written no heartbeat for `dead_after`, it is dead. A leader releases its jobs
+"""When a client has written no heartbeat for `dead_after`, it is dead. A leader rescues its jobs
 within this many seconds after that."""
 _START_WORKER_FIX = "start a worker: riverpy worker MODULE:ATTR"
 
@@ -41,14 +41,14 @@ async def check_clients(snapshot: DatabaseSnapshot) -> list[Finding]:
         for client in clients
     }
     live = await snapshot.live_clients()
-    can_release = _can_jobs_be_released(clients, leader, domains)
+    can_rescue = _can_jobs_be_rescued(clients, leader, domains)
     problems = [_late_heartbeat_finding(one) for one in live if not has_recent_heartbeat(one)]
     for client in clients:
         if not client.is_alive:
             queues = {row.queue for row in running if row.client_id == client.client_id}
-            unreleased = _describe_unreleased_jobs(client, domains, queues)
-            dead = _dead_client_finding(client, jobs[client.client_id], unreleased)
-            if dead.data["running_jobs"] and not unreleased and not can_release:
+            unrescued = _describe_unrescued_jobs(client, domains, queues)
+            dead = _dead_client_finding(client, jobs[client.client_id], unrescued)
+            if dead.data["running_jobs"] and not unrescued and not can_rescue:
                 dead = msgspec.structs.replace(dead, fix=_START_WORKER_FIX)
             problems.append(dead)
     facts = [_client_data(client, jobs[client.client_id]) for client in clients]
@@ -101,10 +101,10 @@ def _late_heartbeat_finding(client: ClientRow) -> Finding:
     )
 
 
-def _can_jobs_be_released(
+def _can_jobs_be_rescued(
     clients: Sequence[ClientRow], leader: DefaultDomainLeader | None, domains: DomainMap | None
 ) -> bool:
-    """Whether the jobs of dead clients can be released, because there is a leader or a client that
+    """Whether the jobs of dead clients can be rescued, because there is a leader or a client that
     can become leader. With several domains, this function cannot know it, and returns True."""
     if domains is not None and domains.non_default_domains:
         return True
@@ -118,10 +118,10 @@ def _can_jobs_be_released(
     )
 
 
-def _describe_unreleased_jobs(
+def _describe_unrescued_jobs(
     client: ClientRow, domains: DomainMap | None, queues: Iterable[str]
 ) -> list[str]:
-    """Return a text for each domain in which no leader releases the jobs of a dead client."""
+    """Return a text for each domain in which no leader rescues the jobs of a dead client."""
     if domains is None or not domains.non_default_domains:
         return []
     is_recent = client.heartbeat_age - client.dead_after < JOB_RELEASE_TIMEOUT
@@ -140,12 +140,12 @@ def _describe_unreleased_jobs(
                 if row.queue in unmaintained
             )
             wait = format_seconds(DOMAIN_ORPHANED_AFTER_SECONDS - silent)
-            text += f" (the leader of default releases them in {wait})"
+            text += f" (the leader of default rescues them in {wait})"
         found.append(text)
     return found
 
 
-def _dead_client_finding(client: ClientRow, job_count: int, unreleased: Sequence[str]) -> Finding:
+def _dead_client_finding(client: ClientRow, job_count: int, unrescued: Sequence[str]) -> Finding:
     text = f"{client.client_id} is dead: it {describe_heartbeat_age(client)}"
     data: dict[str, object] = {
         "client_id": client.client_id,
@@ -157,19 +157,19 @@ def _dead_client_finding(client: ClientRow, job_count: int, unreleased: Sequence
         return warn_finding(text, fix, **data)
     verb = "is" if job_count == 1 else "are"
     text += f". {format_count(job_count, 'job')} that it claimed {verb} still running"
-    if unreleased:
-        text += f". No leader releases {'; '.join(unreleased)}"
-        fix = "start a client of that domain. It releases the jobs: see `domains`"
+    if unrescued:
+        text += f". No leader rescues {'; '.join(unrescued)}"
+        fix = "start a client of that domain. It rescues the jobs: see `domains`"
         return fail_finding(text, fix, **data)
     if client.heartbeat_age - client.dead_after < JOB_RELEASE_TIMEOUT:
         fix = (
-            "wait: a riverpy leader releases the jobs after it has seen no heartbeat for "
+            "wait: a riverpy leader rescues the jobs after it has seen no heartbeat for "
             f"{format_seconds(client.dead_after)}"
         )
         return warn_finding(text, fix, **data)
     return fail_finding(
-        f"{text}, and no leader releases them",
-        "only a leader that is a riverpy client releases them: see `leader` and `domains`. Or "
+        f"{text}, and no leader rescues them",
+        "only a leader that is a riverpy client rescues them: see `leader` and `domains`. Or "
         "start a client with the same id",
         **data,
     )

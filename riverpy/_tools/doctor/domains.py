@@ -150,7 +150,7 @@ def _check_missing_clients(domains: DomainMap, domain: str, pending: PendingWork
         facts.append(f"jobs are due in {format_names(due)}")
     if running:
         number = format_count(sum(running.values()), "running job")
-        facts.append(f"{number} of dead clients in {format_names(running)} are not released")
+        facts.append(f"{number} of dead clients in {format_names(running)} are not rescued")
     if late:
         facts.append(
             f"no other leader inserts its periodic jobs, which are late: {format_names(late)}"

@@ -24,7 +24,7 @@ NO_CANDIDATE_FIX = (
 )
 _START_WORKER_FIX = "start a worker: riverpy worker MODULE:ATTR"
 _NO_LEADER_EFFECT = (
-    "scheduled jobs and retries do not become available, and jobs of dead workers are not released"
+    "scheduled jobs and retries do not become available, and jobs of dead workers are not rescued"
 )
 
 

@@ -104,8 +104,8 @@ async def check_unregistered_clients(snapshot: DatabaseSnapshot) -> list[Finding
     longest = format_seconds(max(row.longest_run_seconds for row in old))
     return [
         warn_finding(
-            f"{text}. Those of kind {kinds} run for up to {longest}. No leader releases them: a "
-            "riverpy leader releases only kinds that it has",
+            f"{text}. Those of kind {kinds} run for up to {longest}. No leader rescues them: a "
+            "riverpy leader rescues only kinds that it has",
             "if their client is gone, register a worker for these kinds in Python, if only a stub "
             "(docs/go.md), or let a Go client that has these kinds become leader",
             **data,

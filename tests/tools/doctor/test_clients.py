@@ -29,7 +29,7 @@ async def test_clock_set_back(schema: Schema, doctor: Doctor) -> None:
 
 async def test_late_and_dead_clients(schema: Schema, doctor: Doctor) -> None:
     """A late client is a warning. A dead client is reported with its running jobs, and that is a
-    failure if no leader releases them (LM-14)."""
+    failure if no leader rescues them (LM-14)."""
     await register(schema, "leader")
     await set_leader(schema, "leader")
     for client_id, silent in (("still", 31), ("empty", 70), ("fresh", 70), ("old", 200)):
@@ -51,7 +51,7 @@ async def test_late_and_dead_clients(schema: Schema, doctor: Doctor) -> None:
     assert "1 job that it claimed is still running" in found["fresh"]["text"]
     assert found["old"]["level"] == "fail"
     assert (
-        "2 jobs that it claimed are still running, and no leader releases them"
+        "2 jobs that it claimed are still running, and no leader rescues them"
         in found["old"]["text"]
     )
     assert report.exit_code == 1
@@ -64,7 +64,7 @@ async def test_late_and_dead_clients(schema: Schema, doctor: Doctor) -> None:
 
 async def test_dead_client_of_a_domain(schema: Schema, doctor: Doctor) -> None:
     """Running jobs of a dead client are a failure at once if the domain of their queue has no
-    leader. The finding says when they will be released."""
+    leader. The finding says when they will be rescued."""
     await register(schema, "leader")
     await set_leader(schema, "leader")
     await register(schema, "gone", domain="mail", queues=("mail",), silent=70)

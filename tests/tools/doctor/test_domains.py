@@ -127,7 +127,7 @@ async def test_domain_without_clients_with_work_left(schema: Schema, doctor: Doc
     await insert_job(schema, "running", client_id="gone", queue="mail", since=100)
     found = (await doctor()).one("domains", "fail")
     assert found["data"]["running"] == {"mail": 1}
-    assert '1 running job of dead clients in "mail" are not released' in found["text"]
+    assert '1 running job of dead clients in "mail" are not rescued' in found["text"]
     await schema.execute(
         "UPDATE riverpy_queue_owner SET last_seen_at = now() - interval '1 h' WHERE queue = 'mail'"
     )

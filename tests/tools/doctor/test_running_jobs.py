@@ -36,7 +36,7 @@ async def test_long_job(schema: Schema, doctor: Doctor) -> None:
 
 async def test_unregistered_clients(schema: Schema, doctor: Doctor) -> None:
     """Running jobs of unregistered clients are counted. Those of an unknown kind that run for
-    more than an hour are a warning, because no leader releases them."""
+    more than an hour are a warning, because no leader rescues them."""
     await register(schema, "alive", kinds=("known",))
     await set_leader(schema, "alive")
     await insert_job(schema, "running", kind="known", client_id="go_1", since=3601)
