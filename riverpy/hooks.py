@@ -41,7 +41,7 @@ Metric: TypeAlias = JobGetAvailableCount | JobGetAvailableDuration
 
 @runtime_checkable
 class HookInsertBegin(Protocol):
-    """A hook that is called before each insert of a job. Middleware runs around it."""
+    """A hook that is called for each job before it is inserted. Middleware runs around it."""
 
     def insert_begin(self, params: JobInsertParams, /) -> Awaitable[None]:
         """Change the values in `params`, or raise an error to refuse all jobs of this insert."""

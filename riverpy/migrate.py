@@ -126,8 +126,8 @@ class Migrator:
     schema.
 
     Each migration runs in its own transaction, which also writes the migration's row in
-    `river_migration`. So an interrupted run can be repeated. Several migrators may run at the same
-    time, because each takes a lock before it runs a migration.
+    `river_migration`. So the next run continues after an interruption. Several migrators may run at
+    the same time, because each takes a lock before it runs a migration.
 
     Args:
         database: a URL, an asyncpg pool, or an asyncpg connection that is in no transaction. None:
@@ -319,9 +319,9 @@ class Migrator:
         """Return one SQL statement for each migration, to run them with another tool, such as
         Alembic. This needs no database.
 
-        Each statement is atomic, and changes nothing if its migration is already applied (or
-        undone). Commit after each statement. A statement waits at most 4 s for a table that another
-        transaction has locked.
+        Each statement is atomic, also without a transaction around it. It changes nothing if its
+        migration is already applied (or undone). Commit after each statement. A statement waits at
+        most 4 s for a table that another transaction has locked.
 
         Args, Raises: as `sql`.
         """

@@ -43,7 +43,7 @@ class MixedSessionsError(TransactionError):
 
 TURN_TIMEOUT = 2.0
 """How long a task waits for the transaction of another task, in seconds. Then it begins its own
-transaction, because the other task may be waiting for this task."""
+transaction, although the two overlap, because the other task may be waiting for this task."""
 
 _READ_ONLY_KEYWORDS = frozenset({"select", "savepoint", "release", "rollback", "set", "show"})
 
