@@ -298,8 +298,9 @@ class PeriodicJobState(msgspec.Struct, frozen=True, kw_only=True):
     paused_at: datetime | None
     """The time at which the periodic job was paused; None: it is not paused."""
     run_requested_at: datetime | None
-    """The time of the first request for an additional run, by `periodic_run` or `run_on_start`, for
-    which the leader has not inserted a job yet. None: there is no such request."""
+    """The time at which `periodic_run` or `run_on_start` requested an additional run whose job the
+    leader has not inserted yet. Further calls of `periodic_run` do not change it. None: there is no
+    such request."""
 
 
 class PeriodicJobsStart(msgspec.Struct, frozen=True, kw_only=True):
