@@ -102,6 +102,22 @@ async def describe_cancelling_job(site: Site, run: CancellingJob) -> Sentence:
     return Sentence("look", text, link, name if link else "")
 
 
+async def describe_running_job(site: Site, job: JobRow, now: datetime) -> Sentence | None:
+    """Return a sentence about a job that runs although it was cancelled or has timed out. Return
+    None for any other job."""
+    run = as_cancelling_job(job, now)
+    if run is not None:
+        return await describe_cancelling_job(site, run)
+    if get_stored_state(job) != JobState.RUNNING or not job.attempted_by:
+        return None
+    client_id = job.attempted_by[-1]
+    stuck_jobs = await read_stuck_jobs(site, await site.statuses.read())
+    if not any((one.id, one.client_id) == (job.id, client_id) for one in stuck_jobs):
+        return None
+    text = describe_ignored_cancellation(job.id, job.kind, client_id)
+    return Sentence("look", text, make_worker_path(client_id), f"Worker {client_id}")
+
+
 async def read_cancelling_job(site: Site, job_id: int) -> CancellingJob | None:
     """Read a job and return its CancellingJob. Return None if the job does not run, or its
     cancellation was not requested."""

@@ -319,6 +319,44 @@ async def test_cancelled_runs(
         assert answer.url.path == "/jobs"
 
 
+async def test_job_that_timed_out_still_runs(
+    schema: Schema, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page of a job that ignores its timeout says so, also if no user requested a cancellation.
+    A job that runs in another worker now is not meant."""
+    monkeypatch.setattr(status_cache, "STATUS_AGE_MAX", 0.0)
+    monkeypatch.setattr(status_cache, "STATUS_PAUSE_FACTOR", 0.0)
+    columns = {"attempted_by": "array['w']", "attempted_at": "now()"}
+    job_id = await insert_job(schema, "running", **columns)
+    await insert_client(schema, "w", slots="array[5]", stuck=f"array[{job_id}]")
+    text = f"Job {job_id} (k) ignores its cancellation. Restart worker w"
+    async with Browser(dashboard(client)) as browser:
+        assert text in await browser.see(f"/jobs/{job_id}")
+        await schema.execute("UPDATE river_job SET attempted_by = array['w', 'other']")
+        assert text not in await browser.see(f"/jobs/{job_id}")
+
+
+async def test_retry_of_a_completed_job(schema: Schema, client: Client) -> None:
+    """A retry of a completed job repeats its effects, so it needs a confirmation, on the page of
+    the job and in the list of completed jobs. That of a discarded job needs none."""
+    ids = [await insert_job(schema, state) for state in ("completed", "completed", "discarded")]
+    async with Browser(dashboard(client)) as browser:
+        for job_id, path in zip(ids, (f"/jobs/{ids[0]}", "/jobs?state=completed"), strict=False):
+            page = await browser.see(path)
+            state = re.search(r'name="state" value="(\w+)"', page)
+            assert state is not None
+            change = {"id": job_id, "back": path, "action": "retry", "state": state[1]}
+            question = await browser.submit(page, "/jobs/change", **change)
+            assert f"Retry completed job {job_id}?" in question.text
+            assert (await client.job_get(job_id)).state == "completed"
+            await browser.submit(page, "/jobs/change", **change, confirmed="yes")
+            assert (await client.job_get(job_id)).state == "available"
+        page = await browser.see(f"/jobs/{ids[2]}")
+        change = {"id": ids[2], "back": "/jobs", "action": "retry", "state": "discarded"}
+        await browser.submit(page, "/jobs/change", **change)
+        assert (await client.job_get(ids[2])).state == "available"
+
+
 async def test_access(schema: Schema, client: Client) -> None:
     """`authorize` decides who may see and change jobs. A change needs the right to it, a request of
     the same site, and the token of the page. Without `authorize`, only the own machine is

@@ -314,11 +314,32 @@ async def test_windows(schema: Schema) -> None:
         assert await page.locator("details").get_attribute("open") is None
 
 
-async def follow(url: str, text: str, arrived: anyio.Event) -> None:
-    """Read the stream of home, and set the event when the text arrives."""
+async def test_aim(schema: Schema) -> None:
+    """While the pointer is over a button, an update does not put another button there. The update
+    follows when the pointer leaves."""
+    await insert_queue(schema, "mail")
+    async with serving_dashboard(schema) as url, opening_page(width=1280) as page:
+        await page.goto(f"{url}/queues")
+        await page.get_by_role("button", name="Pause the queue mail").hover()
+        await insert_queue(schema, "another")
+        async with anyio.create_task_group() as tasks:
+            arrived = anyio.Event()
+            tasks.start_soon(follow, url, "another", arrived, "/queues")
+            await arrived.wait()
+            tasks.cancel_scope.cancel()
+        await page.wait_for_timeout(1500)  # longer than the page waits before it shows an update
+        await expect(page.get_by_text("another")).to_have_count(0, timeout=1)
+        await page.mouse.move(0, 0)
+        await page.get_by_text("another").first.wait_for()
+
+
+async def follow(url: str, text: str, arrived: anyio.Event, path: str = "/") -> None:
+    """Read the stream of a page, and set the event when the text arrives."""
     port = int(url.rpartition(":")[2])
     async with await anyio.connect_tcp("127.0.0.1", port) as stream:
-        await stream.send(f"GET /live?path=/ HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n".encode())
+        await stream.send(
+            f"GET /live?path={path} HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n".encode()
+        )
         received = b""
         while text.encode() not in received:
             received = received[-len(text) :] + await stream.receive()

@@ -26,6 +26,7 @@ from riverpy._log import get_logger
 from riverpy._log_events import DASHBOARD_CHANGED_JOBS
 from riverpy._tools.text import format_job_ids
 from riverpy.errors import ConfigError
+from riverpy.job import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,6 +48,9 @@ _SINGLE_JOB_EFFECT_BY_ACTION: dict[JobAction, str] = {
     "cancel": "It is not worked again. If it runs, its worker is notified.",
     "delete": "It is gone for good.",
 }
+_REPEAT_EFFECT = (
+    "Completed jobs run again. If their code sends mails or charges cards, it does so again."
+)
 
 
 class JobChangeForm(NamedTuple):
@@ -54,20 +58,26 @@ class JobChangeForm(NamedTuple):
 
     action: JobAction
     ids: Sequence[int]
+    are_completed: bool = False
+    """Whether the page of the form showed the jobs as completed."""
 
     def make_question(self) -> ConfirmationQuestion | None:
         """Return the question that the user must confirm. None: the change needs no
         confirmation."""
-        if self.action == "retry" and len(self.ids) == 1:
-            return None
         is_one = len(self.ids) == 1
-        which = f"job {self.ids[0]}" if is_one else f"these {len(self.ids):,} jobs"
+        is_repeated = self.action == "retry" and self.are_completed
+        if self.action == "retry" and is_one and not is_repeated:
+            return None
+        effects = _SINGLE_JOB_EFFECT_BY_ACTION if is_one else EFFECT_BY_ACTION
+        jobs = "completed job" if is_repeated else "job"
         return ConfirmationQuestion(
-            f"{self.action.capitalize()} {which}?",
-            _SINGLE_JOB_EFFECT_BY_ACTION[self.action] if is_one else EFFECT_BY_ACTION[self.action],
+            f"{self.action.capitalize()} {jobs} {self.ids[0]}?"
+            if is_one
+            else f"{self.action.capitalize()} these {len(self.ids):,} {jobs}s?",
+            _REPEAT_EFFECT if is_repeated else effects[self.action],
             "" if is_one else f"These are {format_job_ids(self.ids)}.",
             "Keep it as it is" if is_one else "Keep them as they are",
-            is_dangerous=self.action == "delete",
+            is_dangerous=self.action == "delete" or is_repeated,
         )
 
 
@@ -89,7 +99,9 @@ def parse_job_change_form(_path_params: Mapping[str, Any], fields: QueryParams) 
             f"A form can name {IDS_PER_CHANGE_MAX:,} jobs at most.",
             "Go back, and choose fewer jobs.",
         )
-    form = JobChangeForm(cast("JobAction", action), sorted({parse_job_id(text) for text in texts}))
+    ids = sorted({parse_job_id(text) for text in texts})
+    are_completed = fields.get("state") == JobState.COMPLETED
+    form = JobChangeForm(cast("JobAction", action), ids, are_completed)
     job_path = f"/jobs/{form.ids[0]}"
     is_page_gone = form.action == "delete" and fields.get(BACK_PATH_FIELD) == job_path
     next_path = "/jobs" if is_page_gone else None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from riverpy._attempt_errors import GO_ZERO_TIME
-from riverpy._dashboard.cancelling_jobs import as_cancelling_job, describe_cancelling_job
+from riverpy._dashboard.cancelling_jobs import describe_running_job
 from riverpy._dashboard.database import open_read_transaction
 from riverpy._dashboard.errors import PageError
 from riverpy._dashboard.job_actions import list_possible_actions
@@ -90,10 +90,9 @@ async def load_job_page(view: PageView) -> Mapping[str, object]:
     except JobDamagedError as error:
         remedy = DAMAGED_JOB_REMEDY
         return {"job_id": job_id, "job": None, "damage": str(error), "remedy": remedy}
-    run = as_cancelling_job(job, now)
     return {
         **_make_job_values(job),
-        "cancelled_run": None if run is None else await describe_cancelling_job(view.site, run),
+        "running_job": await describe_running_job(view.site, job, now),
         "job_id": job_id,
         "now": now,
         "args": view.site.get_visible_args(job),

@@ -129,7 +129,9 @@
     const field = document.activeElement;
     const isTyping =
       field && field.closest("main") && field.matches("input:not([type=checkbox]), select, textarea");
-    return isSelecting || isTyping || live.querySelector("input:checked") !== null;
+    // A button must not become another one under the pointer, between the aim and the click.
+    const isAiming = live.querySelector("button:hover") !== null;
+    return isSelecting || isTyping || isAiming || live.querySelector("input:checked") !== null;
   }
 
   function apply() {
