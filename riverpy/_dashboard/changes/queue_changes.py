@@ -188,12 +188,12 @@ def _make_pause_message(form: QueueChangeForm, before: Queue | None) -> FlashMes
     subject = (
         form.target_text.capitalize() if form.name == ALL_QUEUES else f"The{form.target_text[3:]}"
     )
-    verb = "are" if form.name == ALL_QUEUES else "is"
+    verb, whose = ("are", "their") if form.name == ALL_QUEUES else ("is", "its")
     was_paused = before is not None and before.paused_at is not None
     if form.action == "resume":
         if before is not None and not was_paused:
             return FlashMessage(f"{subject} was not paused.")
-        return FlashMessage(f"{subject} {verb} resumed: workers take its jobs again.")
+        return FlashMessage(f"{subject} {verb} resumed: workers take {whose} jobs again.")
     if before is not None and before.paused_at is not None:
         return FlashMessage(
             f"{subject} has been paused since {format_utc_with_milliseconds(before.paused_at)}."
