@@ -182,12 +182,14 @@ def make_plot_section(
         since = _format_timestamp(steps[unknown].started_at, time_range.time_format)
         more.append(f"Nothing was counted before {since} (UTC). This part is grey.")
     elif steps and unknown:
-        more.append("Nothing was counted in this time.")
+        more.append(f"The counts of {time_range.unit} are shown when it has ended.")
     return PlotSection(
         links=links,
         title=time_range.title,
         unit=time_range.unit,
-        text=_describe_totals(rows, time_range) if steps else "",
+        text=(
+            _describe_totals(rows, time_range, are_counted=unknown < len(steps)) if steps else ""
+        ),
         plots=_make_plots(steps, rows, time_range) if rows else [],
         width=max(len(steps), 1),
         unknown_steps=unknown,
@@ -302,11 +304,12 @@ def _count_unknown_steps(steps: Sequence[StepCounts], time_range: TimeRange) -> 
     return sum(one.started_at + time_range.step_seconds <= since for one in steps)
 
 
-def _describe_totals(rows: Sequence[PlotRow], time_range: TimeRange) -> str:
+def _describe_totals(rows: Sequence[PlotRow], time_range: TimeRange, *, are_counted: bool) -> str:
     counts = [row.counts for row in rows]
     attempts = sum(one.attempts for one in counts)
     if not attempts:
-        return f"{time_range.title}: no attempt ended."
+        what = "no attempt ended" if are_counted else "nothing was counted"
+        return f"{time_range.title}: {what}."
     completed, failed, discarded = (
         sum(values)
         for values in zip(

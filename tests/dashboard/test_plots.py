@@ -72,6 +72,9 @@ def test_shapes() -> None:
         .notes[0]
         .startswith("Nothing was counted")
     )
+    fresh = make_plot_section([step_at(60, 120)], HOUR, [], [])
+    assert fresh.text == "Last hour: nothing was counted."
+    assert fresh.notes == ["The counts of a minute are shown when it has ended."]
     idle = make_plot_section([step_at(60)], HOUR, [], [])
     assert (idle.text, idle.plots) == ("Last hour: no attempt ended.", [])
     now = datetime.fromtimestamp(3600 * 5 + 10, UTC)
