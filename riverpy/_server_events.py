@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import signal
 
+SERVER_STOP_POLL_INTERVAL = 0.5
+"""The interval in seconds at which open streams and long reads check whether the web server is
+stopping."""
+
 
 def encode_server_sent_event(name: str, data: bytes, event_id: str | None = None) -> bytes:
     """Encode one server-sent event. Line ends in the arguments cannot end the event early."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 
 from riverpy._postgres.passwords import make_password_source
-from riverpy._server_events import is_uvicorn_stopping
+from riverpy._server_events import SERVER_STOP_POLL_INTERVAL, is_uvicorn_stopping
 from riverpy._tools.doctor.check_runner import CheckRunner
 from riverpy._tools.doctor.finding import Finding, Level
 from riverpy._tools.doctor.snapshot import DoctorOptions
@@ -26,8 +26,6 @@ far."""
 RUN_PAUSE_FACTOR = 20.0
 """How long the findings of a slow run are used, as a multiple of its duration. So the checks run
 for at most a twentieth of the time."""
-SERVER_STOP_POLL_INTERVAL = 0.5
-"""The interval in seconds at which a run checks whether the web server stops."""
 
 
 class DoctorReport(NamedTuple):

@@ -19,7 +19,11 @@ from starlette.responses import StreamingResponse
 
 from riverpy._dashboard.errors import PageError
 from riverpy._postgres.driver import DATABASE_ERRORS, describe_error
-from riverpy._server_events import encode_server_sent_event, is_uvicorn_stopping
+from riverpy._server_events import (
+    SERVER_STOP_POLL_INTERVAL,
+    encode_server_sent_event,
+    is_uvicorn_stopping,
+)
 from riverpy.errors import RiverError
 
 if TYPE_CHECKING:
@@ -41,8 +45,6 @@ too."""
 STREAM_SECONDS_MAX = 300.0
 """The maximum duration of a stream in seconds. Then the browser connects again, so that its rights
 are checked again."""
-SERVER_STOP_POLL_INTERVAL = 0.5
-"""The interval in seconds at which a stream checks whether the web server stops."""
 RETRY_AFTER_SECONDS = 30
 _AGE_PATTERN = re.compile(rb'(<time datetime="[^"]*")[^>]*>[^<]*')
 _STREAM_HEADERS = {"X-Accel-Buffering": "no"}  # nginx must not buffer events

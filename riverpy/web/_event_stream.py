@@ -17,7 +17,11 @@ from riverpy._fleet.row_reader import WatchClosedError
 from riverpy._fleet.subscription import take_waiting_events
 from riverpy._fleet.watch import get_row_reader
 from riverpy._postgres.jobs import FINAL_STATES
-from riverpy._server_events import encode_server_sent_event, is_uvicorn_stopping
+from riverpy._server_events import (
+    SERVER_STOP_POLL_INTERVAL,
+    encode_server_sent_event,
+    is_uvicorn_stopping,
+)
 from riverpy.errors import ConfigError, NotFoundError
 from riverpy.events import EventKind, FleetEventKind, LeaseEventKind
 
@@ -40,8 +44,6 @@ EVENTS_PER_PART_MAX = 100
 HEARTBEAT_INTERVAL = 15.0
 """If there is no event for this number of seconds, a comment is sent, so that proxies keep the
 connection open."""
-SERVER_STOP_POLL_INTERVAL = 0.5
-"""Seconds between two checks whether the web server is stopping."""
 SENT_OUTPUT_LENGTH_MAX = 1024 * 1024
 """The maximum number of bytes of an output as JSON. A larger output is not sent."""
 _HEARTBEAT = b": heartbeat\n\n"
